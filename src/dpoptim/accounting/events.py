@@ -1,0 +1,115 @@
+"""Privacy events as JSON.
+
+An event says what a mechanism released (`dp_accounting.DpEvent`); plans, checkpoints and the ledger
+keep events, never epsilons, so that a stored run can be evaluated again by a better accountant. Only
+the events that this library charges have a JSON form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import dp_accounting as dp
+
+__all__ = ["event_from_json", "event_to_json"]
+
+
+class _Codec(NamedTuple):
+    """How one field travels: to a JSON value and back."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value!r}")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"expected an integer >= 0, got {value!r}")
+    return int(value)
+
+
+def _encode_all(events: Any) -> list[dict[str, Any]]:
+    return [event_to_json(event) for event in events]
+
+
+def _decode_all(data: Any) -> list[dp.DpEvent]:
+    if not isinstance(data, list):  # the value of a field is wrong, as for a number: ValueError throughout
+        raise ValueError(f"expected a list of events, got {data!r}")
+    return [event_from_json(item) for item in data]
+
+
+def _encode_one(event: Any) -> dict[str, Any]:
+    return event_to_json(event)
+
+
+def _decode_one(data: Any) -> dp.DpEvent:
+    return event_from_json(data)
+
+
+_NUMBER = _Codec(_number, _number)
+_COUNT = _Codec(_count, _count)
+_EVENT = _Codec(_encode_one, _decode_one)
+_EVENTS = _Codec(_encode_all, _decode_all)
+
+# The whole format: the name in JSON, the class, and its fields in the order of its constructor.
+_FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
+    "NoOp": (dp.NoOpDpEvent, {}),
+    "Gaussian": (dp.GaussianDpEvent, {"noise_multiplier": _NUMBER}),
+    "Laplace": (dp.LaplaceDpEvent, {"noise_multiplier": _NUMBER}),
+    "ZCDp": (dp.ZCDpEvent, {"rho": _NUMBER, "xi": _NUMBER}),
+    "PoissonSampled": (dp.PoissonSampledDpEvent, {"sampling_probability": _NUMBER, "event": _EVENT}),
+    "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
+    "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
+}
+_NAME_OF = {cls: name for name, (cls, _) in _FORMAT.items()}
+
+
+def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
+    """The event as a dictionary that `json.dumps` accepts; `event_from_json` gives an equal event back.
+
+    Raises TypeError for an event without a JSON form, and ValueError for a field that is not a finite
+    number (or, for a count, not an integer >= 0).
+    """
+    name = _NAME_OF.get(type(event))
+    if name is None:
+        raise TypeError(
+            f"event: {type(event).__name__} has no JSON form; use one of "
+            + ", ".join(sorted(cls.__name__ for cls in _NAME_OF))
+        )
+    _, fields = _FORMAT[name]
+    return {
+        "type": name,
+        **{field: _apply(codec.encode, getattr(event, field), name, field) for field, codec in fields.items()},
+    }
+
+
+def event_from_json(data: Mapping[str, Any]) -> dp.DpEvent:
+    """The event that `event_to_json` wrote.
+
+    Raises TypeError if `data` is not a mapping or its "type" is unknown, and ValueError for a missing,
+    surplus or malformed field: a stored charge is never guessed at.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"data: expected an event as a JSON object, got {data!r}")
+    name = data.get("type")
+    if not isinstance(name, str) or name not in _FORMAT:
+        raise TypeError(f"data: unknown event type {name!r}; known types are {', '.join(sorted(_FORMAT))}")
+    cls, fields = _FORMAT[name]
+    if data.keys() != {"type", *fields}:
+        raise ValueError(f"data: {name} has the fields {sorted(fields)}, got {sorted(data.keys() - {'type'})}")
+    return cls(**{field: _apply(codec.decode, data[field], name, field) for field, codec in fields.items()})
+
+
+def _apply(convert: Callable[[Any], Any], value: Any, name: str, field: str) -> Any:
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"{name}.{field}: {error}") from None

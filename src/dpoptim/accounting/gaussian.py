@@ -1,0 +1,58 @@
+"""The exact (epsilon, delta) profile of the Gaussian mechanism, and its two inverses.
+
+A mechanism is mu-GDP when it is no easier to attack than N(0, 1) against N(mu, 1). Its exact profile is
+`delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)` (Balle and Wang 2018,
+Theorem 8; Dong, Roth and Su 2022, Corollary 1). Gaussians compose by `mu^2 = sum of mu_t^2`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtri
+
+__all__ = ["gdp_delta", "gdp_epsilon", "gdp_mu"]
+
+_LOG_OF_NOTHING = -1e9  # its exponential is 0; finite, because root finding cannot use an infinity
+
+
+def gdp_delta(mu: float, epsilon: float) -> float:
+    """delta at which mu-GDP gives (epsilon, delta)-DP; `mu` >= 0, `epsilon` >= 0."""
+    if mu == 0:
+        return 0.0
+    return math.exp(_log_delta(mu, epsilon))
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon >= 0 with (epsilon, delta)-DP for a mu-GDP mechanism, rounded up by about 1e-12.
+
+    `mu` >= 0, `delta` in (0, 1).
+    """
+    target = math.log(delta)
+    if mu == 0 or _log_delta(mu, 0.0) <= target:
+        return 0.0
+    # Dropping the subtracted term of the profile gives an epsilon that is certainly enough.
+    enough = mu * (mu / 2 - float(ndtri(delta))) * (1 + 1e-9) + 1e-300
+    root = brentq(lambda epsilon: _log_delta(mu, epsilon) - target, 0.0, enough, xtol=1e-300, rtol=1e-14)
+    # The two terms of the profile cancel to a share of about mu, which limits the root's accuracy.
+    return float(root * (1 + 1e-12 + 1e-14 / mu))
+
+
+def gdp_mu(epsilon: float, delta: float) -> float:
+    """Largest mu for which mu-GDP gives (epsilon, delta)-DP; `epsilon` > 0, `delta` in (0, 1)."""
+    target = math.log(delta)
+    low, high = 1e-12, 1.0
+    while _log_delta(high, epsilon) < target:
+        low, high = high, 2 * high
+    root = brentq(lambda mu: _log_delta(mu, epsilon) - target, low, high, xtol=1e-300, rtol=1e-14)
+    return float(root * (1 - 1e-12))
+
+
+def _log_delta(mu: float, epsilon: float) -> float:
+    """log of the profile, in logarithms because both terms under- or overflow long before delta does."""
+    first = float(log_ndtr(mu / 2 - epsilon / mu))
+    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    if second >= first:  # equal but for rounding: delta is below what float64 can separate
+        return _LOG_OF_NOTHING
+    return first + math.log(-math.expm1(second - first))

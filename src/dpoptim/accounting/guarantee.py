@@ -1,0 +1,133 @@
+"""What a run promised: a privacy guarantee with everything that its meaning depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+__all__ = ["Guarantee", "neighboring_name", "parse_neighboring"]
+
+_RELATIONS = {
+    "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace-one": NeighboringRelation.REPLACE_ONE,
+    "zero-out": NeighboringRelation.REPLACE_SPECIAL,
+}
+_NAMES = {relation: name for name, relation in _RELATIONS.items()}
+
+
+def parse_neighboring(value: str | NeighboringRelation) -> NeighboringRelation:
+    """The neighbouring relation that `value` names, or is.
+
+    * "add-or-remove-one": the data sets differ by the presence of one record;
+    * "replace-one": one record has another value;
+    * "zero-out": one record contributes nothing (`dp_accounting` calls it replace-special).
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(value, NeighboringRelation):
+        return value
+    if isinstance(value, str) and value in _RELATIONS:
+        return _RELATIONS[value]
+    raise ValueError(f"neighboring: expected one of {', '.join(map(repr, _RELATIONS))}, got {value!r}")
+
+
+def neighboring_name(relation: str | NeighboringRelation) -> str:
+    """The name of a relation, as `parse_neighboring` takes it."""
+    return _NAMES[parse_neighboring(relation)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-differential privacy, and what the claim rests on.
+
+    Attributes:
+      epsilon: >= 0; `inf` says that nothing is guaranteed.
+      delta: in [0, 1].
+      neighboring: the relation between data sets; a name is accepted and stored as the relation.
+      accountant: what computed the numbers: "PLD", "RDP", "exact Gaussian", a filter's name.
+      status: "proven", or what is known instead, such as "unproven (counterexample known)".
+      notes: what the reader must know beside the numbers, such as "seeded: not for release".
+      unit: whose data the relation changes: "record", or "user", "document", ...
+
+    `str` rounds epsilon and delta up, and never leaves out a note or a status other than "proven".
+    """
+
+    epsilon: float
+    delta: float
+    neighboring: NeighboringRelation
+    accountant: str
+    status: str = "proven"
+    notes: tuple[str, ...] = ()
+    unit: str = "record"
+
+    def __post_init__(self) -> None:
+        notes: object = self.notes  # what a caller without a type checker may have passed
+        if isinstance(notes, str):
+            raise TypeError(f"notes: expected a tuple of strings, got {notes!r}; write ({notes!r},)")
+        for name, value in {
+            "epsilon": float(self.epsilon),
+            "delta": float(self.delta),
+            "neighboring": parse_neighboring(self.neighboring),
+            "notes": tuple(self.notes),
+        }.items():
+            object.__setattr__(self, name, value)
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon: expected a number >= 0, got {self.epsilon}")
+        if not 0 <= self.delta <= 1:
+            raise ValueError(f"delta: expected a number in [0, 1], got {self.delta}")
+        for name, text in [("accountant", self.accountant), ("status", self.status), ("unit", self.unit)]:
+            _require_text(name, text)
+        for note in self.notes:
+            _require_text("notes", note)
+
+    def __str__(self) -> str:
+        basis = [neighboring_name(self.neighboring), self.accountant]
+        if self.unit != "record":
+            basis.append(f"per {self.unit}")
+        text = f"epsilon={_rounded_up(self.epsilon)} at delta={_trimmed(self.delta)} ({', '.join(basis)})"
+        remarks = ([] if self.status == "proven" else [self.status]) + list(self.notes)
+        return "; ".join([text, *remarks])
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary that strict JSON can hold; `from_json` gives an equal guarantee back."""
+        return {
+            # Strict JSON has no infinity.
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else "inf",
+            "delta": self.delta,
+            "neighboring": neighboring_name(self.neighboring),
+            "accountant": self.accountant,
+            "status": self.status,
+            "notes": list(self.notes),
+            "unit": self.unit,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Guarantee:
+        """The guarantee that `to_json` wrote. Raises ValueError for missing, surplus or wrong entries."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if data.keys() != names:
+            raise ValueError(f"data: a guarantee has the entries {sorted(names)}, got {sorted(data)}")
+        return cls(**data)
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name}: expected a non-empty string, got {value!r}")
+
+
+def _rounded_up(value: float) -> str:
+    """Three significant digits (or all digits before the point), never below `value`."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    # repr, not the binary value: 1e-5 is a hair above its decimal, and would be shown as 1.01e-05.
+    exact = Decimal(repr(value))
+    return f"{exact.quantize(Decimal((0, (1,), min(exact.adjusted() - 2, 0))), rounding=ROUND_CEILING):f}"
+
+
+def _trimmed(value: float) -> str:
+    return f"{float(_rounded_up(value)):g}"
