@@ -1,0 +1,86 @@
+"""How fast is the noise? Millions of normal numbers a second, ours beside torch's and numpy's generators.
+
+    python benchmarks/noise_throughput.py [--size 4194304] [--rounds 15] [--json FILE]
+
+All contenders overwrite (or add to) an array that already exists. They take turns within each round, so
+that a busy machine slows all of them alike; printed are medians over the rounds. Ours is the only
+cryptographic one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dpoptim.noise import KeyStream, add_normal, fill_standard_normal
+
+
+def contenders(size: int, threads: int) -> dict[str, Callable[[], object]]:
+    """Name -> one fill of `size` numbers with `threads` threads (torch.randn on CPU always uses one)."""
+    stream = KeyStream()
+    double = torch.zeros(size, dtype=torch.float64)
+    single = torch.zeros(size, dtype=torch.float32)
+    words = np.empty(size, np.uint64)
+    pieces = np.array_split(double.numpy(), threads)
+    generators = [np.random.Generator(np.random.SFC64()) for _ in pieces]
+    pool = ThreadPoolExecutor(threads)
+
+    def sfc64() -> None:
+        list(pool.map(lambda g, piece: g.standard_normal(out=piece), generators, pieces))
+
+    return {
+        "ours, fill float64": lambda: fill_standard_normal(stream, double, threads=threads),
+        "ours, add to float64": lambda: add_normal(stream, double, 1.0, threads=threads),
+        "ours, add to float32": lambda: add_normal(stream, single, 1.0, threads=threads),
+        "our keystream alone (words, 1 thread)": lambda: stream.words(words),
+        "torch.randn float64": lambda: torch.randn(size, out=double),
+        "torch.randn float32 (no tail beyond 5.77)": lambda: torch.randn(size, out=single),
+        "numpy SFC64 standard_normal": sfc64,
+    }
+
+
+def measure(size: int, threads: int, rounds: int) -> dict[str, float]:
+    """Median millions of numbers a second for every contender."""
+    torch.set_num_threads(threads)
+    seconds: dict[str, list[float]] = {}
+    runs = contenders(size, threads)
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if turn:  # the first turn warms up
+                seconds.setdefault(name, []).append(time.perf_counter() - start)
+    return {name: size / statistics.median(values) / 1e6 for name, values in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=1 << 22, help="numbers in a fill")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    options = parser.parse_args()
+
+    cores = os.cpu_count() or 1
+    table = {threads: measure(options.size, threads, options.rounds) for threads in sorted({1, cores})}
+    print(f"{options.size} numbers, medians of {options.rounds} interleaved rounds, millions a second")
+    print(f"{'':<44}" + "".join(f"{f'{threads} thread(s)':>14}" for threads in table))
+    for name in table[1]:
+        print(f"{name:<44}" + "".join(f"{column[name]:14.0f}" for column in table.values()))
+    if options.json:
+        facts = {"size": options.size, "rounds": options.rounds, "torch": torch.__version__, "cores": cores}
+        facts |= {"machine": platform.machine(), "numpy": np.__version__}
+        options.json.write_text(json.dumps(facts | {"millions_per_second": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

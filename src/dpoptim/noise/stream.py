@@ -1,0 +1,194 @@
+"""Cryptographic randomness: an AES-256-CTR keystream, and the sampling coins made from it.
+
+Noise that anyone can recompute hides nothing. `torch.Generator` on CPU keeps 32 bits of its seed, and
+numpy's generators are built for speed, not secrecy. A `KeyStream` is keyed by the operating system, and
+what it has put out says nothing about what it will put out: telling n words from ideal random ones has an
+advantage of at most n^2 / 2^131 over breaking AES-256 itself (the PRP/PRF switching lemma for n / 2
+blocks: below 2^-49 for 2^41 words).
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+import threading
+from typing import Any, NoReturn, SupportsIndex
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+__all__ = ["BLOCK_WORDS", "KeyStream"]
+
+# Words handled at a time: this block and three more of its size stay in a 1 MiB second-level cache, while
+# the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
+BLOCK_WORDS = 1 << 14
+_ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare keystream
+
+# Forks since the program began; with the process id it says which process is asking. The id alone would
+# not do, because ids are used again; the count alone misses forks made by C code.
+_forks = 0
+_taking_new_key = threading.Lock()
+
+
+def _count_fork() -> None:
+    global _forks, _taking_new_key  # noqa: PLW0603
+    _forks += 1
+    _taking_new_key = threading.Lock()  # the parent's may have been held
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+class KeyStream:
+    """An endless stream of random 64-bit words, secret and never repeated.
+
+    `KeyStream()` takes a fresh 256-bit key from the operating system. `KeyStream.from_seed(seed,
+    purpose)` derives the key from a number, for tests and reproducible runs: whoever knows the number
+    knows the noise, so `seeded` is True and what is drawn is not for release.
+
+    Guarantee
+        The words of one stream, of its branches, and of any other `KeyStream()` are independent and
+        uniform to whoever cannot break AES-256. No call hands out a word twice: the key has no getter, a
+        stream refuses to be pickled or copied (two copies would repeat each other's noise, and a saved
+        key would undo the noise later), and a forked child never continues its parent's stream. In the
+        child a stream keyed by the OS takes a new key; a seeded one raises, because repeating the
+        parent's words would reuse noise and any other words would break the promise that a seed repeats.
+
+    Threads may share a stream (a lock keeps calls apart), but who gets which words is then up to chance;
+    give each thread its own `branch()` where a seed must repeat. Little-endian and big-endian machines
+    read different words.
+    """
+
+    def __init__(self) -> None:
+        self.seeded = False
+        self._start(os.urandom(32), itertools.count(1), 0)
+
+    @classmethod
+    def from_seed(cls, seed: int, purpose: str) -> KeyStream:
+        """A stream that repeats: same `seed` (any integer >= 0), same `purpose`, same words. Not for release.
+
+        `purpose` is what the words are for ("noise", "coins", ...). The key is HKDF-SHA-256 of the seed's
+        decimal digits with the purpose as `info` (RFC 5869), so streams for two purposes are independent.
+
+        Raises TypeError or ValueError naming the argument.
+        """
+        if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
+            raise TypeError(f"seed must be an integer >= 0, got {type(seed).__name__}")
+        if operator.index(seed) < 0:
+            raise ValueError(f"seed must be an integer >= 0, got {seed}")
+        if not isinstance(purpose, str) or not purpose:
+            raise ValueError(f'purpose must be a non-empty string such as "noise", got {purpose!r}')
+        info = b"dpoptim noise stream: " + purpose.encode()
+        key = HKDF(SHA256(), length=32, salt=None, info=info).derive(str(operator.index(seed)).encode())
+        stream = cls.__new__(cls)
+        stream.seeded = True
+        stream._start(key, itertools.count(1), 0)
+        return stream
+
+    def branch(self) -> KeyStream:
+        """A stream of its own, independent of this one and of every other branch, for another thread or task.
+
+        Branches share the key and differ in the upper half of the 128-bit counter block, so no two can
+        meet before one of them has put out 2^65 words. The k-th branch of a seeded stream repeats like
+        the stream itself.
+        """
+        self._check_process()
+        child = type(self).__new__(type(self))
+        child.seeded = self.seeded
+        child._start(self._key, self._branches, next(self._branches))
+        return child
+
+    def words(self, out: NDArray[np.uint64]) -> None:
+        """Overwrite `out` (uint64, C-contiguous, any shape) with the next words of the stream."""
+        if out.dtype != np.uint64 or not out.flags.c_contiguous:
+            raise ValueError(f"out must be a C-contiguous uint64 array, got {out.dtype} with strides {out.strides}")
+        self.fill(out.data)
+
+    def fill(self, buffer: bytearray | memoryview) -> None:
+        """Overwrite a writable, contiguous `buffer` with the next bytes of the stream."""
+        target = memoryview(buffer)
+        if not target.nbytes:
+            return
+        target = target.cast("B")
+        self._check_process()
+        with self._lock:
+            for start in range(0, len(target), len(_ZEROS)):
+                piece = target[start : start + len(_ZEROS)]
+                self._encryptor.update_into(_ZEROS[: len(piece)], piece)
+
+    def coins(self, n: int, probability: float) -> NDArray[np.int64]:
+        """Toss `n` independent coins; return the indices of the heads, sorted (int64, shape (heads,)).
+
+        The streams of the noise and of the coins should be two, so that neither shifts the other. A coin is
+        heads when the upper 53 bits of its word are below floor(probability * 2^53), computed
+        in integers. So heads come up with a probability q' in (probability - 2^-53, probability]: never
+        more often than asked. That is the safe side, because a smaller sampling rate is a mixture of "not
+        sampled" with the larger one, and mixing never costs privacy. 1 means always and 0 never, without
+        a toss.
+
+        Raises ValueError when `n` is negative or `probability` is not in [0, 1].
+        """
+        n = operator.index(n)
+        if n < 0:
+            raise ValueError(f"n must be >= 0 coins, got {n}")
+        if not 0 <= probability <= 1:  # also refuses NaN
+            raise ValueError(f"probability must be in [0, 1], got {probability}")
+        threshold = _threshold(probability)
+        if threshold in (0, 1 << 53):
+            self._check_process()
+            return np.arange(n if threshold else 0, dtype=np.int64)
+        limit = np.uint64(threshold << 11)  # (word >> 11) < threshold, without the shift
+        words = np.empty(min(n, BLOCK_WORDS), np.uint64)
+        heads = [np.empty(0, np.int64)]
+        for start in range(0, n, BLOCK_WORDS):
+            block = words[: n - start]
+            self.words(block)
+            heads.append(np.flatnonzero(block < limit) + start)
+        return np.concatenate(heads)
+
+    def _start(self, key: bytes, branches: itertools.count[int], number: int) -> None:
+        self._lock = threading.Lock()
+        self._key = key
+        self._branches = branches
+        first_block = number.to_bytes(8, "big") + bytes(8)
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(first_block)).encryptor()
+        self._process = (os.getpid(), _forks)
+
+    def _check_process(self) -> None:
+        """Never continue a parent's stream; called before taking the lock, which a fork may have frozen."""
+        if self._process == (os.getpid(), _forks):
+            return
+        if self.seeded:
+            raise RuntimeError(
+                "a seeded KeyStream was used in a forked process, where it would repeat the parent's noise. "
+                'Make one there: KeyStream.from_seed(seed, purpose="noise of worker 1")'
+            )
+        with _taking_new_key:
+            if self._process != (os.getpid(), _forks):
+                self._start(os.urandom(32), itertools.count(1), 0)
+
+    def __repr__(self) -> str:
+        return "<KeyStream seeded: not for release>" if self.seeded else "<KeyStream keyed by the OS>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a KeyStream cannot be pickled or saved: its key would let anyone subtract the noise. "
+            "Make a new KeyStream() after loading; noise drawn after a resume comes from a fresh key"
+        )
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a KeyStream cannot be copied: two copies would put out the same noise. Use branch()")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        self.__copy__()
+
+
+def _threshold(probability: float) -> int:
+    """floor(probability * 2^53), exactly."""
+    numerator, denominator = float(probability).as_integer_ratio()
+    return (numerator << 53) // denominator
