@@ -1,0 +1,104 @@
+"""The books of one backward pass: every layer enters what its per-record gradients are made of.
+
+A booked layer's backward pass returns the gradient of its *input* and nothing for its parameters, so the ordinary
+weight gradients are never computed; what they would have been made of is entered here instead. When autograd has
+finished, the books are closed: the engine turns the entries into norms, factors and one clipped sum.
+
+Entries are filed by autograd's graph task, so a backward pass that dies leaves nothing that a later one could count.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contributions import Contribution
+from dpoptim.gradients.layers.rule import LayerRule
+
+OUTSIDE_BACKWARD = -1
+
+
+@dataclass
+class Entry:
+    """One use of a layer: how many records it saw, and what its parameters' gradients are made of."""
+
+    layer: str
+    module: nn.Module
+    records: int
+    contributions: Callable[[], Mapping[str, Contribution]]
+
+
+@dataclass
+class Pass:
+    """The entries of one backward pass, and the parameters that autograd reached in it."""
+
+    entries: list[Entry] = field(default_factory=list)
+    reached: set[int] = field(default_factory=set)  # id of the parameter
+
+
+class Books:
+    """Files entries by backward pass and hands the finished pass to ``close``."""
+
+    def __init__(self, close: Callable[[Pass], None]) -> None:
+        self._close = close
+        self._task = OUTSIDE_BACKWARD
+        self._pass = Pass()
+
+    def current(self) -> Pass:
+        """The pass that autograd is in; opens it on its first entry."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            # Whatever an earlier, interrupted pass left behind goes with it.
+            self._task, self._pass = task, Pass()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        return self._pass
+
+    def _finish(self) -> None:
+        finished, self._pass, self._task = self._pass, Pass(), OUTSIDE_BACKWARD
+        self._close(finished)
+
+    def enter(self, entry: Entry) -> None:
+        self.current().entries.append(entry)
+
+    def reached(self, parameter: nn.Parameter) -> None:
+        self.current().reached.add(id(parameter))
+
+
+def refuse_nested_backward(layer: str, forward_task: int) -> None:
+    """A graph that was built inside a backward pass and is differentiated there has books of its own: refuse it."""
+    if forward_task != OUTSIDE_BACKWARD:
+        raise PrivacyError(
+            f"layer {layer!r} ran its forward pass inside a backward pass and was differentiated there "
+            "(reentrant checkpointing): its records would be clipped piece by piece. "
+            "Fix: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+        )
+
+
+class BookedLayer(torch.autograd.Function):
+    """A layer with a rule. Inputs: books, rule, module, its name, x, and the parameters (for the graph's edges)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, books: Books, rule: LayerRule, module: nn.Module, name: str, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        output, saved = rule.forward(module, x)
+        ctx.save_for_backward(*saved)
+        ctx.books, ctx.rule, ctx.module, ctx.name = books, rule, module, name
+        ctx.parameters = len(parameters)
+        ctx.forward_task = torch._C._current_graph_task_id()
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_nested_backward(ctx.name, ctx.forward_task)
+        saved, rule, module = ctx.saved_tensors, ctx.rule, ctx.module
+        ctx.books.enter(
+            Entry(ctx.name, module, g.shape[0], lambda: rule.contributions(module, saved, g)),
+        )
+        x_gradient = rule.input_gradient(module, saved, g) if ctx.needs_input_grad[4] else None
+        return (None, None, None, None, x_gradient, *[None] * ctx.parameters)

@@ -1,0 +1,113 @@
+"""nn.Conv1d and nn.Conv2d: the per-record weight gradient is a product of unfolded patches and output gradients."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contributions import Contribution, Direct, Outer, blocks
+
+Convolution = nn.Conv1d | nn.Conv2d
+
+
+def two_axes(values: Sequence[int], filler: int) -> tuple[int, int]:
+    """A 1-D setting as a 2-D one: a 1-D convolution is a 2-D one over images of height 1."""
+    return (filler, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def patches(x: Tensor, module: Convolution) -> Tensor:
+    """Unfold (b, C, [H,] W) into (b, positions, C * kernel entries), in the order of the flattened weight."""
+    image = x[:, :, None] if x.dim() == 3 else x
+    columns = F.unfold(
+        image,
+        kernel_size=two_axes(module.kernel_size, 1),
+        dilation=two_axes(module.dilation, 1),
+        padding=two_axes(padding_inside(module), 0),
+        stride=two_axes(module.stride, 1),
+    )
+    return columns.transpose(1, 2)
+
+
+def padding_outside(module: Convolution) -> bool:
+    """Whether the padding is done before the layer: other values than zero, or 'same', which may be lopsided."""
+    return module.padding_mode != "zeros" or isinstance(module.padding, str)
+
+
+def padding_inside(module: Convolution) -> tuple[int, ...]:
+    if padding_outside(module) or isinstance(module.padding, str):
+        return (0,) * len(module.kernel_size)
+    return tuple(module.padding)
+
+
+class ConvolutionRule:
+    def check(self, module: nn.Module, name: str) -> None:
+        pass
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        assert isinstance(module, Convolution)
+        if x.dim() != len(module.kernel_size) + 2:
+            raise PrivacyError(
+                f"layer {name!r} ({type(module).__name__}) got an input of shape {tuple(x.shape)} without a "
+                "record axis. Fix: keep the batch axis first, e.g. x[None] for a single record."
+            )
+        if padding_outside(module):
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            return F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+        return x
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        assert isinstance(module, Convolution)
+        convolve = F.conv1d if isinstance(module, nn.Conv1d) else F.conv2d
+        output = convolve(
+            x,
+            module.weight,
+            module.bias,
+            module.stride,
+            padding_inside(module),
+            module.dilation,
+            module.groups,
+        )
+        return output, (x, module.weight)
+
+    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+        assert isinstance(module, Convolution)
+        x, weight = saved
+        axes = len(module.kernel_size)
+        return torch.ops.aten.convolution_backward(
+            g,
+            x,
+            weight,
+            None,
+            module.stride,
+            padding_inside(module),
+            module.dilation,
+            False,
+            [0] * axes,
+            module.groups,
+            [True, False, False],
+        )[0]
+
+    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        assert isinstance(module, Convolution)
+        x, left = saved[0], g.flatten(2)  # (B, p, T)
+        weight: Contribution
+        if module.groups == 1:
+            features = module.weight[0].numel()
+            weight = Outer(left.transpose(1, 2), x, features, partial(patches, module=module))
+        else:
+            weight = Direct(self._grouped(module, x, left))
+        return {"weight": weight, "bias": Direct(left.sum(2))}
+
+    def _grouped(self, module: Convolution, x: Tensor, left: Tensor) -> Tensor:
+        """Per-record weight gradients of a grouped convolution, shape (B, *weight.shape)."""
+        B, p, T = left.shape
+        G = module.groups
+        features = module.weight[0].numel()
+        stored = left.new_empty(B, G, p // G, features)
+        for part in blocks(B, T * features * G):
+            right = patches(x[part], module).unflatten(2, (G, features)).transpose(1, 2)  # (b, G, T, features)
+            torch.matmul(left[part].unflatten(1, (G, p // G)), right, out=stored[part])
+        return stored.view(B, *module.weight.shape)

@@ -1,0 +1,38 @@
+"""nn.Linear with any number of axes between the records and the features."""
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contributions import Contribution, Direct, Outer
+
+
+class LinearRule:
+    def check(self, module: nn.Module, name: str) -> None:
+        pass
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        if x.dim() < 2:
+            raise PrivacyError(
+                f"layer {name!r} (Linear) got an input of shape {tuple(x.shape)} without a record axis. "
+                "Fix: keep the batch axis first, e.g. x[None] for a single record."
+            )
+        return x
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        assert isinstance(module, nn.Linear)
+        return F.linear(x, module.weight, module.bias), (x, module.weight)
+
+    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+        return g @ saved[1]
+
+    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        assert isinstance(module, nn.Linear)
+        B = g.shape[0]
+        # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
+        positions = g[0].numel() // module.out_features if B else 1
+        left = g.reshape(B, positions, module.out_features)
+        right = saved[0].reshape(B, positions, module.in_features)
+        return {"weight": Outer(left, right, module.in_features), "bias": Direct(left.sum(1))}

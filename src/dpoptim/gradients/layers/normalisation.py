@@ -1,0 +1,117 @@
+"""LayerNorm, RMSNorm and GroupNorm: each record is normalised by itself, so its gradient is a sum over positions."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contributions import Contribution, Direct
+
+
+def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
+    if x.dim() < axes:
+        raise PrivacyError(
+            f"layer {name!r} ({kind}) got an input of shape {tuple(x.shape)} without a record axis. "
+            "Fix: keep the batch axis first, e.g. x[None] for a single record."
+        )
+
+
+def sum_positions(values: Tensor, kept_axes: int) -> Tensor:
+    """Sum (B, positions..., kept...) over the positions: shape (B, kept...)."""
+    middle = tuple(range(1, values.dim() - kept_axes))
+    return values.sum(middle) if middle else values
+
+
+class LayerNormRule:
+    def check(self, module: nn.Module, name: str) -> None:
+        pass
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        assert isinstance(module, nn.LayerNorm)
+        refuse_unbatched(name, "LayerNorm", x, len(module.normalized_shape) + 1)
+        return x
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        assert isinstance(module, nn.LayerNorm)
+        output, mean, rstd = torch.native_layer_norm(x, module.normalized_shape, module.weight, module.bias, module.eps)
+        return output, (x, mean, rstd, module.weight)
+
+    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+        assert isinstance(module, nn.LayerNorm)
+        x, mean, rstd, weight = saved
+        return torch.ops.aten.native_layer_norm_backward(
+            g, x, module.normalized_shape, mean, rstd, weight, None, [True, False, False]
+        )[0]
+
+    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        assert isinstance(module, nn.LayerNorm)
+        x, mean, rstd, _ = saved
+        kept = len(module.normalized_shape)
+        return {
+            "weight": Direct(sum_positions((x - mean) * rstd * g, kept)),
+            "bias": Direct(sum_positions(g, kept)),
+        }
+
+
+class RMSNormRule:
+    def check(self, module: nn.Module, name: str) -> None:
+        pass
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        assert isinstance(module, nn.RMSNorm)
+        refuse_unbatched(name, "RMSNorm", x, len(module.normalized_shape) + 1)
+        return x
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        assert isinstance(module, nn.RMSNorm)
+        eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
+        axes = tuple(range(-len(module.normalized_shape), 0))
+        rstd = (x.square().mean(axes, keepdim=True) + eps).rsqrt()
+        return x * rstd * module.weight, (x, rstd, module.weight)
+
+    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+        assert isinstance(module, nn.RMSNorm)
+        x, rstd, weight = saved
+        axes = tuple(range(-len(module.normalized_shape), 0))
+        scaled, normalised = g * weight, x * rstd
+        return rstd * (scaled - normalised * (scaled * normalised).mean(axes, keepdim=True))
+
+    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        assert isinstance(module, nn.RMSNorm)
+        x, rstd, _ = saved
+        return {"weight": Direct(sum_positions(x * rstd * g, len(module.normalized_shape)))}
+
+
+class GroupNormRule:
+    def check(self, module: nn.Module, name: str) -> None:
+        pass
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        refuse_unbatched(name, "GroupNorm", x, 2)
+        return x.contiguous()
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        assert isinstance(module, nn.GroupNorm)
+        B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel() if x.shape[0] else 1
+        output, mean, rstd = torch.native_group_norm(
+            x, module.weight, module.bias, B, C, positions, module.num_groups, module.eps
+        )
+        return output, (x, mean, rstd, module.weight)
+
+    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+        assert isinstance(module, nn.GroupNorm)
+        x, mean, rstd, weight = saved
+        B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel()
+        return torch.ops.aten.native_group_norm_backward(
+            g.contiguous(), x, mean, rstd, weight, B, C, positions, module.num_groups, [True, False, False]
+        )[0]
+
+    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        assert isinstance(module, nn.GroupNorm)
+        x, mean, rstd, _ = saved
+        B, C, G = x.shape[0], x.shape[1], module.num_groups
+        grouped = x.reshape(B, G, -1)
+        normalised = ((grouped - mean[:, :, None]) * rstd[:, :, None]).reshape(B, C, -1)
+        g = g.reshape(B, C, -1)
+        return {"weight": Direct((normalised * g).sum(2)), "bias": Direct(g.sum(2))}

@@ -1,0 +1,36 @@
+"""What the books need to know about a layer: its forward pass, its input's gradient, its parameters' gradients."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from dpoptim.gradients.contributions import Contribution
+
+
+class LayerRule(Protocol):
+    """How a layer with one input and one output takes part in book-keeping. Stateless: one instance serves all."""
+
+    def check(self, module: nn.Module, name: str) -> None:
+        """Raise `PrivacyError` if the module's options cannot be clipped record by record."""
+        ...
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        """Bring the input to the form that `forward` takes, by differentiable operations; refuse unbatched input.
+
+        Args:
+            rows: records in the model's current input, where known.
+        """
+        ...
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The layer's output and the tensors to save. Runs without autograd."""
+        ...
+
+    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor | None:
+        """Gradient with respect to ``x``, given the output's gradient ``g``."""
+        ...
+
+    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        """The per-record gradients of the parameters, by their names in the module."""
+        ...

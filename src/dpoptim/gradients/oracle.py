@@ -1,0 +1,59 @@
+"""The slow truth: per-record gradients from micro-batches of one, to hold the engine against."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients.contributions import Norms
+from dpoptim.gradients.engine import NORM_INFLATION, Engine, Reduction
+from dpoptim.gradients.products import margin
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> list[Tensor]:
+    """Gradient of each record's loss in a batch of its own: one tensor a parameter, shape (B, *parameter)."""
+    parameters = list(trainable(model).values())
+    rows = []
+    for record in records:
+        gradients = torch.autograd.grad(loss(model, record), parameters, allow_unused=True)
+        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)])
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
+    """The sums that the engine should give: float64, the parameters' shapes; records that are not finite left out."""
+    squared = torch.stack([g.double().flatten(1).square().sum(1) for g in gradients]).sum(0)
+    dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
+    factors = clipping.factors(Norms(squared, squared), margin=margin(dtype, capacity), inflation=NORM_INFLATION)
+    kept = factors > 0
+    return [torch.einsum("i,i...->...", factors[kept], g[kept].double()) for g in gradients]
+
+
+def engine_sums(
+    model: nn.Module, loss: Loss, batch: Any, rows: int, clipping: Clipping, reduction: Reduction
+) -> list[Tensor]:
+    """What the engine makes of one backward pass over the whole batch."""
+    engine = Engine(model, clipping, capacity=rows, reduction=reduction)
+    engine.attach()
+    try:
+        engine.deliver(rows)
+        loss(model, batch).backward()
+        return engine.take()
+    finally:
+        engine.detach()
+
+
+def worst_mismatch(names: Iterable[str], ours: list[Tensor], truth: list[Tensor]) -> tuple[str, float]:
+    """The parameter whose sums differ most, and by how much (Euclidean)."""
+    distances = {name: float((a - b).norm()) for name, a, b in zip(names, ours, truth, strict=True)}
+    name = max(distances, key=lambda key: (math.isnan(distances[key]), distances[key]))
+    return name, distances[name]

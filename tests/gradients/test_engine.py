@@ -1,0 +1,93 @@
+"""The engine gives what whole-model vmap(grad) gives, for every layer, reduction, clipping rule, shape and dtype."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpoptim.clipping import Clipping
+from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
+
+ROWS = 8  # unlike every other axis of the cases
+
+
+def problem(case: Case, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = case.build().to(dtype)
+    return model, *case.inputs(ROWS, dtype)
+
+
+def median_norm(gradients: list[torch.Tensor]) -> float:
+    return float(torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt().median())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("style", ["flat", "automatic"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_whole_model_vmap(case: Case, reduction: str, style: str, dtype: torch.dtype) -> None:
+    model, x, target = problem(case, dtype)
+    truth = vmap_gradients(model, x, target)
+    clipping = Clipping(median_norm(truth), style)  # half of the records are clipped
+    expected = clipped(truth, clipping, ROWS)
+    # Norms of the Gram form are bounds from above, a few roundings higher than the norm itself.
+    tolerance = joint_norm(expected) * (3e-5 if dtype == torch.float32 else 1e-7)
+    for pieces in (1, 3):
+        sums = by_engine(model, x, target, clipping, capacity=ROWS, reduction=reduction, pieces=pieces)
+        assert all(s.dtype == torch.float64 for s in sums)
+        assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= tolerance
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_infinite_clip_norm_gives_the_plain_gradient(case: Case) -> None:
+    model, x, target = problem(case, torch.float32)
+    plain = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
+    sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-6 * joint_norm(list(plain))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_detaching_restores_the_model(case: Case) -> None:
+    model, x, target = problem(case, torch.float32)
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    keys, kind = list(model.state_dict()), type(model)
+    by_engine(model, x, target, Clipping(1.0), capacity=ROWS)
+    assert list(model.state_dict()) == keys
+    assert type(model) is kind
+    for name, module in model.named_modules():
+        assert "forward" not in vars(module)
+        assert vars(module).keys() == before[name].keys()
+        assert not module._forward_pre_hooks
+    assert all(not p._backward_hooks for p in model.parameters())
+
+
+def test_frozen_parameters_stay_out() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+    model[0].weight.requires_grad_(False)
+    model[2].requires_grad_(False)
+    x, target = torch.randn(ROWS, 7), torch.randn(ROWS)
+    expected = clipped(vmap_gradients(model, x, target), Clipping(0.1), ROWS)
+    sums = by_engine(model, x, target, Clipping(0.1), capacity=ROWS)
+    assert [tuple(s.shape) for s in sums] == [(5,)]
+    assert joint_norm([sums[0] - expected[0]]) < 1e-6
+
+
+def test_a_large_batch_goes_through_short_products_and_float64() -> None:
+    """Capacity decides how a product is cut; the answer does not depend on it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, target = torch.randn(700, 7), torch.randn(700)
+    for capacity in (700, 20_000):  # chunks of rows; float64 from the start
+        expected = clipped(vmap_gradients(model, x, target), Clipping(0.5), capacity)
+        sums = by_engine(model, x, target, Clipping(0.5), capacity=capacity)
+        assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(expected)
+
+
+def test_rows_beyond_capacity_are_summed_in_float64() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(7, 5)
+    x, target = torch.randn(300, 7), torch.randn(300)
+    expected = clipped(vmap_gradients(model, x, target), Clipping(0.5), 16)
+    sums = by_engine(model, x, target, Clipping(0.5), capacity=16, pieces=3)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(expected)

@@ -1,0 +1,267 @@
+"""Whatever would escape clipping is refused, by a message that names the place and the fix."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Engine
+from support import Positions, by_engine
+
+ROWS = 6
+
+
+def attached(model: nn.Module, rows: int = ROWS) -> Engine:
+    engine = Engine(model, Clipping(1.0), capacity=rows)
+    engine.attach()
+    engine.deliver(rows)
+    return engine
+
+
+class FunctionalSecondUse(nn.Module):
+    """Uses its layer's weight twice, the second time behind the layer's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.layer(x)), 100 * self.layer.weight)
+
+
+class FunctionalOnly(FunctionalSecondUse):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.layer.weight)
+
+
+@pytest.mark.parametrize("kind", [FunctionalSecondUse, FunctionalOnly])
+def test_functional_use_of_a_weight(kind: type[nn.Module]) -> None:
+    model = kind()
+    engine = attached(model)
+    with pytest.raises(PrivacyError, match=r"'layer.weight' was used outside .*Fix: call the module itself"):
+        model(torch.randn(ROWS, 5)).mean().backward()
+    assert all(p.grad is None for p in model.parameters())
+    assert all(float(s.abs().max()) == 0 for s in engine.take())  # nothing of the failed pass was counted
+
+
+def test_weight_penalty_in_the_loss() -> None:
+    model = nn.Linear(5, 3)
+    attached(model)
+    with pytest.raises(PrivacyError, match="apply weight decay in the optimizer"):
+        (model(torch.randn(ROWS, 5)).mean() + model.weight.square().sum()).backward()
+
+
+def test_two_backward_passes_over_the_same_rows() -> None:
+    model = nn.Linear(5, 3)
+    attached(model)
+    x = torch.randn(ROWS, 5)
+    model(x).mean().backward()
+    with pytest.raises(PrivacyError, match="more rows than were delivered"):
+        model(x).mean().backward()
+
+
+def test_more_rows_than_delivered() -> None:
+    model = nn.Linear(5, 3)
+    attached(model)
+    with pytest.raises(PrivacyError, match="more rows than were delivered"):
+        model(torch.randn(2 * ROWS, 5)).mean().backward()
+
+
+def test_disjoint_backward_passes_add_up() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    x = torch.randn(ROWS, 5)
+    engine = attached(model)
+    model(x[:2]).sum(1).mean().backward()
+    model(x[2:]).sum(1).mean().backward()
+    halves = engine.take()
+    engine.deliver(ROWS)
+    model(x).sum(1).mean().backward()
+    for a, b in zip(halves, engine.take(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_differentiating_the_input_alone_is_harmless() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    x = torch.randn(ROWS, 5, requires_grad=True)
+    (plain,) = torch.autograd.grad(model(x).sum(), x)
+    engine = attached(model)
+    (booked,) = torch.autograd.grad(model(x).sum(), x)
+    torch.testing.assert_close(plain, booked)
+    assert all(float(s.abs().max()) == 0 for s in engine.take())
+
+
+def test_gradient_penalty_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    attached(model)
+    x = torch.randn(ROWS, 5, requires_grad=True)
+    (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        g.square().sum().backward()
+
+
+def test_an_interrupted_backward_leaves_nothing() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    x = torch.randn(ROWS, 5)
+    engine = attached(model)
+
+    def fail(g: Tensor) -> Tensor:
+        raise RuntimeError("interrupted")
+
+    hidden = model[0](x)
+    hidden.register_hook(fail)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        model[1](hidden).mean().backward()
+    model(x).sum(1).mean().backward()
+    once = engine.take()
+    engine.deliver(ROWS)
+    model(x).sum(1).mean().backward()
+    for a, b in zip(once, engine.take(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.use_reentrant = use_reentrant
+
+    def inner(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(torch.tanh(self.first(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.use_reentrant is None:
+            return self.last(self.inner(x))
+        return self.last(checkpoint(self.inner, x, use_reentrant=self.use_reentrant))
+
+
+def test_non_reentrant_checkpointing_is_exact() -> None:
+    sums = []
+    x, target = torch.randn(ROWS, 5), torch.randn(ROWS)
+    for reentrant in (None, False):
+        torch.manual_seed(0)
+        sums.append(by_engine(Checkpointed(reentrant), x, target, Clipping(0.1), capacity=ROWS))
+    for a, b in zip(*sums, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_reentrant_checkpointing_is_refused() -> None:
+    model = Checkpointed(True)
+    attached(model)
+    with pytest.raises(PrivacyError, match="use_reentrant=False"):
+        model(torch.randn(ROWS, 5, requires_grad=True)).mean().backward()
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), "'1' .BatchNorm1d.*GroupNorm"),
+        (nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), "'0' .*max_norm"),
+        (nn.Sequential(nn.Embedding(9, 4, sparse=True)), "'0' .*sparse"),
+        (nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True)), "'0' .*scale_grad_by_freq"),
+        (nn.Linear(3, 3).to(torch.bfloat16), "'weight' is torch.bfloat16.*model.float"),
+    ],
+)
+def test_layers_that_cannot_be_clipped(model: nn.Module, named: str) -> None:
+    with pytest.raises(PrivacyError, match=named):
+        attached(model)
+    assert all("forward" not in vars(module) for module in model.modules())  # nothing half attached
+
+
+def test_a_model_without_trainable_parameters() -> None:
+    with pytest.raises(ValueError, match="nothing to train"):
+        Engine(nn.Linear(3, 3).requires_grad_(False), Clipping(1.0), capacity=3)
+
+
+def test_attaching_twice_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 3))
+    attached(model)
+    with pytest.raises(PrivacyError, match="'0' already has a forward pass"):
+        attached(model)
+
+
+def test_unbatched_inputs_name_the_layer() -> None:
+    for layer, shape in ((nn.Linear(5, 3), (5,)), (nn.Conv2d(3, 2, 3), (3, 6, 6)), (nn.LayerNorm(5), (5,))):
+        model = nn.Sequential(layer)
+        attached(model)
+        with pytest.raises(PrivacyError, match="'0' .*without a record axis"):
+            model(torch.randn(shape))
+
+
+class Flattened(nn.Module):
+    """Folds positions into the record axis before one of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).flatten(0, 1)).view(x.shape[0], -1)
+
+
+def test_records_folded_into_positions_name_the_layer() -> None:
+    model = Flattened()
+    attached(model)
+    with pytest.raises(PrivacyError, match="'first' saw 6 rows .* 'second' saw 24"):
+        model(torch.randn(ROWS, 4, 5)).mean().backward()
+
+
+class BarePositions(Positions):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.token(x) + self.position(torch.arange(x.shape[1])))
+
+
+def test_positions_without_a_record_axis_name_the_layer() -> None:
+    model = BarePositions()
+    attached(model)
+    with pytest.raises(PrivacyError, match=r"'position' saw 5 rows.*positions the shape \(1, T\)"):
+        model(torch.zeros(ROWS, 5, dtype=torch.long)).mean().backward()
+
+
+class RandomScale(nn.Module):
+    """A module without a rule that draws random numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x * self.scale, 0.5)
+
+
+def test_a_fallback_with_randomness_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), RandomScale())
+    attached(model)
+    with pytest.raises(PrivacyError, match="module '1' .*make its dropout a layer of its own"):
+        model(torch.randn(ROWS, 5)).mean().backward()
+
+
+def test_a_fallback_whose_output_hides_the_records_is_refused() -> None:
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale).sum(0)
+
+    model = nn.Sequential(nn.Linear(5, 4), Total())
+    attached(model)
+    with pytest.raises(PrivacyError, match="module '1' .*first axis is not the batch"):
+        model(torch.randn(ROWS, 5))
+
+
+def test_evaluation_under_no_grad_touches_nothing() -> None:
+    model = nn.Sequential(nn.Linear(5, 3))
+    x = torch.randn(4, 5)
+    with torch.no_grad():
+        before = model(x)
+    engine = attached(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+    assert all(float(s.abs().max()) == 0 for s in engine.take())

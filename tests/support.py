@@ -1,0 +1,228 @@
+"""What several tests need: the vmap(grad) oracle and small models of every supported layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients.contributions import Norms
+from dpoptim.gradients.engine import NORM_INFLATION, Engine
+from dpoptim.gradients.products import margin
+
+
+def record_loss(output: Tensor, target: Tensor) -> Tensor:
+    """One smooth number per record from outputs of any shape: (B, ...) -> (B,)."""
+    flat = output.flatten(1)
+    weights = torch.linspace(-1, 2, flat.shape[1], dtype=flat.dtype)
+    return (flat * weights).sum(1).tanh() * 3 + 0.1 * (flat - target[:, None]).square().mean(1)
+
+
+def reduced(losses: Tensor, reduction: str) -> Tensor:
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
+    """Per-record gradients of the whole model by torch.func: one tensor a trainable parameter, (B, *shape)."""
+    trainable = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
+        output = torch.func.functional_call(model, parameters, (x[None],))
+        return record_loss(output, target[None])[0]
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(trainable, x, target)
+    return [gradients[k] for k in trainable]
+
+
+def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
+    squared = sum(g.double().flatten(1).square().sum(1) for g in gradients)
+    dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
+    factors = clipping.factors(Norms(squared, squared), margin=margin(dtype, capacity), inflation=NORM_INFLATION)
+    finite = factors > 0
+    return [torch.einsum("i,i...->...", factors[finite], g[finite].double()) for g in gradients]
+
+
+def by_engine(
+    model: nn.Module,
+    x: Tensor,
+    target: Tensor,
+    clipping: Clipping,
+    *,
+    capacity: int,
+    reduction: str = "mean",
+    pieces: int = 1,
+) -> list[Tensor]:
+    """The engine's sums, the batch delivered in ``pieces``."""
+    engine = Engine(model, clipping, capacity=capacity, reduction=reduction)
+    engine.attach()
+    try:
+        for part_x, part_t in zip(x.chunk(pieces), target.chunk(pieces), strict=True):
+            engine.deliver(len(part_x))
+            reduced(record_loss(model(part_x), part_t), reduction).backward()
+        assert all(p.grad is None for p in model.parameters())
+        return engine.take()
+    finally:
+        engine.detach()
+
+
+def joint_norm(tensors: list[Tensor]) -> float:
+    return float(torch.stack([t.double().norm() for t in tensors]).norm())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model and what it eats."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    integers: int = 0  # vocabulary of integer inputs; 0: floats
+
+    def inputs(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        target = torch.randn(rows, dtype=dtype)
+        if self.integers:
+            return torch.randint(0, self.integers, (rows, *self.shape)), target
+        return torch.randn(rows, *self.shape, dtype=dtype), target
+
+
+class Twice(nn.Module):
+    """A layer used twice in one pass."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class Positions(nn.Module):
+    """Token plus position embeddings, positions of shape (1, T) shared by all records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(11, 6), nn.Embedding(9, 6)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.token(x) + self.position(torch.arange(x.shape[1])[None]))
+
+
+class TiedHead(nn.Module):
+    """Embedding and output layer share one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(11, 6)
+        self.middle = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.middle(self.token(x))))
+
+
+class OwnParameter(nn.Module):
+    """A bare parameter, hence the fallback for the whole module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(5) + 0.5)
+        self.inner = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(torch.sin(x * self.scale))
+
+
+class ScaleLayer(nn.Module):
+    """The smallest module without a rule."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(size) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def image_model(layer: nn.Module, channels: int, *, one_axis: bool = False) -> nn.Module:
+    head = nn.Conv1d(channels, 2, 1) if one_axis else nn.Conv2d(channels, 2, 1)
+    return nn.Sequential(layer, nn.Tanh(), head)
+
+
+def sequential(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers)
+
+
+CASES = [
+    Case("linear-2d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (7,)),
+    Case("linear-3d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (4, 7)),
+    Case("linear-4d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (2, 3, 7)),
+    Case("linear-gram", lambda: sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 20)), (3, 40)),
+    Case("linear-no-bias", lambda: sequential(nn.Linear(7, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)), (7,)),
+    Case("conv1d", lambda: image_model(nn.Conv1d(3, 4, 3, padding=1), 4, one_axis=True), (3, 9)),
+    Case(
+        "conv1d-options",
+        lambda: image_model(nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2), 6, one_axis=True),
+        (4, 11),
+    ),
+    Case("conv2d", lambda: image_model(nn.Conv2d(3, 4, 3, padding=1), 4), (3, 6, 7)),
+    Case(
+        "conv2d-options",
+        lambda: image_model(nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), (1, 2), groups=2), 6),
+        (4, 8, 9),
+    ),
+    Case("conv2d-depthwise", lambda: image_model(nn.Conv2d(4, 8, 3, groups=4, bias=False), 8), (4, 6, 6)),
+    Case("conv2d-same", lambda: image_model(nn.Conv2d(3, 4, (4, 3), padding="same"), 4), (3, 6, 7)),
+    Case(
+        "conv2d-reflect",
+        lambda: image_model(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), 4),
+        (3, 6, 7),
+    ),
+    Case(
+        "conv2d-circular",
+        lambda: image_model(nn.Conv2d(3, 4, 3, padding=(1, 2), padding_mode="circular"), 4),
+        (3, 6, 7),
+    ),
+    Case("conv2d-wide", lambda: image_model(nn.Conv2d(20, 24, 3), 24), (20, 4, 4)),
+    Case("embedding-2d", lambda: sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), (), 11),
+    Case("embedding-3d", lambda: sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), (5,), 11),
+    Case("embedding-4d", lambda: sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), (2, 4), 11),
+    Case("layer-norm-2d", lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (7,)),
+    Case("layer-norm-3d", lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (4, 7)),
+    Case(
+        "layer-norm-two-axes",
+        lambda: sequential(nn.Linear(7, 6), nn.LayerNorm((4, 6)), nn.Linear(6, 3)),
+        (4, 7),
+    ),
+    Case("layer-norm-no-bias", lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6, bias=False)), (4, 7)),
+    Case("rms-norm-2d", lambda: sequential(nn.Linear(7, 6), nn.RMSNorm(6), nn.Linear(6, 3)), (7,)),
+    Case("rms-norm-3d", lambda: sequential(nn.Linear(7, 6), nn.RMSNorm(6, eps=1e-3), nn.Linear(6, 3)), (4, 7)),
+    Case("group-norm-2d", lambda: sequential(nn.Linear(7, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)), (7,)),
+    Case("group-norm-4d", lambda: sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6), nn.Tanh()), (3, 6, 7)),
+    Case("shared-linear", lambda: Twice(nn.Linear(6, 6)), (6,)),
+    Case("shared-linear-3d", lambda: Twice(nn.Linear(6, 6)), (4, 6)),
+    Case("shared-conv", lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), (3, 5, 6)),
+    Case("shared-norm", lambda: Twice(nn.LayerNorm(6)), (4, 6)),
+    Case("positions", Positions, (5,), 11),
+    Case("tied-head", TiedHead, (5,), 11),
+    Case("fallback-whole", OwnParameter, (5,)),
+    Case("fallback-3d", lambda: sequential(nn.Linear(7, 6), ScaleLayer(6), nn.Tanh(), nn.Linear(6, 3)), (4, 7)),
+    Case(
+        "fallback-transposed-conv",
+        lambda: sequential(nn.ConvTranspose2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 1)),
+        (3, 5, 6),
+    ),
+    Case("fallback-prelu", lambda: sequential(nn.Linear(7, 6), nn.PReLU(6), nn.Linear(6, 3)), (7,)),
+    Case(
+        "fallback-bilinear-free",
+        lambda: sequential(nn.Linear(7, 6), nn.InstanceNorm1d(4, affine=True)),
+        (4, 7),
+    ),
+]
+
+
+def mean_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
