@@ -1,0 +1,90 @@
+"""What is fixed when a ledger is made: the data set's name, the relation, the budget and its filter."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from dpoptim.accounting.budget import Budget, FilterKind
+from dpoptim.accounting.guarantee import neighboring_name
+
+__all__ = ["LedgerError", "Settings", "Wanted"]
+
+
+class LedgerError(RuntimeError):
+    """The ledger cannot be read, written or used as asked. What it held before, it still holds."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One row, written once. `ledger` is a random id, so that another ledger at the same path is noticed."""
+
+    ledger: str
+    created: str  # UTC, ISO 8601
+    dataset: str
+    neighboring: str
+    epsilon: float | None
+    delta: float | None
+    filter: str
+    renyi_order: float | None
+
+    @property
+    def budget(self) -> Budget | None:
+        """The stored budget with its stored order, which a later version of `filter_order` cannot change."""
+        if self.epsilon is None or self.delta is None:
+            return None
+        if self.filter == "renyi" and self.renyi_order is not None:
+            return Budget(self.epsilon, self.delta, self.neighboring, "renyi", self.renyi_order)
+        if self.filter == "basic":
+            return Budget(self.epsilon, self.delta, self.neighboring, "basic")
+        raise LedgerError(f"unknown budget filter {self.filter!r} in the ledger; upgrade dpoptim")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a caller names when opening a ledger; None means "whatever is stored" or the default.
+
+    Raises ValueError for a value out of range.
+    """
+
+    dataset: str | None
+    epsilon: float | None
+    delta: float | None
+    neighboring: str | None
+    filter: FilterKind | None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError(f"epsilon={self.epsilon}, delta={self.delta}: a budget needs both; give both or neither")
+        if self.filter not in (None, "renyi", "basic"):
+            raise ValueError(f'filter: expected "renyi" or "basic", got {self.filter!r}')
+        if self.dataset is not None and not self.dataset:
+            raise ValueError("dataset: expected a name, got an empty string")
+
+    def as_new(self, *, dataset: str, created: str) -> Settings:
+        """The settings of a new ledger, with defaults for what was not named."""
+        relation = neighboring_name(self.neighboring or "add-or-remove-one")
+        kind = self.filter or "renyi"
+        budget = None
+        if self.epsilon is not None and self.delta is not None:
+            budget = Budget(self.epsilon, self.delta, relation, kind)
+        return Settings(
+            ledger=uuid.uuid4().hex,
+            created=created,
+            dataset=self.dataset or dataset,
+            neighboring=relation,
+            epsilon=None if budget is None else float(budget.epsilon),
+            delta=None if budget is None else float(budget.delta),
+            filter=kind,
+            renyi_order=None if budget is None else budget.order,
+        )
+
+    def require_agreement(self, stored: Settings, where: str) -> None:
+        """LedgerError if something was named that a ledger which exists already was not made with."""
+        for name in ("dataset", "epsilon", "delta", "neighboring", "filter"):
+            wanted, kept = getattr(self, name), getattr(stored, name)
+            if wanted is not None and wanted != kept:
+                raise LedgerError(
+                    f"{where}: this ledger was made with {name}={kept!r}, not {wanted!r}; leave {name} out "
+                    "to use what is stored, or keep another ledger for another data set"
+                )
