@@ -1,0 +1,22 @@
+"""dpoptim: train PyTorch models with differential privacy."""
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.methods import DPSGD
+from dpoptim.plan import Plan
+from dpoptim.training.attach import PrivateTraining, attach
+from dpoptim.training.check import check
+
+__version__ = "0.1.0"
+__all__ = [
+    "DPSGD",
+    "Guarantee",
+    "Ledger",
+    "Plan",
+    "PrivacyError",
+    "PrivateTraining",
+    "SamplesInteractError",
+    "attach",
+    "check",
+]

@@ -1,0 +1,220 @@
+"""Data for the command line: the bundled digits, Fashion-MNIST from its IDX files, and tables from .npz or .csv.
+
+A file that cannot be used is refused here, before any training, by a message for its owner. Nothing here looks at the
+data to choose a setting, except where it says so (`Data.read_off`).
+"""
+
+import csv
+import gzip
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
+FASHION_MNIST_DIRECTORY = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
+IDX_UNSIGNED_BYTE = 0x08
+
+
+@dataclass(frozen=True)
+class Data:
+    """Features (records, ...) and labels 0..classes-1, for training and, where there is one, a hold-out.
+
+    Attributes:
+        public: whether anything computed from the data may be shown (hold-out curves, non-private comparison).
+        read_off: properties of the data that were found by looking at it; they rest on somebody's word.
+    """
+
+    name: str
+    x: Floats
+    y: Labels
+    x_test: Floats | None
+    y_test: Labels | None
+    class_names: tuple[str, ...]
+    public: bool
+    read_off: tuple[str, ...] = field(default=())
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+
+def load_digits(seed: int = 0) -> Data:
+    """scikit-learn's 1,797 handwritten digits (8 x 8), one fifth held out at random by ``seed``."""
+    from sklearn.datasets import load_digits as bundled
+
+    images, labels = bundled(return_X_y=True)
+    x: Floats = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    y: Labels = labels.astype(np.int64)
+    order = np.random.default_rng(seed).permutation(len(x))
+    held_out, rest = order[: len(x) // 5], order[len(x) // 5 :]
+    names = tuple(str(digit) for digit in range(10))
+    return Data("digits", x[rest], y[rest], x[held_out], y[held_out], names, public=True)
+
+
+def load_fashion_mnist(directory: str | Path = FASHION_MNIST_DIRECTORY) -> Data:
+    """Fashion-MNIST (60,000 + 10,000 images of 28 x 28) from its four IDX files, gzipped or not.
+
+    Raises:
+        FileNotFoundError: a file is missing; says which, and how to get it.
+        ValueError: a file is not in the IDX format, or images and labels do not match.
+    """
+    folder = Path(directory)
+    parts: dict[str, tuple[Floats, Labels]] = {}
+    for part, stem in (("train", "train"), ("test", "t10k")):
+        images = read_idx(folder, f"{stem}-images-idx3-ubyte", axes=3)
+        labels = read_idx(folder, f"{stem}-labels-idx1-ubyte", axes=1)
+        if len(images) != len(labels):
+            raise ValueError(f"{folder}: {len(images)} {part} images but {len(labels)} labels; fetch the files again.")
+        if len(labels) == 0 or labels.max() > 9:
+            raise ValueError(f"{folder}: the {part} labels are not 0..9; these are not Fashion-MNIST's files.")
+        x: Floats = images[:, None].astype(np.float32) / np.float32(255)
+        parts[part] = (x, labels.astype(np.int64))
+    names = (
+        "t-shirt",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    )
+    return Data("fashion-mnist", *parts["train"], *parts["test"], names, public=True)
+
+
+def read_idx(folder: Path, stem: str, axes: int) -> NDArray[np.uint8]:
+    """One IDX file of unsigned bytes: magic number, big-endian sizes, entries."""
+    candidates = [folder / f"{stem}.gz", folder / stem]
+    path = next((p for p in candidates if p.is_file()), None)
+    if path is None:
+        raise FileNotFoundError(
+            f"{candidates[0]} does not exist (nor without .gz). Fix: point --data-dir at the folder of Fashion-MNIST's "
+            "four IDX files; on Debian, install the package dataset-fashion-mnist."
+        )
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            content = stream.read()
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); fetch it again.") from None
+    header = 4 + 4 * axes
+    if len(content) < header or content[:4] != bytes([0, 0, IDX_UNSIGNED_BYTE, axes]):
+        raise ValueError(f"{path} is not an IDX file of unsigned bytes with {axes} axes; fetch it again.")
+    sizes = struct.unpack(f">{axes}I", content[4:header])
+    if len(content) - header != int(np.prod(sizes)):
+        raise ValueError(f"{path} should hold {sizes} entries but is cut short; fetch it again.")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
+
+
+def load_table(
+    path: str | Path, target: str | None, *, classes: tuple[str, ...] | None = None, public: bool = False
+) -> Data:
+    """A table of numbers with a label column: ``.csv`` with a header line, or ``.npz`` with arrays.
+
+    Args:
+        path: a .csv file; or a .npz file with an array of features ``x`` (or ``X``) and one of labels.
+        target: the label's column (.csv) or array (.npz; default ``y``).
+        classes: the labels that may occur, in order; public. None: read off the data, and said so.
+        public: the owner declares the data public.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file, the column and the fix. These messages are for the data's owner,
+            before a run; nothing of the data reaches a log of the run.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; --data takes digits, fashion-mnist, a .csv or a .npz file.")
+    if path.suffix == ".csv":
+        x, raw = read_csv(path, target)
+    elif path.suffix == ".npz":
+        x, raw = read_npz(path, target or "y")
+    else:
+        raise ValueError(f"{path}: cannot read {path.suffix or 'a file without ending'}; give a .csv or a .npz file.")
+    if len(x) == 0:
+        raise ValueError(f"{path} has no records.")
+    if not np.isfinite(x).all():
+        row = int(np.argwhere(~np.isfinite(x.reshape(len(x), -1)).all(1))[0, 0])
+        raise ValueError(f"{path}: record {row + 1} has a feature that is NaN or infinite; clean or drop it.")
+    names = classes if classes is not None else tuple(sorted(set(raw.tolist()), key=natural_order))
+    if len(names) < 2:
+        raise ValueError(f"{path}: the label takes fewer than two values; there is nothing to classify.")
+    place = {name: i for i, name in enumerate(names)}
+    unknown = next((i for i, label in enumerate(raw.tolist()) if label not in place), None)
+    if unknown is not None:
+        raise ValueError(
+            f"{path}: record {unknown + 1} has a label outside the declared classes {', '.join(names)}; "
+            "add it to --classes or drop the record."
+        )
+    y = np.array([place[label] for label in raw.tolist()], dtype=np.int64)
+    read_off = () if classes is not None else ("the list of classes was read off the data (declare --classes)",)
+    return Data(path.stem, x, y, None, None, names, public, read_off)
+
+
+def natural_order(label: str) -> tuple[int, float, str]:
+    """Numbers by value, then text."""
+    try:
+        return (0, float(label), label)
+    except ValueError:
+        return (1, 0.0, label)
+
+
+def read_csv(path: Path, target: str | None) -> tuple[Floats, NDArray[np.str_]]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.reader(stream))
+    if not rows:
+        raise ValueError(f"{path} is empty; its first line must name the columns.")
+    header, body = [name.strip() for name in rows[0]], rows[1:]
+    if target is None:
+        raise ValueError(f"{path}: --target is missing; it names the label's column, one of {', '.join(header)}.")
+    if target not in header:
+        raise ValueError(f"{path} has no column {target!r}; --target takes one of {', '.join(header)}.")
+    column = header.index(target)
+    features = np.empty((len(body), len(header) - 1), dtype=np.float32)
+    labels = []
+    for number, row in enumerate(body, start=2):
+        if len(row) != len(header):
+            raise ValueError(f"{path}, line {number}: {len(row)} columns where the header has {len(header)}.")
+        values = row[:column] + row[column + 1 :]
+        try:
+            features[number - 2] = [float(value) for value in values]
+        except ValueError:
+            names = header[:column] + header[column + 1 :]
+            bad = next(name for name, value in zip(names, values, strict=True) if not is_number(value))
+            raise ValueError(
+                f"{path}, line {number}: column {bad!r} is not a number; encode or drop it before training."
+            ) from None
+        labels.append(row[column].strip())
+    return features, np.array(labels, dtype=np.str_)
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_npz(path: Path, target: str) -> tuple[Floats, NDArray[np.str_]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a .npz archive of plain arrays ({error}).") from None
+    features = next((name for name in ("x", "X") if name in arrays), None)
+    if features is None or target not in arrays:
+        raise ValueError(
+            f"{path} holds the arrays {', '.join(arrays) or '(none)'}; it must hold features 'x' and labels {target!r} "
+            "(--target names another array)."
+        )
+    x, raw = arrays[features], arrays[target]
+    if x.ndim < 2 or not np.issubdtype(x.dtype, np.number) or np.iscomplexobj(x):
+        raise ValueError(f"{path}: {features!r} must be an array of real numbers (records, ...), got shape {x.shape}.")
+    if raw.shape != (len(x),):
+        raise ValueError(f"{path}: {target!r} has shape {raw.shape}; it must hold one label for each of {len(x)} rows.")
+    return x.astype(np.float32), np.array([str(label) for label in raw.tolist()], dtype=np.str_)

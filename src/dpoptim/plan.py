@@ -1,0 +1,253 @@
+"""The promise: everything about a private run that is decided before it starts, in one frozen object."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+import dp_accounting
+from dp_accounting import NeighboringRelation
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.calibration import calibrate_noise_multiplier
+from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
+from dpoptim.clipping import Clipping
+from dpoptim.gate import GaussianSum
+from dpoptim.sampling import PoissonSampling
+
+FORMAT = "dpoptim.plan/1"
+
+
+@dataclass(frozen=True)
+class Basis:
+    """One thing that a guarantee rests on, and how well: enforced in code, taken on somebody's word, or unproven."""
+
+    kind: Literal["enforced", "trusted", "unproven"]
+    text: str
+
+
+class Method(Protocol):
+    """A training algorithm's public settings: a frozen dataclass whose fields JSON can hold."""
+
+    @property
+    def rule(self) -> Clipping: ...
+
+    def step_event(self, noise_multiplier: float) -> dp_accounting.DpEvent: ...
+
+    def query(self, noise_multiplier: float) -> GaussianSum: ...
+
+    def basis(self) -> tuple[Basis, ...]: ...
+
+
+METHODS: dict[str, type[Any]] = {}  # filled by dpoptim.methods, so that a plan's JSON can name its method
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was promised. Made by a method's ``plan(...)``; drives sampler, clipping, noise and accounting alike.
+
+    Attributes:
+        method: the algorithm and its settings, e.g. `DPSGD`.
+        n: nominal (add-or-remove-one) or exact (zero-out, replace-one) number of records; public.
+        batch_size: expected batch size, the public number that noisy sums are divided by.
+        sampler: how batches are drawn.
+        steps: noisy sums in the run.
+        noise_multiplier: noise std on the sum over the clip norm.
+        neighboring: the relation, by name.
+        guarantee: what the whole run guarantees.
+    """
+
+    method: Method
+    n: int
+    batch_size: int
+    sampler: PoissonSampling
+    steps: int
+    noise_multiplier: float
+    neighboring: str
+    guarantee: Guarantee
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """What the whole run costs."""
+        return run_event(self.method, self.sampler, self.steps, self.noise_multiplier)
+
+    @property
+    def epochs(self) -> float:
+        """Expected passes over the data."""
+        return self.steps * self.batch_size / self.n
+
+    @property
+    def basis(self) -> tuple[Basis, ...]:
+        """What the guarantee rests on, from the plan alone; `attach` and the certificate add what they know."""
+        relation = {
+            "add-or-remove-one": f"n={self.n} is a public number that was not derived from the data",
+            "zero-out": f"n={self.n} is public; a neighbour has one record that contributes nothing",
+            "replace-one": f"n={self.n} is public; a neighbour has one record of another value",
+        }[self.neighboring]
+        sampling = (
+            f"each record joins each step by its own 53-bit coin, q={self.sampler.sample_rate:.6g}"
+            if self.sampler.sample_rate < 1
+            else "every step takes every record"
+        )
+        return (
+            *self.method.basis(),
+            Basis("enforced", sampling),
+            Basis("enforced", f"at most {self.steps} noisy sums leave the gate, reserved before the first"),
+            Basis("trusted", relation),
+            Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
+            Basis(
+                "trusted",
+                "settings, preprocessing and stopping were not chosen by looking at the private data",
+            ),
+        )
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of the whole run at another delta, 1e-14 < delta < 1."""
+        if self.noise_multiplier == 0:
+            return math.inf
+        return compute_epsilon(self.event, delta, self.neighboring).epsilon
+
+    def describe(self) -> str:
+        """The plan for a person to read: what will happen, what it guarantees, and on what that rests."""
+        settings = ", ".join(f"{key}={value!r}" for key, value in asdict(self.method).items())  # type: ignore[call-overload]
+        lines = [
+            f"{type(self.method).__name__}({settings})",
+            f"  data         n = {self.n}, expected batch {self.batch_size} (q = {self.sampler.sample_rate:.6g})",
+            f"  length       {self.steps} steps, about {self.epochs:.4g} epochs",
+            f"  noise        noise multiplier {self.noise_multiplier:.6g}",
+            f"  guarantee    {self.guarantee}",
+        ]
+        if self.guarantee.status == "proven":
+            lines.append(
+                f"  in words     whatever is released, no attacker can tell whether any one {self.guarantee.unit} was "
+                "used with odds better than"
+            )
+            lines.append(
+                f"               e^{self.guarantee.epsilon:.3g} : 1 on even prior odds, but for a failure chance of "
+                f"{self.guarantee.delta:g}"
+            )
+        lines += [f"  {item.kind:<12} {item.text}" for item in self.basis]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The plan as a JSON document that `from_json` turns back into an equal plan."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "method": {"name": type(self.method).__name__, **asdict(self.method)},  # type: ignore[call-overload]
+                "n": self.n,
+                "batch_size": self.batch_size,
+                "steps": self.steps,
+                "noise_multiplier": self.noise_multiplier,
+                "neighboring": self.neighboring,
+                "guarantee": self.guarantee.to_json(),
+            },
+            indent=2,
+            allow_nan=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Read a plan. The guarantee is computed again; a file that promises more than its settings give is refused.
+
+        Raises:
+            ValueError: not a plan, or a guarantee that its own settings do not support.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"text is not JSON ({error}); pass what Plan.to_json() returned.") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(
+                f"text is not a plan in the format {FORMAT!r}; pass what Plan.to_json() returned, or make a new plan."
+            )
+        try:
+            method = dict(data["method"])
+            plan = make_plan(
+                METHODS[method.pop("name")](**method),
+                n=data["n"],
+                batch_size=data["batch_size"],
+                steps=data["steps"],
+                noise_multiplier=data["noise_multiplier"],
+                delta=data["guarantee"]["delta"],
+                neighboring=data["neighboring"],
+            )
+            stored = Guarantee.from_json(data["guarantee"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
+        if stored.epsilon < plan.guarantee.epsilon * (1 - 1e-6) or stored.status != plan.guarantee.status:
+            raise ValueError(
+                f"text promises {stored}, but its settings give {plan.guarantee}; it was edited. Make a new plan."
+            )
+        return plan
+
+
+def run_event(method: Method, sampler: PoissonSampling, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+    """The event of a whole run; without noise, one that no accountant puts a number on."""
+    if noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    return sampler.event(method.step_event(noise_multiplier), steps)
+
+
+def make_plan(
+    method: Method,
+    *,
+    n: int,
+    batch_size: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    neighboring: str | NeighboringRelation = "add-or-remove-one",
+) -> Plan:
+    """Check the numbers, calibrate the noise if a budget is given, and state the guarantee. See `DPSGD.plan`."""
+    n = whole_number("n", n, least=1)
+    batch_size = whole_number("batch_size", batch_size, least=1)
+    if batch_size > n:
+        raise ValueError(
+            f"batch_size={batch_size} is larger than n={n}; a batch holds at most every record: use batch_size <= {n}."
+        )
+    steps = number_of_steps(n, batch_size, epochs, steps)
+    relation = neighboring_name(parse_neighboring(neighboring))
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give either epsilon (the noise is calibrated to it) or noise_multiplier, and not both.")
+    if delta is None:
+        raise ValueError(
+            "delta is missing: the guarantee is stated at it. Choose it well below 1/n, e.g. "
+            f"delta={min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)):g}; it must not depend on the data."
+        )
+    sampler = PoissonSampling(batch_size / n)
+    if epsilon is not None:
+        noise_multiplier = calibrate_noise_multiplier(
+            sample_rate=sampler.sample_rate, steps=steps, epsilon=epsilon, delta=delta, neighboring=relation
+        )
+    assert noise_multiplier is not None
+    if isinstance(noise_multiplier, bool) or not 0 <= noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}.")
+    if noise_multiplier > 0 and math.isinf(method.rule.norm):
+        raise ValueError("clip_norm is infinite, so no noise can hide a record; give a finite clip_norm.")
+    if noise_multiplier == 0:
+        guarantee = Guarantee(math.inf, delta, relation, "none", status="no privacy: the noise is off")
+    else:
+        event = run_event(method, sampler, steps, noise_multiplier)
+        guarantee = compute_epsilon(event, delta, relation)
+    return Plan(method, n, batch_size, sampler, steps, float(noise_multiplier), relation, guarantee)
+
+
+def whole_number(name: str, value: object, *, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    return int(value)
+
+
+def number_of_steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> int:
+    """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is accounted."""
+    if (epochs is None) == (steps is None):
+        raise ValueError("give either epochs or steps, and not both.")
+    if steps is not None:
+        return whole_number("steps", steps, least=1)
+    assert epochs is not None
+    if isinstance(epochs, bool) or not 0 < epochs < math.inf:
+        raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
+    return max(1, math.ceil(epochs * n / batch_size - 1e-9))

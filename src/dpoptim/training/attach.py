@@ -1,0 +1,346 @@
+"""Attach a plan to a model, an optimizer and a data set: the training loop stays as it was."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.errors import PrivacyError
+from dpoptim.gate import Gate
+from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import Basis, Plan, whole_number
+from dpoptim.training.batches import PieceSampler, deliveries
+from dpoptim.training.probe import probe_model
+
+SEEDED = "seeded: not for release"
+
+
+def attach(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train_set: Dataset[Any],
+    *,
+    loss_reduction: Reduction = "mean",
+    ledger: Ledger | None = None,
+    label: str = "training run",
+    noise_seed: int | None = None,
+) -> "PrivateTraining":
+    """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
+
+    Inside, ``loss.backward()`` hands clipped per-record sums to the engine (``.grad`` stays None), and
+    ``optimizer.step()`` lets the gate write the noisy mean into ``.grad`` before it moves. Leaving ``with`` restores
+    the model exactly; its class and state-dict keys never change.
+
+    Args:
+        plan: from ``dpoptim.DPSGD(...).plan(...)``.
+        model: any module whose records do not see each other; parameters in float32 or float64.
+        optimizer: any torch optimizer over exactly the model's trainable parameters (LBFGS is refused).
+        train_set: a map-style data set. Under add-or-remove-one its length is never compared with the plan's n.
+        loss_reduction: whether the loss is the ``"mean"`` or the ``"sum"`` over the rows of a batch
+            (`dpoptim.check` finds out).
+        ledger: where the run is charged; in memory by default.
+        label: public text for the ledger's entry.
+        noise_seed: makes noise and sampling repeatable, for tests; the guarantee is then marked as not for release.
+
+    Raises:
+        PrivacyError: something in model or optimizer would break the guarantee; the message names it and the fix.
+        LedgerError: the budget does not cover the plan.
+
+    **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``, for every data set,
+    model and loss, provided that the loss is the stated reduction of one term per record.
+    """
+    return PrivateTraining(plan, model, optimizer, train_set, loss_reduction, ledger, label, noise_seed)
+
+
+class PrivateTraining:
+    """A model in private training; made by `attach`.
+
+    Attributes:
+        plan: the promise being kept.
+        steps_done: noisy steps taken so far (public).
+        finished_step: whether the last ``optimizer.step()`` moved the model; for schedulers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        train_set: Dataset[Any],
+        loss_reduction: Reduction,
+        ledger: Ledger | None,
+        label: str,
+        noise_seed: int | None,
+    ) -> None:
+        refuse_unsupported(plan, model, optimizer, train_set, loss_reduction, ledger)
+        self.plan, self.model, self.optimizer = plan, model, optimizer
+        self.steps_done = 0
+        self.finished_step = False
+        self._train_set = train_set
+        self._ledger = ledger if ledger is not None else Ledger(neighboring=plan.neighboring)
+        self._owns_ledger = ledger is None
+        self._seeded = noise_seed is not None
+        self._coins = key_stream(noise_seed, "poisson coins")
+        self._gate = Gate(
+            event=plan.event,
+            neighboring=plan.neighboring,
+            query=plan.method.query(plan.noise_multiplier),
+            releases=plan.steps,
+            ledger=None if plan.noise_multiplier == 0 else self._ledger,
+            noise=key_stream(noise_seed, "gaussian noise"),
+            label=label,
+        )
+        self._probed = probe_model(model, train_set)
+        capacity = plan.sampler.capacity(plan.n)
+        self._engine = Engine(model, plan.method.rule, capacity=capacity, reduction=loss_reduction)
+        refuse_foreign_parameters(self._engine, optimizer)
+        self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
+        self._reduction = loss_reduction
+        self._engine.attach()
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    # ---- data ------------------------------------------------------------------------------------------------
+
+    def batches(
+        self,
+        *,
+        physical_batch_size: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+    ) -> Iterator[Any]:
+        """All batches of the steps that remain, drawn by the plan's sampler, collated as DataLoader would.
+
+        Args:
+            physical_batch_size: rows that memory holds; a larger logical batch arrives in pieces, and only the step
+                after the last piece moves the model. None: one piece. It changes speed and memory, not the update.
+            num_workers, collate_fn, pin_memory: as for ``torch.utils.data.DataLoader``.
+
+        An empty batch arrives as record 0 with weight zero: its step adds noise only. How many rows a batch has is
+        private: do not log it.
+        """
+        if physical_batch_size is not None:
+            physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
+        self._require_attached()
+        self._engine.take()  # a loop that was left in mid-step loses that step's sum; nothing of it was released
+        self._state = "idle"
+        records = len(self._train_set)  # type: ignore[arg-type]
+        pieces = PieceSampler(
+            self.plan.sampler, self._coins, records, self.plan.steps - self.steps_done, physical_batch_size
+        )
+        loader = deliveries(
+            self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory
+        )
+        for batch, piece in loader:
+            if self._state == "complete":
+                raise PrivacyError(
+                    "a batch was delivered, but optimizer.step() was not called after it. "
+                    "Fix: call loss.backward() and optimizer.step() once for every batch."
+                )
+            self._engine.deliver(piece.rows, null=piece.null)
+            self._state = "complete" if piece.last else "open"
+            yield batch
+        if self._state == "complete":
+            raise PrivacyError("the last batch was delivered, but optimizer.step() was not called after it.")
+
+    # ---- the optimizer's hooks -------------------------------------------------------------------------------
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        changed = self._run_closure(args, kwargs)
+        self.finished_step = False
+        if self._state == "idle":
+            raise PrivacyError(
+                "optimizer.step() was called without a batch from private.batches(). Fix: draw the batches there, and "
+                "step once for each."
+            )
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise PrivacyError(
+                "GradScaler is not supported: its scale would change what is clipped. Fix: train without it (float32, "
+                "or bfloat16 once supported, needs none)."
+            )
+        for name, p in zip(self._engine.names, self._engine.parameters, strict=True):
+            if p.grad is not None:
+                raise PrivacyError(
+                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only loss.backward() "
+                    "inside the loop make gradients, and do not write to .grad."
+                )
+        refuse_changed_parameters(self._engine)
+        if self._state == "complete":
+            sums = self._gate.release_sum(self._engine.take())
+            for p, total in zip(self._engine.parameters, sums, strict=True):
+                p.grad = (total / self.plan.batch_size).to(p.dtype)
+            self._state = "idle"
+            self.finished_step = True
+        return changed
+
+    def _run_closure(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Run a closure here, so that its backward pass is over before the noisy mean is written."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            loss = closure()
+        return (args[0], lambda: loss), {}
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.finished_step:
+            self.steps_done += 1
+            for p in self._engine.parameters:
+                p.grad = None  # so that the next step finds none, whether or not zero_grad() is called
+
+    # ---- what may be said ------------------------------------------------------------------------------------
+
+    def spent(self, delta: float | None = None) -> Guarantee:
+        """The guarantee of what is reserved: the whole plan from the first step on, however early the run stops.
+
+        Args:
+            delta: state it at another delta than the plan's, 1e-14 < delta < 1.
+        """
+        plan = self.plan
+        if delta is None or plan.noise_multiplier == 0:
+            guarantee = plan.guarantee
+        else:
+            guarantee = compute_epsilon(plan.event, delta, plan.neighboring)
+        if self._gate.released == 0:
+            return dataclasses.replace(
+                guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven"
+            )
+        if self._seeded:
+            guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, SEEDED))
+        return guarantee
+
+    def remaining(self) -> str:
+        """What the plan and the ledger still allow, for a person to read."""
+        left = self.plan.steps - self.steps_done
+        return f"{left} of {self.plan.steps} planned steps; ledger: {self._ledger.remaining()}"
+
+    @property
+    def reservation(self) -> str | None:
+        """The ledger's name for this run's reservation; None before the first noisy step, or without noise."""
+        return None if self._gate.reservation is None else self._gate.reservation.id
+
+    @property
+    def basis(self) -> tuple[Basis, ...]:
+        """What the guarantee rests on, with what attaching has found out."""
+        loss = f"the loss is the {self._reduction} over the batch of one term per record (dpoptim.check tests it)"
+        seeded = (Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"),)
+        return (*self.plan.basis, self._probed, Basis("trusted", loss), *(seeded if self._seeded else ()))
+
+    # ---- leaving ---------------------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Take everything off model and optimizer. Called by leaving the ``with``; harmless when repeated."""
+        self._engine.detach()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._owns_ledger:
+            self._ledger.close()
+
+    def _require_attached(self) -> None:
+        if not self._hooks:
+            raise PrivacyError("this training has been detached. Fix: draw batches inside the `with` block.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._gate.finish()
+        finally:
+            self.detach()
+
+
+def key_stream(seed: int | None, purpose: str) -> KeyStream:
+    """An OS-keyed stream, or a repeatable one; coins and noise never share a key."""
+    return KeyStream() if seed is None else KeyStream.from_seed(seed, purpose)
+
+
+def refuse_unsupported(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train_set: Dataset[Any],
+    loss_reduction: str,
+    ledger: Ledger | None,
+) -> None:
+    """Errors that need no look at the model's layers."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}.")
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise PrivacyError(
+            f"model is wrapped in {type(model).__name__}, which would send gradients around the gate. "
+            "Fix: attach the bare module (model.module) in a single process."
+        )
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_world_size() > 1:
+        raise PrivacyError("training across several processes is not supported yet. Fix: use one process.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PrivacyError(
+            "LBFGS evaluates its closure several times a step, and every evaluation would need noise of its own. "
+            "Fix: use a first-order optimizer such as SGD or Adam."
+        )
+    if isinstance(train_set, IterableDataset) or not hasattr(train_set, "__len__"):
+        raise PrivacyError(
+            "train_set is a stream; Poisson sampling draws records by index. Fix: pass a map-style data set."
+        )
+    records = len(train_set)
+    if records == 0:
+        raise ValueError("train_set is empty; there is nothing to train on.")
+    if plan.neighboring != "add-or-remove-one" and records != plan.n:
+        # Under these relations n is public, and so is this comparison.
+        raise ValueError(
+            f"train_set has {records} records but the plan was made for n={plan.n}; under {plan.neighboring} they must "
+            f"agree. Fix: plan(n={records}, ...)."
+        )
+    if plan.noise_multiplier == 0 and ledger is not None:
+        raise ValueError("ledger was given, but the plan has no noise: nothing finite can be charged.")
+
+
+def refuse_foreign_parameters(engine: Engine, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer must hold exactly the trainable parameters: others would move, or leak, without the gate."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    known = {id(p) for p in engine.parameters}
+    missing = [name for name, p in zip(engine.names, engine.parameters, strict=True) if id(p) not in held]
+    if missing:
+        raise PrivacyError(
+            f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is not in the optimizer. "
+            "Fix: add it to the optimizer, or freeze it with requires_grad_(False)."
+        )
+    extra = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if any(p.requires_grad for p in extra):
+        raise PrivacyError(
+            "the optimizer holds trainable parameters that are not the model's: they would be trained without privacy. "
+            "Fix: give it model.parameters() only."
+        )
+
+
+def refuse_changed_parameters(engine: Engine) -> None:
+    for name, p in engine.model.named_parameters():
+        if p.requires_grad != (id(p) in engine.places):
+            change = "unfrozen" if p.requires_grad else "frozen"
+            raise PrivacyError(
+                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before dpoptim.attach, or "
+                "attach again."
+            )

@@ -1,0 +1,83 @@
+"""Poisson batches cut to pieces that memory holds, with "this is the last piece" travelling along."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import PoissonSampling
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A physical batch: how many records, whether they stand in for an empty batch, whether it ends the step."""
+
+    rows: int
+    null: bool
+    last: bool
+
+
+class PieceSampler(Sampler[list[int]]):
+    """Draws every step's records and cuts them to pieces, noting each piece in ``drawn`` in the order of delivery.
+
+    Data-loader workers run ahead of training, so pieces are drawn before they are delivered; the loader keeps the
+    order, so the first note always belongs to the next delivery.
+    """
+
+    def __init__(
+        self,
+        sampler: PoissonSampling,
+        coins: KeyStream,
+        records: int,
+        steps: int,
+        physical_batch_size: int | None,
+    ) -> None:
+        self.sampler, self.coins, self.records, self.steps = sampler, coins, records, steps
+        self.size = physical_batch_size
+        self.drawn: deque[Piece] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for indices in self.pieces():
+            yield indices.tolist()
+
+    def pieces(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        for _ in range(self.steps):
+            indices = self.sampler.draw(self.coins, self.records)
+            if len(indices) == 0:
+                # The step must still happen: record 0 is delivered, and counts as zero.
+                self.drawn.append(Piece(1, null=True, last=True))
+                yield np.zeros(1, dtype=np.int64)
+                continue
+            size = len(indices) if self.size is None else self.size
+            starts = range(0, len(indices), size)
+            for start in starts:
+                piece = indices[start : start + size]
+                self.drawn.append(Piece(len(piece), null=False, last=start == starts[-1]))
+                yield piece
+
+
+def deliveries(
+    dataset: Dataset[Any],
+    pieces: PieceSampler,
+    *,
+    num_workers: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    pin_memory: bool,
+) -> Iterator[tuple[Any, Piece]]:
+    """The collated pieces with their notes, in order."""
+    if isinstance(dataset, TensorDataset) and collate_fn is None and num_workers == 0 and not pin_memory:
+        # What DataLoader would give, without a Python call for each record.
+        for indices in pieces.pieces():
+            index = torch.from_numpy(indices)
+            yield [tensor[index.to(tensor.device)] for tensor in dataset.tensors], pieces.drawn.popleft()
+        return
+    loader = DataLoader(
+        dataset, batch_sampler=pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory
+    )
+    for batch in loader:
+        yield batch, pieces.drawn.popleft()

@@ -1,0 +1,124 @@
+"""Do records see each other? Compare a batch with its records taken one at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import SamplesInteractError
+from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.oracle import (
+    Loss,
+    clipped_sums,
+    engine_sums,
+    gradients_alone,
+    trainable,
+    worst_mismatch,
+)
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of the bound, for each record
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What `check` found: the reduction to pass to `attach`, and how many records it compared."""
+
+    loss_reduction: Reduction
+    records: int
+
+
+def check(model: nn.Module, loss: Loss, batch: Any) -> CheckResult:
+    """Test that model and loss treat the records of a batch independently, and find the loss's reduction.
+
+    The engine's clipped sum over a batch is compared with the sum over micro-batches of one. Dropout is off meanwhile;
+    nothing about the model changes.
+
+    Args:
+        model: the model that will be attached (not attached yet).
+        loss: ``loss(model, batch) -> scalar tensor``, as the training loop computes it.
+        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at least two records.
+            Use public or made-up records: pass or fail is not private.
+
+    Returns:
+        the reduction, ``"mean"`` or ``"sum"``.
+
+    Raises:
+        SamplesInteractError: the gradient of a record depends on the others, or a layer's first axis is not the record:
+            the message names the parameter where it shows.
+        ValueError: a batch without a common first axis.
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves}
+    if len(sizes) != 1 or min(sizes) < 2:
+        raise ValueError(
+            f"batch must hold tensors with one common first axis of at least 2 records, got first axes {sorted(sizes)}."
+        )
+    given = sizes.pop()
+    rows = odd_batch_size(model, leaves)
+
+    def take(indices: list[int]) -> Any:
+        return pytree.tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) else leaf, batch)
+
+    order = [i % given for i in range(rows)]
+    compare = Comparison(model, loss, [take([i]) for i in order], take(order), rows)
+    with quiet(model):
+        return CheckResult(compare.reduction(("mean", "sum")), rows)
+
+
+class Comparison:
+    """One batch, and the same records one at a time, under a bound that really clips."""
+
+    def __init__(self, model: nn.Module, loss: Loss, alone: list[Any], together: Any, rows: int) -> None:
+        self.model, self.loss, self.alone, self.together, self.rows = model, loss, alone, together, rows
+
+    def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
+        """The candidate under which engine and truth agree.
+
+        Raises:
+            SamplesInteractError: none does.
+        """
+        gradients = gradients_alone(self.model, self.loss, self.alone)
+        norms = torch.stack([g.double().flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        clipping = Clipping(max(float(norms.median()) / 2, 1e-6))
+        truth = clipped_sums(gradients, clipping, self.rows)
+        named = trainable(self.model)
+        tolerance = clipping.norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
+        worst = ""
+        for candidate in candidates:
+            ours = engine_sums(self.model, self.loss, self.together, self.rows, clipping, candidate)
+            worst, distance = worst_mismatch(named, ours, truth)
+            if distance <= tolerance:
+                return candidate
+        raise SamplesInteractError(
+            f"records see each other, or the first axis of some layer is not the record: the clipped sum of a batch of "
+            f"{self.rows} differs from that of its records taken alone, most at parameter {worst!r}. Usual causes: a "
+            "loss averaged over the tokens of the whole batch (average in each record first), an in-batch contrastive "
+            "loss, batch statistics, positions of shape (T,) instead of (1, T), a (T, B, ...) layout. Fix: make each "
+            "record's loss depend on that record alone."
+        )
+
+
+def odd_batch_size(model: nn.Module, leaves: list[Tensor]) -> int:
+    """A small batch size unlike every other axis in sight, so that no other axis can pass for the batch."""
+    taken = {size for leaf in leaves for size in leaf.shape[1:]}
+    taken |= {size for p in model.parameters() for size in p.shape}
+    return next(size for size in range(3, 10**6) if size not in taken)
+
+
+@contextmanager
+def quiet(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and a random generator of one's own; both are put back."""
+    modes = {module: module.training for module in model.modules()}
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,46 @@
+"""Privacy noise is drawn in the gate alone, and charged there alone."""
+
+import re
+from pathlib import Path
+
+import dpoptim
+
+SOURCE = Path(dpoptim.__file__).parent
+DRAWS = re.compile(r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.")
+# Who may draw at all, and what for. Only the gate may call add_normal outside noise/.
+ALLOWED = {
+    "gate.py": {"add_normal"},
+    "noise/gaussian.py": None,
+    "noise/ziggurat.py": None,
+    "noise/stream.py": None,
+    "noise/__init__.py": None,
+    "training/probe.py": {"randn"},  # made-up inputs for testing the model
+    "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
+    "datasets.py": {"np.random", "default_rng", "random."},  # the split of public data
+    "training/command.py": {"np.random", "default_rng", "random."},
+}
+
+
+def sources() -> dict[str, str]:
+    return {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
+
+
+def test_random_draws_have_one_home() -> None:
+    for name, text in sources().items():
+        allowed = ALLOWED.get(name, set())
+        found = set() if allowed is None else set(DRAWS.findall(text)) - allowed
+        assert not found, f"{name} draws random numbers: {sorted(found)}"
+
+
+def test_only_the_gate_charges() -> None:
+    for name, text in sources().items():
+        if name.startswith("accounting/ledger") or name == "gate.py":
+            continue
+        assert not re.search(r"ledger\.(reserve|commit|resume)\(", text), name
+
+
+def test_the_gate_itself_is_found_by_these_searches() -> None:
+    """A search that can find nothing proves nothing."""
+    gate = sources()["gate.py"]
+    assert "add_normal" in DRAWS.findall(gate)
+    assert re.search(r"ledger\.(reserve|commit)\(", gate)

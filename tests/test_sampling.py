@@ -1,0 +1,78 @@
+"""What is sampled is what is accounted: independent coins, private sizes, pieces that add up to the batch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import PoissonSampling
+from dpoptim.training.batches import PieceSampler, deliveries
+
+
+def test_batch_sizes_have_the_variance_of_independent_coins() -> None:
+    """A shuffled loader would have variance zero. Deterministic: seeded coins."""
+    n, q, draws = 2000, 0.1, 4000
+    coins = KeyStream.from_seed(1, "coins")
+    sizes = np.array([len(PoissonSampling(q).draw(coins, n)) for _ in range(draws)])
+    variance = n * q * (1 - q)
+    assert abs(sizes.mean() - n * q) < 5 * math.sqrt(variance / draws)
+    assert abs(sizes.var() / variance - 1) < 5 * math.sqrt(2 / draws)
+
+
+def test_records_join_independently_of_each_other_and_of_the_past() -> None:
+    n, q, draws = 8, 0.3, 20_000
+    coins = KeyStream.from_seed(2, "coins")
+    joined = np.zeros((draws, n))
+    for row in joined:
+        row[PoissonSampling(q).draw(coins, n)] = 1
+    bound = 5 / math.sqrt(draws)
+    correlation = np.corrcoef(joined.T) - np.eye(n)
+    assert np.abs(correlation).max() < bound
+    assert abs(np.corrcoef(joined[:-1, 0], joined[1:, 0])[0, 1]) < bound
+    assert np.abs(joined.mean(0) - q).max() < bound
+
+
+def test_rate_one_takes_every_record() -> None:
+    assert PoissonSampling(1.0).draw(KeyStream(), 7).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, 1.1, math.nan])
+def test_impossible_rates_are_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate must be in"):
+        PoissonSampling(rate)
+
+
+def test_capacity_is_passed_with_negligible_probability() -> None:
+    from scipy.stats import binom
+
+    for n, q in ((60_000, 0.01), (1000, 0.5), (10**7, 1e-6), (50, 0.02)):
+        capacity = PoissonSampling(q).capacity(n)
+        assert capacity == n or binom.sf(capacity, n, q) < 1e-15
+
+
+@pytest.mark.parametrize("size", [None, 1, 7, 1000])
+def test_pieces_add_up_to_the_drawn_batch(size: int | None) -> None:
+    n, q, steps = 200, 0.2, 30
+    sampler = PoissonSampling(q)
+    pieces = PieceSampler(sampler, KeyStream.from_seed(3, "coins"), n, steps, size)
+    data = TensorDataset(torch.arange(n))
+    batches: list[list[int]] = [[]]
+    for (rows,), piece in deliveries(data, pieces, num_workers=0, collate_fn=None, pin_memory=False):
+        assert len(rows) == piece.rows <= (size or n)
+        batches[-1] += rows.tolist()
+        if piece.last:
+            batches.append([])
+    coins = KeyStream.from_seed(3, "coins")
+    assert batches[:-1] == [sampler.draw(coins, n).tolist() for _ in range(steps)]
+
+
+def test_empty_batches_become_null_pieces() -> None:
+    pieces = PieceSampler(PoissonSampling(1e-12), KeyStream(), 5, 10, None)
+    delivered = list(
+        deliveries(TensorDataset(torch.arange(5)), pieces, num_workers=0, collate_fn=None, pin_memory=False)
+    )
+    assert len(delivered) == 10
+    assert all(piece.null and piece.last and piece.rows == 1 for _, piece in delivered)
