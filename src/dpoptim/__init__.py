@@ -7,8 +7,8 @@ from dpoptim.methods import DPSGD
 from dpoptim.plan import Plan
 from dpoptim.training.attach import PrivateTraining, attach
 from dpoptim.training.check import check
+from dpoptim.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "DPSGD",
     "Guarantee",
@@ -17,6 +17,7 @@ __all__ = [
     "PrivacyError",
     "PrivateTraining",
     "SamplesInteractError",
+    "__version__",
     "attach",
     "check",
 ]

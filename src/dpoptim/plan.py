@@ -92,7 +92,7 @@ class Plan:
         return (
             *self.method.basis(),
             Basis("enforced", sampling),
-            Basis("enforced", f"at most {self.steps} noisy sums leave the gate, reserved before the first"),
+            Basis("enforced", f"at most {self.steps} noisy sums are released, all charged before the first"),
             Basis("trusted", relation),
             Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
             Basis(
@@ -119,12 +119,9 @@ class Plan:
         ]
         if self.guarantee.status == "proven":
             lines.append(
-                f"  in words     whatever is released, no attacker can tell whether any one {self.guarantee.unit} was "
-                "used with odds better than"
-            )
-            lines.append(
-                f"               e^{self.guarantee.epsilon:.3g} : 1 on even prior odds, but for a failure chance of "
-                f"{self.guarantee.delta:g}"
+                f"  in words     no result is more than e^{self.guarantee.epsilon:.3g} = "
+                f"{math.exp(self.guarantee.epsilon):.3g} times as likely with any one {self.guarantee.unit} as without "
+                f"it, plus {self.guarantee.delta:g}"
             )
         lines += [f"  {item.kind:<12} {item.text}" for item in self.basis]
         return "\n".join(lines)

@@ -23,30 +23,34 @@ def run(x: Tensor, y: Tensor, *, zero_loss_for: int = -1, q: float = 0.3) -> dic
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=round(q * N), steps=8, noise_multiplier=1.0, delta=1e-5)
     output, trajectory = io.StringIO(), []
-    with redirect_stdout(output), redirect_stderr(output):
-        with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y, torch.arange(len(x))), noise_seed=1) as private:
-            for bx, by, index in private.batches():
-                losses = F.cross_entropy(model(bx), by, reduction="none")
-                losses = torch.where(index == zero_loss_for, losses * 0, losses)
-                losses.mean().backward()
-                optimizer.step()
-                trajectory.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-            seen = {
-                "spent": str(private.spent()),
-                "remaining": private.remaining(),
-                "steps": private.steps_done,
-                "basis": private.basis,
-                "plan": private.plan.to_json(),
-                "finished": private.finished_step,
-                "keys": list(model.state_dict()),
-            }
+    data = TensorDataset(x, y, torch.arange(len(x)))
+    with (
+        redirect_stdout(output),
+        redirect_stderr(output),
+        dpoptim.attach(plan, model, optimizer, data, noise_seed=1) as private,
+    ):
+        for bx, by, index in private.batches():
+            losses = F.cross_entropy(model(bx), by, reduction="none")
+            losses = torch.where(index == zero_loss_for, losses * 0, losses)
+            losses.mean().backward()
+            optimizer.step()
+            trajectory.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        seen = {
+            "spent": str(private.spent()),
+            "remaining": private.remaining(),
+            "steps": private.steps_done,
+            "basis": private.basis,
+            "plan": private.plan.to_json(),
+            "finished": private.finished_step,
+            "keys": list(model.state_dict()),
+        }
     return {**seen, "output": output.getvalue(), "trajectory": torch.stack(trajectory)}
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> None:
-    for key in a:
+    for key, value in a.items():
         if key != "trajectory":
-            assert a[key] == b[key], key
+            assert value == b[key], key
 
 
 def problem() -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class Guarantee:
         basis = [neighboring_name(self.neighboring), self.accountant]
         if self.unit != "record":
             basis.append(f"per {self.unit}")
-        text = f"epsilon={_rounded_up(self.epsilon)} at delta={_trimmed(self.delta)} ({', '.join(basis)})"
+        text = f"epsilon={rounded_up(self.epsilon)} at delta={_trimmed(self.delta)} ({', '.join(basis)})"
         remarks = ([] if self.status == "proven" else [self.status]) + list(self.notes)
         return "; ".join([text, *remarks])
 
@@ -120,7 +120,7 @@ def _require_text(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a non-empty string, got {value!r}")
 
 
-def _rounded_up(value: float) -> str:
+def rounded_up(value: float) -> str:
     """Three significant digits (or all digits before the point), never below `value`."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
@@ -130,4 +130,4 @@ def _rounded_up(value: float) -> str:
 
 
 def _trimmed(value: float) -> str:
-    return f"{float(_rounded_up(value)):g}"
+    return f"{float(rounded_up(value)):g}"

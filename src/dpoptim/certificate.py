@@ -1,0 +1,227 @@
+"""The certificate: what a finished run may claim, as strict JSON. The report shows the same facts to people.
+
+It holds public figures only. Accuracies are in it only where the run's data was declared public.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dpoptim.accounting.accountant import compute_delta, privacy_curve, tradeoff_curve
+from dpoptim.accounting.guarantee import Guarantee, neighboring_name
+from dpoptim.files import write_atomically
+from dpoptim.plan import Plan
+from dpoptim.training.result import LedgerEntry, RunResult, Scores
+
+FORMAT = "dpoptim.certificate/1"
+FURTHER_DELTAS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+PUBLIC = "on data declared public"
+
+RELATIONS = {
+    "add-or-remove-one": "Two data sets are neighbours if one of them has one {unit} more than the other. "
+    "The guarantee hides whether any one {unit} was used at all.",
+    "zero-out": "Two data sets are neighbours if one {unit} counts in one of them and contributes nothing in "
+    "the other. The guarantee hides whether any one {unit} contributed; the number of {unit}s is public.",
+    "replace-one": "Two data sets are neighbours if one {unit} has another value. The guarantee hides which "
+    "value any one {unit} has; the number of {unit}s is public.",
+}
+QUESTIONS = {
+    "add-or-remove-one": "whether one particular {unit} was used",
+    "zero-out": "whether one particular {unit} contributed",
+    "replace-one": "which of two values one particular {unit} has",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the run's numbers are a guarantee, and if not, why.
+
+    Attributes:
+        kind: "proven": the numbers hold if what is taken on trust does. "unproven": no proof covers the run.
+            "marked": a note says that it is not for release (seeded noise). "none": nothing is guaranteed.
+        title: a few words for a badge. text: one sentence.
+    """
+
+    kind: Literal["proven", "unproven", "marked", "none"]
+    title: str
+    text: str
+
+
+def verdict(result: RunResult) -> Verdict:
+    """The least favourable thing that is known about the run decides."""
+    guarantee = result.guarantee
+    if math.isinf(guarantee.epsilon):
+        return Verdict(
+            "none",
+            "No privacy",
+            "Nothing is guaranteed: whoever sees this model may be able to tell what it was trained on.",
+        )
+    if marks := [note for note in guarantee.notes if "not for release" in note]:
+        return Verdict(
+            "marked",
+            marks[0][:1].upper() + marks[0][1:],
+            "This model must not be released: its noise can be repeated and taken off again. The numbers are "
+            "those of the same run with secret noise.",
+        )
+    if guarantee.status != "proven":
+        return Verdict(
+            "unproven",
+            guarantee.status[:1].upper() + guarantee.status[1:],
+            "No proof covers this run: the numbers are not a guarantee.",
+        )
+    if any(item.kind == "unproven" for item in result.basis):
+        return Verdict(
+            "unproven",
+            "Unproven",
+            "Something that the guarantee rests on is unproven, so the numbers are not a guarantee yet.",
+        )
+    return Verdict("proven", "Proven", "The guarantee is proven, given what is listed as taken on trust.")
+
+
+def reading(result: RunResult) -> str:
+    """The guarantee in one sentence that needs no mathematics."""
+    judged, guarantee = verdict(result), result.guarantee
+    if judged.kind != "proven":
+        return judged.text
+    question = QUESTIONS[neighboring_name(guarantee.neighboring)].format(unit=guarantee.unit)
+    share = percent_up(best_guess(result.plan, guarantee))
+    return (
+        f"Anyone who studies this model and guesses {question} is right at most {share} of the time "
+        f"(a coin toss: 50\N{NO-BREAK SPACE}%), even if they know everything about all the others."
+    )
+
+
+def best_guess(plan: Plan, guarantee: Guarantee) -> float:
+    """A bound on how often the best attacker is right who decides between two neighbours on even prior odds.
+
+    (epsilon, delta) allows (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh and Viswanath 2015). A run
+    satisfies every point of its privacy curve, and the one near epsilon = 0 bounds this attacker best.
+    """
+    points = [(guarantee.epsilon, guarantee.delta)]
+    if 0 < guarantee.epsilon < math.inf:
+        near_zero = compute_delta(plan.event, 1e-3, plan.neighboring)
+        points.append((near_zero.epsilon, near_zero.delta))
+    return min(1.0, *((1 + delta * math.exp(-e)) / (1 + math.exp(-e)) for e, delta in points))
+
+
+def certificate(result: RunResult) -> dict[str, Any]:
+    """Everything that the run may claim, and on what that rests; strict JSON can hold it.
+
+    **Guarantee.** Made from ``result`` alone, which holds public figures only; no record is touched.
+    """
+    judged, guarantee, plan = verdict(result), result.guarantee, result.plan
+    relation = neighboring_name(guarantee.neighboring)
+    private = plan.noise_multiplier > 0
+    return {
+        "format": FORMAT,
+        "verdict": {**asdict(judged), "for_release": judged.kind == "proven"},
+        "data": {"name": result.data_name, "classes": result.classes},
+        "model": {"name": result.model_name, "parameters": result.parameters},
+        "guarantee": {
+            **guarantee.to_json(),
+            "text": str(guarantee),
+            "reading": reading(result),
+            "relation_explained": RELATIONS[relation].format(unit=guarantee.unit),
+        },
+        "attacker": attacker(plan, guarantee) if judged.kind == "proven" else None,
+        "settings": {
+            "method": type(plan.method).__name__,
+            **{name: _jsonable(value) for name, value in asdict(plan.method).items()},  # type: ignore[call-overload]
+            "n": plan.n,
+            "expected_batch_size": plan.batch_size,
+            "sample_rate": plan.sampler.sample_rate,
+            "steps": plan.steps,
+            "expected_epochs": plan.epochs,
+            "noise_multiplier": plan.noise_multiplier,
+        },
+        "further_deltas": further_deltas(plan) if private else [],
+        "basis": {
+            # Without a guarantee there is nothing to rest on anything: a list would look like one.
+            kind: [item.text for item in result.basis if item.kind == kind and judged.kind != "none"]
+            for kind in ("enforced", "trusted", "unproven")
+        },
+        "accuracy": accuracy(result),
+        "ledger": ledger_entry(result.ledger),
+        "training": {**result.settings, "seconds": result.seconds},
+        "plan": json.loads(plan.to_json()) if private else None,
+        "verify": account_command(plan) if private else None,
+        "versions": result.versions,
+        "finished": result.finished,
+    }
+
+
+def write_certificate(path: Path, result: RunResult) -> None:
+    """Write the certificate as a JSON file, whole or not at all; OSError names the path and the fix."""
+    write_atomically(path, json.dumps(certificate(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
+    """What the best attacker can reach, from the whole privacy curve and not from one of its points."""
+    misses: Sequence[float] = tradeoff_curve(plan.event, plan.neighboring, FALSE_POSITIVE_RATES).tolist()
+    return {
+        "right_at_most": best_guess(plan, guarantee),
+        "prior_odds": "even",
+        "found_at_most": [
+            {"false_positive_rate": rate, "true_positive_rate": 1 - missed}
+            for rate, missed in zip(FALSE_POSITIVE_RATES, misses, strict=True)
+        ],
+    }
+
+
+def further_deltas(plan: Plan) -> list[dict[str, float]]:
+    """Epsilon of the whole run at other deltas; at the plan's own it is the plan's own."""
+    deltas = sorted({*FURTHER_DELTAS, plan.guarantee.delta}, reverse=True)
+    epsilons: list[float] = privacy_curve(plan.event, plan.neighboring, deltas).tolist()
+    exact = {plan.guarantee.delta: plan.guarantee.epsilon}
+    return [
+        {"delta": delta, "epsilon": _jsonable(exact.get(delta, epsilon))}
+        for delta, epsilon in zip(deltas, epsilons, strict=True)
+    ]
+
+
+def accuracy(result: RunResult) -> dict[str, Any] | None:
+    """Hold-out accuracies, said to be on public data; None where there are none."""
+    private, comparison = _listed(result.private_scores), _listed(result.comparison_scores)
+    if private is None and comparison is None:
+        return None
+    return {"measured": f"after each epoch, {PUBLIC}", "private": private, "without_privacy": comparison}
+
+
+def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
+    """Where the run was charged. Only the file's name: its folder is the owner's business."""
+    if entry is None:
+        return None
+    file = "in memory" if entry.path is None else Path(entry.path).name
+    return {
+        "file": file,
+        "dataset": entry.dataset,
+        "reservation": entry.reservation,
+        "remaining": entry.remaining,
+    }
+
+
+def account_command(plan: Plan) -> str:
+    """The command that computes the plan's epsilon again, from nothing but its public numbers."""
+    return (
+        f"dpoptim account --n {plan.n} --batch-size {plan.batch_size} --steps {plan.steps} "
+        f"--noise-multiplier {plan.noise_multiplier!r} --delta {plan.guarantee.delta!r} "
+        f"--neighboring {plan.neighboring}"
+    )
+
+
+def percent_up(share: float) -> str:
+    """A bound as a percentage, never rounded to below itself."""
+    return f"{math.ceil(share * 1000) / 10:.1f}\N{NO-BREAK SPACE}%"
+
+
+def _listed(scores: Scores | None) -> list[float] | None:
+    return list(scores.per_epoch) if scores is not None and scores.per_epoch else None
+
+
+def _jsonable(value: Any) -> Any:
+    """Strict JSON has no infinity."""
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,278 @@
+"""The command line: ``dpoptim train``, ``account`` and ``calibrate``. Every figure it shows is public."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpoptim.errors import PrivacyError
+from dpoptim.version import __version__
+
+app = typer.Typer(
+    name="dpoptim",
+    help="Train models with differential privacy, and know what was promised.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # a traceback with local variables could show records
+)
+console = Console()
+errors = Console(stderr=True)
+
+EXIT_BAD_INPUT = 2
+
+
+class Relation(StrEnum):
+    """Which data sets count as neighbours."""
+
+    add_or_remove_one = "add-or-remove-one"
+    zero_out = "zero-out"
+    replace_one = "replace-one"
+
+
+class ModelName(StrEnum):
+    softmax = "softmax"
+    mlp = "mlp"
+    cnn = "cnn"
+
+
+class MethodName(StrEnum):
+    dp_sgd = "dp-sgd"
+
+
+class ClippingName(StrEnum):
+    flat = "flat"
+    automatic = "automatic"
+
+
+RecordsOption = Annotated[int, typer.Option("--n", help="Number of records; a public number.", min=1)]
+BatchOption = Annotated[int, typer.Option("--batch-size", help="Expected size of a Poisson batch.", min=1)]
+EpochsOption = Annotated[float | None, typer.Option(help="Passes over the data; or give --steps.")]
+StepsOption = Annotated[int | None, typer.Option(help="Number of noisy steps; or give --epochs.", min=1)]
+RelationOption = Annotated[Relation, typer.Option("--neighboring", help="Neighbouring relation of the guarantee.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turn bad input into one clear message and exit code 2; anything unexpected keeps its traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, PrivacyError, OSError) as error:
+        errors.print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        console.print(f"dpoptim {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def account(
+    n: RecordsOption,
+    batch_size: BatchOption,
+    noise_multiplier: Annotated[float, typer.Option(help="Noise std on the sum over the clip norm, > 0.")],
+    epochs: EpochsOption = None,
+    steps: StepsOption = None,
+    delta: Annotated[
+        list[float] | None,
+        typer.Option(help="State epsilon at this delta; repeat for several. Default 1e-5."),
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="State delta at this epsilon; repeat for several.")
+    ] = None,
+    neighboring: RelationOption = Relation.add_or_remove_one,
+    as_json: JsonOption = False,
+) -> None:
+    """What does a run of DP-SGD cost? Epsilon for any delta, delta for any epsilon.
+
+    Example: [bold]dpoptim account --n 60000 --batch-size 500 --noise-multiplier 1.1 --steps 6000[/]
+    """
+    with clear_errors():
+        from dpoptim.accounting.accountant import compute_delta, compute_epsilon
+        from dpoptim.methods import DPSGD
+
+        deltas = delta or ([] if epsilon else [1e-5])
+        first = deltas[0] if deltas else 1e-5
+        plan = DPSGD(clip_norm=1.0).plan(
+            n=n,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            noise_multiplier=positive("noise_multiplier", noise_multiplier),
+            delta=first,
+            neighboring=neighboring.value,
+        )
+        guarantees = [compute_epsilon(plan.event, d, plan.neighboring) for d in deltas]
+        guarantees += [compute_delta(plan.event, e, plan.neighboring) for e in epsilon or []]
+    if as_json:
+        print(json.dumps([g.to_json() for g in guarantees], indent=2))
+        return
+    table = Table(
+        title=f"{plan.steps} steps, q = {plan.sampler.sample_rate:.6g}, noise multiplier {noise_multiplier:g}"
+    )
+    for column in ("epsilon", "delta", "neighbours", "accountant"):
+        table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left")
+    for g in guarantees:
+        table.add_row(f"{g.epsilon:.6g}", f"{g.delta:.6g}", neighboring.value, g.accountant)
+    console.print(table)
+
+
+@app.command()
+def calibrate(
+    n: RecordsOption,
+    batch_size: BatchOption,
+    epsilon: Annotated[float, typer.Option(help="Budget: epsilon > 0; never exceeded.")],
+    delta: Annotated[float, typer.Option(help="Budget: delta, 1e-14 < delta < 1, well below 1/n.")],
+    epochs: EpochsOption = None,
+    steps: StepsOption = None,
+    neighboring: RelationOption = Relation.add_or_remove_one,
+    as_json: JsonOption = False,
+) -> None:
+    """How much noise does a budget need? The smallest noise multiplier that keeps to it.
+
+    Example: [bold]dpoptim calibrate --n 60000 --batch-size 4096 --epochs 40 --epsilon 2 --delta 1e-5[/]
+    """
+    with clear_errors():
+        from dpoptim.methods import DPSGD
+
+        plan = DPSGD(clip_norm=1.0).plan(
+            n=n,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=neighboring.value,
+        )
+    if as_json:
+        figures = {"noise_multiplier": plan.noise_multiplier, "steps": plan.steps, **plan.guarantee.to_json()}
+        print(json.dumps(figures, indent=2))
+        return
+    console.print(f"noise multiplier  [bold]{plan.noise_multiplier:.6g}[/]", highlight=False)
+    console.print(f"steps             {plan.steps} (about {plan.epochs:.4g} epochs)", highlight=False)
+    console.print(f"guarantee         {plan.guarantee}", highlight=False)
+
+
+def positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, got {value!r}: without noise there is no guarantee to compute.")
+    return value
+
+
+@app.command()
+def train(
+    data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv or .npz file.")] = "digits",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Label column (.csv) or array (.npz, default y).")] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Labels that may occur, comma-separated: a public list. Default: read off the data."),
+    ] = None,
+    data_is_public: Annotated[
+        bool,
+        typer.Option("--data-is-public", help="Allow scores and the comparison; the bundled sets are public."),
+    ] = False,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", help="Nominal number of records, public; needed for add-or-remove-one.", min=1),
+    ] = None,
+    normalise: Annotated[
+        bool, typer.Option(help="Scale each record of a table to norm 1 (looks at that record alone).")
+    ] = True,
+    raw_pixels: Annotated[
+        bool, typer.Option("--raw-pixels", help="Bundled images as they are, not sqrt(pixel) - 0.4.")
+    ] = False,
+    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax,
+    method: Annotated[MethodName, typer.Option(help="Training algorithm.")] = MethodName.dp_sgd,
+    epsilon: Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier. Default 2.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Failure probability, well below 1/n. Default 1e-5 for the bundled sets."),
+    ] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Instead of --epsilon.")] = None,
+    neighboring: Annotated[
+        Relation | None,
+        typer.Option(help="Default: add-or-remove-one where n is public (--n, bundled sets), else zero-out."),
+    ] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Bound on each record's gradient.")] = None,
+    clipping: Annotated[ClippingName, typer.Option(help="How the bound is kept.")] = ClippingName.flat,
+    batch_size: Annotated[int | None, typer.Option(help="Expected batch size.", min=1)] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of SGD.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of SGD.")] = None,
+    physical_batch_size: Annotated[int | None, typer.Option(help="Rows at a time that memory holds.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Initialisation and splits; never the noise.")] = 0,
+    noise_seed: Annotated[
+        int | None, typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release.")
+    ] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Ledger file of this data set; charged before training.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")
+    ] = None,
+    compare: Annotated[
+        bool | None,
+        typer.Option("--compare/--no-compare", help="Also train without privacy (public data only)."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/DATA-MODEL-TIME.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in an existing --out.")] = False,
+) -> None:
+    """Train a classifier privately, and write model, plan, certificate and report into a run directory.
+
+    Example: [bold]dpoptim train --data fashion-mnist --model softmax --epsilon 2 --delta 1e-5[/]
+
+    With a table of your own: [bold]dpoptim train --data patients.csv --target outcome --classes no,yes
+    --epsilon 1 --delta 1e-6 --ledger patients.sqlite --budget 3,1e-6[/]
+    """
+    with clear_errors():
+        from dpoptim.training.command import TrainRequest, run_training
+
+        request = TrainRequest(
+            data=data,
+            data_dir=data_dir,
+            target=target,
+            classes=None if classes is None else tuple(name.strip() for name in classes.split(",")),
+            data_is_public=data_is_public,
+            n=n,
+            normalise=normalise,
+            raw_pixels=raw_pixels,
+            model=model.value,
+            method=method.value,
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=noise_multiplier,
+            neighboring=None if neighboring is None else neighboring.value,
+            clip_norm=clip_norm,
+            clipping=clipping.value,
+            batch_size=batch_size,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            physical_batch_size=physical_batch_size,
+            seed=seed,
+            noise_seed=noise_seed,
+            ledger=ledger,
+            budget=budget,
+            compare=compare,
+            out=out,
+            overwrite=overwrite,
+        )
+        run_training(request, console)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

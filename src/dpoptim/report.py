@@ -1,0 +1,266 @@
+"""The report: one HTML file that shows people what a run guarantees, what that rests on, and what it cost.
+
+It says what the certificate says, and draws it. Nothing is fetched and no script runs: it reads the same in an
+e-mail, on paper and in ten years.
+"""
+
+import html
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dpoptim import report_figures as figures
+from dpoptim.accounting.guarantee import neighboring_name
+from dpoptim.accounting.guarantee import rounded_up as rounded_up
+from dpoptim.certificate import PUBLIC, certificate, percent_up, verdict
+from dpoptim.files import write_atomically
+from dpoptim.report_style import STYLE
+from dpoptim.training.result import RunResult
+
+_SIGNS = {"proven": "\N{CHECK MARK}", "unproven": "!", "marked": "!", "none": "\N{MULTIPLICATION X}"}
+_escape = html.escape
+
+
+def write_report(path: Path, result: RunResult) -> None:
+    """Write the report as one self-contained HTML file, whole or not at all.
+
+    Raises:
+        OSError: naming the path and the fix; what was there before is untouched.
+    """
+    write_atomically(path, report(result))
+
+
+def report(result: RunResult) -> str:
+    """The report as HTML.
+
+    **Guarantee.** Made from ``result`` alone, which holds public figures only; no record is touched.
+    """
+    facts = certificate(result)
+    title = f"{result.model_name} trained on {result.data_name}"
+    sections = [
+        _hero(result, facts),
+        _key_facts(result, facts),
+        _attacker(result, facts),
+        _accuracy(result, facts),
+        _promise(result, facts),
+        _basis(facts),
+        _details(result, facts),
+        _verify(facts),
+    ]
+    finished = result.finished.replace("T", " at ", 1)[:19]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Privacy report: {_escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<header><span><strong>Privacy report</strong></span><span>{_escape(finished)}</span></header>\n"
+        f"<h1>{_escape(title)}</h1>\n"
+        + "\n".join(sections)
+        + "\n<footer>This report holds public figures only. dpoptim "
+        f"{_escape(result.versions.get('dpoptim', ''))}</footer>\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _hero(result: RunResult, facts: dict[str, Any]) -> str:
+    judged, guarantee = verdict(result), result.guarantee
+    if math.isinf(guarantee.epsilon):
+        number = '<span aria-label="epsilon is infinite">ε <small>=</small> ∞</span>'
+    else:
+        number = f"ε <small>≤</small> {rounded_up(guarantee.epsilon)}"
+    terms = [
+        f"at δ = {figures.power_of_ten(guarantee.delta)}",
+        neighboring_name(guarantee.neighboring),
+        *([f"{guarantee.accountant} accounting"] if guarantee.epsilon < math.inf else []),
+        *([f"per {guarantee.unit}"] if guarantee.unit != "record" else []),
+    ]
+    remarks = ([] if guarantee.status == "proven" else [guarantee.status]) + list(guarantee.notes)
+    notes = "".join(f'<p class="note">{_escape(note)}</p>' for note in remarks if note.lower() != judged.title.lower())
+    reading = facts["guarantee"]["reading"]
+    trust = '<p class="small">given what is <a href="#basis">taken on trust</a></p>' * (judged.kind == "proven")
+    return (
+        f'<div class="card hero {judged.kind}"><div><span class="badge">{_SIGNS[judged.kind]} '
+        f'{_escape(judged.title)}</span><p class="epsilon">{number}</p>'
+        f'<p class="terms">{" · ".join(f"<span>{_escape(term)}</span>" for term in terms)}</p>{trust}{notes}</div>'
+        f'<div><p class="reading">{_escape(reading)}</p>{_meter(facts)}</div></div>'
+    )
+
+
+def _meter(facts: dict[str, Any]) -> str:
+    """How far the best guess lies between a coin toss and certainty."""
+    if facts["attacker"] is None:
+        return ""
+    share = facts["attacker"]["right_at_most"]
+    way = f"{(share - 0.5) * 200:.1f}%"
+    return (
+        f'<div class="meter"><div class="here"><b style="left:clamp(5em,{way},100% - 5em)">'
+        f'best guess {percent_up(share)}</b></div><div class="track"><div class="fill" style="width:{way}"></div></div>'
+        '<div class="scale"><span>50 % coin toss</span><span>100 % certainty</span></div></div>'
+    )
+
+
+def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
+    plan, scores = result.plan, facts["accuracy"] or {}
+    cells = [
+        ("Records", f"{plan.n:,}", "a public number"),
+        ("Expected batch", f"{plan.batch_size:,}", f"each record with chance {plan.sampler.sample_rate:.3g}"),
+        ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
+        ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
+        ("Training time", _duration(result.seconds), "of the private run"),
+    ]
+    if scores.get("private"):
+        cells.append(
+            ("Accuracy" if plan.noise_multiplier == 0 else "Private accuracy", _percent(scores["private"][-1]), PUBLIC)
+        )
+    rows = "".join(
+        f"<div><dt>{name}</dt><dd>{_escape(value)}<small>{_escape(remark)}</small></dd></div>"
+        for name, value, remark in cells
+    )
+    return f'<dl class="facts">{rows}</dl>'
+
+
+def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
+    if facts["attacker"] is None:
+        return ""
+    rows = [
+        (f"{point['false_positive_rate'] * 100:g} % false alarms", percent_up(point["true_positive_rate"]))
+        for point in facts["attacker"]["found_at_most"]
+    ]
+    relation, unit = result.plan.neighboring, result.guarantee.unit
+    return (
+        '<section><h2>What an attacker can do</h2><p class="lead">Every attack trades false alarms against '
+        f"missed {_escape(unit)}s. Below the curve lies what no attack reaches, however clever, and whatever "
+        'else it knows.</p><div class="card beside">'
+        + _figure(figures.attacker_figure(result.plan), f"Trade-off of the best attacker, {relation}.")
+        + f"<div><h3>At most this share is recognised</h3>{_table(rows, 'numbers')}"
+        '<p class="small">Blind guessing recognises as many as it raises false alarms.</p></div></div></section>'
+    )
+
+
+def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
+    scores = facts["accuracy"]
+    if scores is None:
+        return ""
+    noisy = result.plan.noise_multiplier > 0
+    name, heading = ("Private", "What it costs in accuracy") if noisy else ("This model", "How accurate it is")
+    private, comparison = scores["private"], scores["without_privacy"]
+    rows = [
+        (name, _percent(series[-1])) for name, series in ((name, private), ("Without privacy", comparison)) if series
+    ]
+    if private and comparison and noisy:
+        points = (comparison[-1] - private[-1]) * 100
+        rows.append(("Price of privacy", f"{points:.1f} points".replace("-", "\N{MINUS SIGN}")))
+    return (
+        f'<section><h2>{heading}</h2><div class="card beside">'
+        + _figure(
+            figures.accuracy_figure(name.lower(), private, comparison), f"Hold-out accuracy {scores['measured']}."
+        )
+        + f"<div><h3>After the last epoch</h3>{_table(rows, 'numbers')}"
+        '<p class="small">Such figures are releases of their own. They are shown because this data was '
+        "declared public.</p></div></div></section>"
+    )
+
+
+def _promise(result: RunResult, facts: dict[str, Any]) -> str:
+    """Epsilon by delta and by steps."""
+    proven, plan = facts["verdict"]["for_release"], result.plan
+    if plan.noise_multiplier == 0:
+        return ""
+    caveat = "" if proven else " (not a guarantee)"
+    scope = "The run satisfies every point of the curve over delta at once." if proven else ""
+    point = f"ε ≤ {rounded_up(plan.guarantee.epsilon)}"
+    return (
+        '<section><h2>One run, many readings</h2><p class="lead">Epsilon bounds how much any one '
+        f"{_escape(result.guarantee.unit)} can shift what is released; delta is the slack in that bound. {scope}</p>"
+        '<div class="pair"><div class="card">'
+        + _figure(
+            figures.privacy_curve_figure(plan, point, caveat),
+            f"Epsilon at other deltas, {plan.neighboring}; the plan's own point is marked.",
+        )
+        + '</div><div class="card">'
+        + _figure(
+            figures.spending_figure(plan, point, caveat),
+            f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole plan was reserved "
+            "before its first step, so stopping early saves nothing.",
+        )
+        + "</div></div></section>"
+    )
+
+
+def _basis(facts: dict[str, Any]) -> str:
+    basis = facts["basis"]
+    if not any(basis.values()):
+        return ""
+    unproven = ""
+    if basis["unproven"]:
+        unproven = f'<div class="card open"><h3>Unproven</h3>{_list(basis["unproven"])}</div>'
+    return (
+        '<section id="basis"><h2>What the guarantee rests on</h2><p class="lead">'
+        f"{_escape(facts['guarantee']['relation_explained'])}</p>{unproven}"
+        f'<div class="pair"><div class="card enforced"><h3>Enforced in code</h3>{_list(basis["enforced"])}</div>'
+        f'<div class="card trusted"><h3>Taken on trust</h3>{_list(basis["trusted"])}</div></div></section>'
+    )
+
+
+def _details(result: RunResult, facts: dict[str, Any]) -> str:
+    settings = [(name.replace("_", " "), _number(value)) for name, value in facts["settings"].items()]
+    training = [
+        ("parameters", f"{result.parameters:,}"),
+        ("classes", f"{result.classes:,}"),
+        *result.settings.items(),
+    ]
+    deltas = [
+        (f"δ = {figures.power_of_ten(row['delta'])}", f"ε ≤ {rounded_up(float(row['epsilon']))}")
+        for row in facts["further_deltas"]
+    ]
+    ledger = list((facts["ledger"] or {"entry": "none: no noise was added, so nothing was charged"}).items())
+    tables = [
+        ("Privacy settings", _table(settings)),
+        ("Training", _table(training)),
+        ("Privacy ledger", _table(ledger)),
+        ("Versions", _table(result.versions.items())),
+    ]
+    if deltas:
+        tables.insert(2, ("At other deltas", _table(deltas, "numbers")))
+    cards = "".join(f'<div class="card"><h3>{name}</h3>{table}</div>' for name, table in tables)
+    return f'<section><h2>Details</h2><div class="columns">{cards}</div></section>'
+
+
+def _verify(facts: dict[str, Any]) -> str:
+    text = f"<p>As printed by the library: <strong>{_escape(facts['guarantee']['text'])}</strong></p>"
+    if facts["verify"]:
+        text += (
+            "<p>Epsilon follows from public numbers alone. Anybody can compute it again:</p>"
+            f"<pre>{_escape(facts['verify'])}</pre>"
+        )
+    return f'<section><h2>Check it yourself</h2><div class="card">{text}</div></section>'
+
+
+def _figure(svg: str, caption: str) -> str:
+    label = _escape(caption)
+    return f'<figure role="img" aria-label="{label}">{svg}<figcaption>{label}</figcaption></figure>'
+
+
+def _table(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
+    body = "".join(f'<tr><th scope="row">{_escape(name)}</th><td>{_escape(value)}</td></tr>' for name, value in rows)
+    return f'<table class="{kind}"><tbody>{body}</tbody></table>'
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_escape(item)}</li>' for item in items)}</ul>"
+
+
+def _number(value: object) -> str:
+    if isinstance(value, bool | str) or value is None:
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f}\N{NO-BREAK SPACE}%"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

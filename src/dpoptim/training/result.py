@@ -1,0 +1,61 @@
+"""What a finished run may show to the world: public figures only. Certificate and report are made from it."""
+
+from dataclasses import dataclass
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.plan import Basis, Plan
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """Where the run was charged. ``path`` is None for a ledger in memory."""
+
+    path: str | None
+    dataset: str
+    reservation: str
+    remaining: str
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracy on a public hold-out after each epoch, in [0, 1]; one entry an epoch, in order."""
+
+    per_epoch: tuple[float, ...]
+
+    @property
+    def final(self) -> float:
+        return self.per_epoch[-1]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished private run.
+
+    Attributes:
+        data_name, model_name: for people.
+        records: the plan's n. classes: number of labels. parameters: trainable numbers in the model.
+        plan, guarantee, basis: the promise, what was spent, and on what it rests.
+        settings: public settings in the order to print (optimizer, learning rate, seed, ...).
+        seconds: wall time of the private training.
+        ledger: where it was charged (None: the noise was off).
+        private_scores: on a hold-out declared public; None otherwise.
+        comparison_scores: the same model trained without privacy, on data declared public; None otherwise.
+        versions: package name -> version.
+        finished: local date and time, ISO 8601.
+    """
+
+    data_name: str
+    model_name: str
+    records: int
+    classes: int
+    parameters: int
+    plan: Plan
+    guarantee: Guarantee
+    basis: tuple[Basis, ...]
+    settings: dict[str, str]
+    seconds: float
+    ledger: LedgerEntry | None
+    private_scores: Scores | None
+    comparison_scores: Scores | None
+    versions: dict[str, str]
+    finished: str

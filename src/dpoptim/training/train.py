@@ -1,0 +1,168 @@
+"""Train a classifier on a data set that fits memory, with and (on public data) without privacy."""
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.datasets import Data
+from dpoptim.plan import Basis, Plan
+from dpoptim.training.attach import attach
+from dpoptim.version import __version__ as dpoptim_version
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimization:
+    """SGD's public settings, and the share of last iterates that are averaged into the result."""
+
+    learning_rate: float
+    momentum: float
+    averaged: float
+    physical_batch_size: int | None = None
+
+
+class TailAverage:
+    """The mean of the iterates after a given step: less noise for nothing, since iterates are released anyway."""
+
+    def __init__(self, model: nn.Module, start: int) -> None:
+        self._model, self._start, self._count = model, start, 0
+        self._mean = [p.detach().clone() for p in model.parameters()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        self._count = self._count + 1 if step > self._start else 1
+        for mean, p in zip(self._mean, self._model.parameters(), strict=True):
+            mean.lerp_(p, 1 / self._count)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the model's parameters with their mean; a second call undoes it."""
+        for p, mean in zip(self._model.parameters(), self._mean, strict=True):
+            current = p.detach().clone()
+            p.copy_(mean)
+            mean.copy_(current)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Share of records classified right. Only for data declared public."""
+    right = sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(4096), y.split(4096), strict=True))
+    return right / len(y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A privately trained model, its public scores (if the data is public), and where it started from."""
+
+    model: nn.Module
+    guarantee: Guarantee
+    basis: tuple[Basis, ...]
+    reservation: str | None
+    scores: tuple[float, ...]
+    seconds: float
+
+
+def train_privately(
+    data: Data,
+    model: nn.Module,
+    plan: Plan,
+    optimization: Optimization,
+    *,
+    ledger: Ledger,
+    label: str,
+    noise_seed: int | None,
+    on_step: Callable[[int], None],
+) -> Trained:
+    """Train a classifier by SGD under ``plan``; the result is the mean of the last iterates.
+
+    Args:
+        model: trained in place. label: public text for the ledger. noise_seed: see `attach`.
+        on_step: told the number of finished steps.
+
+    **Guarantee.** The model and everything else in the result are covered by ``guarantee``; scores appear only for
+    data declared public.
+    """
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    hold_out = public_hold_out(data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum)
+    average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
+    steps_per_epoch = -(-plan.n // plan.batch_size)
+    scores: list[float] = []
+    started = time.perf_counter()
+    with attach(
+        plan,
+        model,
+        optimizer,
+        TensorDataset(x, y),
+        ledger=None if plan.noise_multiplier == 0 else ledger,
+        label=label,
+        noise_seed=noise_seed,
+    ) as private:
+        for batch_x, batch_y in private.batches(physical_batch_size=optimization.physical_batch_size):
+            F.cross_entropy(model(batch_x), batch_y).backward()
+            optimizer.step()
+            if not private.finished_step:
+                continue
+            step = private.steps_done
+            average.update(step)
+            on_step(step)
+            if hold_out is not None and (step % steps_per_epoch == 0 or step == plan.steps):
+                average.swap()
+                scores.append(accuracy(model, *hold_out))
+                average.swap()
+        average.swap()
+        return Trained(
+            model=model,
+            guarantee=private.spent(),
+            basis=(*private.basis, *(Basis("trusted", text) for text in data.read_off)),
+            reservation=private.reservation,
+            scores=tuple(scores),
+            seconds=time.perf_counter() - started,
+        )
+
+
+def public_hold_out(data: Data) -> tuple[Tensor, Tensor] | None:
+    """The hold-out, if there is one and scores on it may be shown."""
+    if not data.public or data.x_test is None or data.y_test is None:
+        return None
+    return torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+
+
+def train_without_privacy(data: Data, model: nn.Module, *, epochs: int, seed: int) -> tuple[float, ...]:
+    """Hold-out accuracy after each epoch of ordinary Adam on shuffled batches of 256.
+
+    Raises:
+        ValueError: the data is not public, or has no hold-out.
+    """
+    hold_out = public_hold_out(data)
+    if hold_out is None:
+        raise ValueError("training without privacy needs data declared public (--data-is-public), with a hold-out.")
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(seed)
+    scores = []
+    for _ in range(epochs):
+        for indices in torch.randperm(len(x), generator=generator).split(256):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[indices]), y[indices]).backward()
+            optimizer.step()
+        scores.append(accuracy(model, *hold_out))
+    return tuple(scores)
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of what computed and trained."""
+    packages = ("torch", "dp-accounting", "cryptography", "numpy", "scipy")
+    return {
+        "dpoptim": dpoptim_version,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }

@@ -1,0 +1,178 @@
+"""The certificate claims what the run may claim, in strict JSON, and nothing private."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpoptim import Guarantee, Plan
+from dpoptim.accounting.accountant import tradeoff_curve
+from dpoptim.certificate import best_guess, certificate, percent_up, reading, verdict, write_certificate
+from dpoptim.plan import Basis
+from dpoptim.training.result import Scores
+from finished_run import SEEDED, UNPROVEN, small_run
+
+
+def test_it_is_strict_json_with_the_plans_epsilon(tmp_path: Path) -> None:
+    result = small_run()
+    write_certificate(tmp_path / "certificate.json", result)
+    text = (tmp_path / "certificate.json").read_text(encoding="utf-8")
+    data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+    assert data == certificate(result)
+    assert data["format"] == "dpoptim.certificate/1"
+    assert data["guarantee"]["epsilon"] == result.plan.guarantee.epsilon
+    assert data["guarantee"]["text"] == str(result.guarantee)
+    assert data["verdict"]["for_release"] is True
+    assert data["settings"]["sample_rate"] == 0.1
+    assert data["settings"]["clip_norm"] == 1.0
+    assert data["ledger"]["reservation"] == "r-17"
+    assert "secret-folder" not in text
+
+
+def test_its_plan_can_be_read_and_computed_again() -> None:
+    result = small_run()
+    assert Plan.from_json(json.dumps(certificate(result)["plan"])) == result.plan
+
+
+def test_its_command_names_every_number_exactly() -> None:
+    result = small_run(noise_multiplier=1.2345678901234567)
+    command = certificate(result)["verify"]
+    assert command == (
+        "dpoptim account --n 1000 --batch-size 100 --steps 20 --noise-multiplier 1.2345678901234567 "
+        "--delta 1e-05 --neighboring add-or-remove-one"
+    )
+
+
+def test_further_deltas_are_upper_bounds_near_the_exact_epsilon() -> None:
+    result = small_run()
+    rows = certificate(result)["further_deltas"]
+    assert [row["delta"] for row in rows] == [1e-4, 1e-5, 1e-6, 1e-7, 1e-8]
+    assert rows[1]["epsilon"] == result.plan.guarantee.epsilon
+    for row in rows:
+        assert row["epsilon"] == pytest.approx(result.plan.epsilon(row["delta"]), rel=5e-3)
+    assert [row["epsilon"] for row in rows] == sorted(row["epsilon"] for row in rows)
+
+
+@pytest.mark.parametrize("neighboring", ["add-or-remove-one", "zero-out", "replace-one"])
+def test_the_best_guess_is_what_the_trade_off_curve_allows(neighboring: str) -> None:
+    plan = small_run(neighboring=neighboring).plan
+    rates = [i / 1000 for i in range(1001)]
+    errors = tradeoff_curve(plan.event, neighboring, rates) + rates
+    allowed = 1 - float(errors.min()) / 2
+    guess = best_guess(plan, plan.guarantee)
+    assert allowed - 1e-3 <= guess <= allowed + 5e-3
+    assert guess < (math.exp(plan.guarantee.epsilon) + 1e-5) / (1 + math.exp(plan.guarantee.epsilon))
+
+
+def test_the_best_guess_of_one_gaussian_is_known_exactly() -> None:
+    """One full-batch step with z = 2 tells N(0, 1) from N(1/2, 1): right with probability Phi(1/4)."""
+    from dpoptim import DPSGD
+
+    plan = DPSGD(clip_norm=1.0).plan(n=10, batch_size=10, steps=1, noise_multiplier=2, delta=1e-5)
+    exact = 0.5 * (1 + math.erf(0.25 / math.sqrt(2)))
+    assert exact <= best_guess(plan, plan.guarantee) < exact + 1e-3
+
+
+def test_nothing_released_is_a_coin_toss() -> None:
+    result = small_run()
+    nothing = replace(result.guarantee, epsilon=0.0, delta=0.0, accountant="nothing released")
+    assert best_guess(result.plan, nothing) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("neighboring", "question"),
+    [
+        ("add-or-remove-one", "whether one particular record was used"),
+        ("zero-out", "whether one particular record contributed"),
+        ("replace-one", "which of two values one particular record has"),
+    ],
+)
+def test_the_reading_answers_the_relations_question(neighboring: str, question: str) -> None:
+    result = small_run(neighboring=neighboring)
+    assert question in reading(result)
+    assert percent_up(best_guess(result.plan, result.guarantee)) in reading(result)
+    users = replace(result, guarantee=replace(result.guarantee, unit="user"))
+    assert question.replace("record", "user") in reading(users)
+
+
+def test_percentages_of_bounds_are_rounded_up() -> None:
+    assert percent_up(0.59601) == "59.7\N{NO-BREAK SPACE}%"
+    assert percent_up(0.5) == "50.0\N{NO-BREAK SPACE}%"
+
+
+def test_what_is_not_proven_is_not_claimed() -> None:
+    proven = small_run()
+    guarantee = proven.guarantee
+    cases = {
+        "marked": replace(proven, guarantee=replace(guarantee, notes=("one", SEEDED)), basis=(UNPROVEN,)),
+        "unproven": replace(proven, basis=(*proven.basis, UNPROVEN)),
+        "none": small_run(noise_multiplier=0),
+    }
+    for kind, result in cases.items():
+        data = certificate(result)
+        assert data["verdict"]["kind"] == verdict(result).kind == kind
+        assert data["verdict"]["for_release"] is False
+        assert data["attacker"] is None
+        assert "at most" not in data["guarantee"]["reading"]
+    counterexample = replace(guarantee, status="unproven (counterexample known)")
+    assert verdict(replace(proven, guarantee=counterexample)).title == "Unproven (counterexample known)"
+    assert certificate(cases["marked"])["guarantee"]["notes"] == ["one", SEEDED]
+    assert certificate(cases["unproven"])["basis"]["unproven"] == [UNPROVEN.text]
+
+
+def test_without_noise_there_is_no_number_and_no_plan() -> None:
+    result = replace(small_run(noise_multiplier=0), ledger=None)
+    data = certificate(result)
+    json.dumps(data, allow_nan=False)
+    assert data["guarantee"]["epsilon"] == "inf"
+    assert data["plan"] is data["verify"] is data["ledger"] is None
+    assert data["further_deltas"] == []
+    assert not any(data["basis"].values())
+
+
+def test_an_infinite_clip_norm_fits_strict_json() -> None:
+    from dpoptim import DPSGD
+
+    plan = DPSGD(clip_norm=math.inf).plan(n=1000, batch_size=100, steps=20, noise_multiplier=0, delta=1e-5)
+    data = certificate(replace(small_run(), plan=plan, guarantee=plan.guarantee))
+    json.dumps(data, allow_nan=False)
+    assert data["settings"]["clip_norm"] == "inf"
+
+
+def test_accuracy_is_there_only_with_scores_and_says_public() -> None:
+    result = small_run()
+    accuracy = certificate(result)["accuracy"]
+    assert "on data declared public" in accuracy["measured"]
+    assert accuracy["private"] == [0.5, 0.7123]
+    alone = certificate(replace(result, comparison_scores=None))["accuracy"]
+    assert alone["without_privacy"] is None
+    for none in (None, Scores(())):
+        assert certificate(replace(result, private_scores=none, comparison_scores=None))["accuracy"] is None
+
+
+def test_every_basis_is_under_its_kind() -> None:
+    result = replace(small_run(), basis=(Basis("trusted", "a"), Basis("enforced", "b"), Basis("trusted", "c")))
+    assert certificate(result)["basis"] == {"enforced": ["b"], "trusted": ["a", "c"], "unproven": []}
+
+
+def test_its_guarantee_can_be_read_back() -> None:
+    result = small_run()
+    stored = certificate(result)["guarantee"]
+    names = ("epsilon", "delta", "neighboring", "accountant", "status", "notes", "unit")
+    assert Guarantee.from_json({name: stored[name] for name in names}) == result.guarantee
+
+
+def test_a_full_disk_leaves_the_old_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "certificate.json"
+    path.write_text("old")
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"certificate\.json.*disk space"):
+        write_certificate(path, small_run())
+    assert path.read_text() == "old"
