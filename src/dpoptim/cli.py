@@ -63,9 +63,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """Turn bad input into one clear message and exit code 2; anything unexpected keeps its traceback."""
+    from dpoptim.accounting.ledger_settings import LedgerError
+
     try:
         yield
-    except (ValueError, TypeError, PrivacyError, OSError) as error:
+    except (ValueError, TypeError, PrivacyError, LedgerError, OSError) as error:
         errors.print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
 

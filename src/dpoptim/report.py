@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpoptim import report_figures as figures
-from dpoptim.accounting.guarantee import neighboring_name
-from dpoptim.accounting.guarantee import rounded_up as rounded_up
+from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.files import write_atomically
 from dpoptim.report_style import STYLE

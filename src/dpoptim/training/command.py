@@ -83,7 +83,6 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     compare = data.public if request.compare is None else request.compare
     if compare and not data.public:
         raise ValueError("--compare trains without privacy, which only public data allows: add --data-is-public.")
-    folder = prepare_folder(request, data)
     torch.manual_seed(request.seed)
     model = build_model(request.model, data.x.shape[1:], data.classes)
     comparison = copy.deepcopy(model)
@@ -96,6 +95,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     with open_ledger(request, plan, data) as ledger:
         if plan.noise_multiplier > 0:
             ledger.check(plan.event, plan.neighboring)
+        folder = prepare_folder(request, data)
         write_atomically(folder / "plan.json", plan.to_json() + "\n")  # before anything is spent: the folder works
         console.print(plan.describe(), highlight=False, soft_wrap=True)
         with progress_bar(console, plan) as count:

@@ -1,0 +1,212 @@
+"""The command line as a user meets it: results, refusals, and nothing lost."""
+
+import errno
+import html.parser
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dpoptim
+from dpoptim.cli import app
+
+FAST = ["--epochs", "2", "--batch-size", "256"]
+
+
+def run(*args: str, code: int = 0) -> str:
+    # A wide terminal, so that no message is wrapped in the middle of a word that a test looks for.
+    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
+    assert result.exit_code == code, (result.output, result.exception)
+    return re.sub(r"\s+", " ", result.output)
+
+
+def table(path: Path, rows: int = 60) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 3))
+    lines = [f"{a},{b},{c},{'yes' if a > 0 else 'no'}" for a, b, c in x]
+    path.write_text("\n".join(["a,b,c,outcome", *lines]) + "\n")
+    return path
+
+
+def test_account() -> None:
+    text = run("account", "--n", "60000", "--batch-size", "500", "--noise-multiplier", "1.1", "--steps", "6000")
+    assert "3.17" in text
+    figures = json.loads(
+        run(
+            *("account", "--n", "60000", "--batch-size", "500", "--noise-multiplier", "1.1", "--steps", "6000"),
+            *("--delta", "1e-5", "--delta", "1e-6", "--epsilon", "3", "--json"),
+        )
+    )
+    assert len(figures) == 3
+    assert figures[0]["epsilon"] == pytest.approx(3.171, rel=0.005)
+    assert figures[1]["epsilon"] > figures[0]["epsilon"]
+    assert figures[2]["epsilon"] == 3
+    assert 1e-6 < figures[2]["delta"] < 1e-4
+
+
+def test_calibrate() -> None:
+    arguments = ["--n", "60000", "--batch-size", "500", "--steps", "6000", "--epsilon", "2", "--delta", "1e-5"]
+    figures = json.loads(run("calibrate", *arguments, "--json"))
+    assert figures["noise_multiplier"] == pytest.approx(1.477, rel=0.01)
+    assert 1.98 <= figures["epsilon"] <= 2
+    assert "noise multiplier" in run("calibrate", *arguments)
+
+
+@pytest.mark.parametrize("command", [[], ["account"], ["calibrate"], ["train"]])
+def test_help_is_worth_reading(command: list[str]) -> None:
+    text = run(*command, "--help")
+    assert "privacy" in text or "private" in text.lower() or "Epsilon" in text or "noise" in text
+
+
+def test_train_writes_a_run_directory(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    text = run("train", "--data", "digits", "--epsilon", "2", "--out", str(out), "--compare", *FAST)
+    assert "epsilon=2.00 at delta=1e-05" in text
+    assert "accuracy, private" in text
+    assert "accuracy, not private" in text
+    saved = torch.load(out / "model.pt", weights_only=True)
+    assert saved["model"] == "softmax"
+    assert len(saved["class_names"]) == 10
+    plan = dpoptim.Plan.from_json((out / "plan.json").read_text())
+    certificate = json.loads((out / "certificate.json").read_text())
+    assert certificate["guarantee"]["epsilon"] == plan.guarantee.epsilon <= 2
+    html.parser.HTMLParser().feed((out / "report.html").read_text())
+
+
+def test_private_tables_show_no_scores(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["--data", str(table(tmp_path / "t.csv")), "--target", "outcome", "--delta", "1e-4", "--out", str(out)]
+    text = run("train", *arguments, "--epochs", "2")
+    assert "accuracy" not in text
+    assert "zero-out" in text
+    assert "ccuracy" not in (out / "report.html").read_text()
+    certificate = json.loads((out / "certificate.json").read_text())
+    assert certificate["accuracy"] is None
+    assert "read off the data" in json.dumps(certificate)
+    refused = run("train", *arguments, "--compare", code=2)
+    assert "--data-is-public" in refused
+
+
+def test_public_tables_show_scores(tmp_path: Path) -> None:
+    text = run(
+        *("train", "--data", str(table(tmp_path / "t.csv")), "--target", "outcome", "--classes", "no,yes"),
+        *("--n", "48", "--data-is-public", "--delta", "1e-4", "--epochs", "2", "--out", str(tmp_path / "run")),
+    )
+    assert "accuracy, private" in text
+    assert "add-or-remove-one" in text
+
+
+def test_a_seeded_run_is_marked(tmp_path: Path) -> None:
+    models = []
+    for name in ("a", "b"):
+        text = run("train", "--noise-seed", "1", "--out", str(tmp_path / name), "--no-compare", *FAST)
+        assert "not for release" in text
+        models.append(torch.load(tmp_path / name / "model.pt", weights_only=True)["state_dict"])
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+    assert "not for release" in (tmp_path / "a" / "certificate.json").read_text()
+
+
+def test_a_ledger_keeps_the_budget(tmp_path: Path) -> None:
+    ledger = str(tmp_path / "digits.sqlite")
+    common = ["train", "--no-compare", "--epsilon", "2", "--ledger", ledger, *FAST]
+    run(*common, "--budget", "2.5,1e-5", "--out", str(tmp_path / "a"))
+    refused = run(*common, "--out", str(tmp_path / "b"), code=2)
+    assert "budget" in refused
+    assert not (tmp_path / "b" / "model.pt").exists()
+    with dpoptim.Ledger(ledger) as opened:
+        (entry,) = opened.entries()
+    assert entry.state == "committed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--epsilon", "0"], "epsilon"),
+        (["--epsilon", "-1"], "epsilon"),
+        (["--delta", "2"], "delta"),
+        (["--batch-size", "5000"], "batch_size=5000 is larger than n"),
+        (["--epsilon", "1", "--noise-multiplier", "1"], "either epsilon"),
+        (["--clip-norm", "0"], "clip_norm"),
+        (["--data", "nowhere.csv"], "does not exist"),
+        (["--target", "y"], "--target is for a table"),
+        (["--budget", "3,1e-5"], "--ledger"),
+        (["--data", "fashion-mnist", "--data-dir", "nowhere"], "--data-dir"),
+    ],
+)
+def test_bad_input_names_the_fix(tmp_path: Path, arguments: list[str], said: str) -> None:
+    text = run("train", "--out", str(tmp_path / "run"), *arguments, code=2)
+    assert "Error:" in text
+    assert said in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_options_are_refused() -> None:
+    assert "No such option" in run("train", "--epsilom", "1", code=2)
+
+
+def test_tables_without_a_public_size(tmp_path: Path) -> None:
+    path = str(table(tmp_path / "t.csv"))
+    common = ["train", "--data", path, "--target", "outcome", "--out", str(tmp_path / "run")]
+    assert "delta is missing" in run(*common, code=2)
+    said = run(*common, "--delta", "1e-4", "--neighboring", "add-or-remove-one", code=2)
+    assert "needs --n, a public number" in said
+    assert "delta=" not in re.sub(r"delta=1e-0?4", "", said)
+
+
+def test_an_unreadable_ledger(tmp_path: Path) -> None:
+    broken = tmp_path / "ledger.sqlite"
+    broken.write_text("this is no database, but it is somebody's file")
+    text = run("train", "--ledger", str(broken), "--out", str(tmp_path / "run"), *FAST, code=2)
+    assert str(broken) in text
+    assert broken.read_text().startswith("this is no database")
+
+
+def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "model.pt").write_text("somebody's model")
+    assert "--overwrite" in run("train", "--out", str(out), *FAST, code=2)
+    assert (out / "model.pt").read_text() == "somebody's model"
+    run("train", "--out", str(out), "--overwrite", "--no-compare", *FAST)
+    assert (out / "report.html").exists()
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Make writing any file of this name in the run directory fail as on a full disk."""
+    replace = os.replace
+
+    def fail(source: str, target: str) -> None:
+        if Path(target).name == name and "dpoptim-" not in str(target):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+
+
+def test_a_full_disk_before_training_spends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, "plan.json")
+    ledger = str(tmp_path / "l.sqlite")
+    text = run("train", "--ledger", ledger, "--out", str(tmp_path / "run"), *FAST, code=2)
+    assert "plan.json" in text
+    with dpoptim.Ledger(ledger) as opened:
+        assert opened.entries() == []
+
+
+def test_a_full_disk_after_training_keeps_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, "model.pt")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "report.html").write_text("an older report")
+    text = run("train", "--out", str(out), "--overwrite", "--no-compare", *FAST, code=2)
+    assert "saved to" in text
+    (rescued,) = tmp_path.glob("dpoptim-*/model.pt")
+    assert torch.load(rescued, weights_only=True)["model"] == "softmax"
+    assert (out / "report.html").read_text() == "an older report"

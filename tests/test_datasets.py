@@ -1,0 +1,146 @@
+"""Files that cannot be used are refused by name, before any training."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpoptim.datasets import FASHION_MNIST_DIRECTORY, load_digits, load_fashion_mnist, load_table
+
+
+def write_csv(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_digits() -> None:
+    data = load_digits(seed=3)
+    assert data.x.shape[1:] == (1, 8, 8)
+    assert data.x_test is not None
+    assert len(data.x) + len(data.x_test) == 1797
+    assert data.x.min() == 0
+    assert data.x.max() == 1
+    assert set(data.y.tolist()) == set(range(10))
+    assert not np.array_equal(load_digits(seed=4).y, data.y)  # another split
+
+
+@pytest.mark.skipif(not Path(FASHION_MNIST_DIRECTORY).is_dir(), reason="needs Debian's dataset-fashion-mnist")
+def test_fashion_mnist() -> None:
+    data = load_fashion_mnist()
+    assert data.x.shape == (60_000, 1, 28, 28)
+    assert data.x_test is not None
+    assert data.x_test.shape == (10_000, 1, 28, 28)
+    assert np.bincount(data.y).tolist() == [6000] * 10
+
+
+def idx(folder: Path, stem: str, array: np.ndarray, *, zipped: bool = False, cut: int = 0) -> None:  # type: ignore[type-arg]
+    content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    content = content[: len(content) - cut]
+    if zipped:
+        (folder / f"{stem}.gz").write_bytes(gzip.compress(content))
+    else:
+        (folder / stem).write_bytes(content)
+
+
+def small_fashion(folder: Path, labels: list[int]) -> None:
+    images = np.zeros((len(labels), 28, 28), np.uint8)
+    for stem in ("train", "t10k"):
+        idx(folder, f"{stem}-images-idx3-ubyte", images, zipped=True)
+        idx(folder, f"{stem}-labels-idx1-ubyte", np.array(labels, np.uint8))
+
+
+def test_idx_files_zipped_or_not(tmp_path: Path) -> None:
+    small_fashion(tmp_path, [0, 9])
+    data = load_fashion_mnist(tmp_path)
+    assert data.y.tolist() == [0, 9]
+
+
+def test_bad_idx_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte.*--data-dir"):
+        load_fashion_mnist(tmp_path)
+    small_fashion(tmp_path, [0, 10])
+    with pytest.raises(ValueError, match=r"labels are not 0\.\.9"):
+        load_fashion_mnist(tmp_path)
+    small_fashion(tmp_path, [0, 1])
+    idx(tmp_path, "train-labels-idx1-ubyte", np.array([1], np.uint8))
+    with pytest.raises(ValueError, match="2 train images but 1 labels"):
+        load_fashion_mnist(tmp_path)
+    idx(tmp_path, "train-labels-idx1-ubyte", np.array([1, 2], np.uint8), cut=1)
+    with pytest.raises(ValueError, match="cut short"):
+        load_fashion_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_fashion_mnist(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"not idx"))
+    with pytest.raises(ValueError, match="not an IDX file"):
+        load_fashion_mnist(tmp_path)
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", "a,label,b\n1,yes,2\n3,no,4\n-1e3,yes,0.5\n")
+    data = load_table(path, "label")
+    assert data.x.tolist() == [[1, 2], [3, 4], [-1000, 0.5]]
+    assert data.class_names == ("no", "yes")
+    assert data.y.tolist() == [1, 0, 1]
+    assert "read off the data" in data.read_off[0]
+    declared = load_table(path, "label", classes=("yes", "no", "unknown"))
+    assert declared.y.tolist() == [0, 1, 0]
+    assert declared.classes == 3
+    assert declared.read_off == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "said"),
+    [
+        ("", "y", "is empty"),
+        ("a,y\n", "y", "no records"),
+        ("a,y\n1,0\n2,1\n", None, "--target is missing.*a, y"),
+        ("a,y\n1,0\n2,1\n", "z", "no column 'z'.*a, y"),
+        ("a,y\n1,0\n2\n", "y", "line 3: 1 columns"),
+        ("a,b,y\n1,x,0\n2,3,1\n", "y", "line 2: column 'b' is not a number"),
+        ("a,y\n1,0\nnan,1\n", "y", "record 2 .*NaN or infinite"),
+        ("a,y\n1,0\ninf,1\n", "y", "record 2 .*NaN or infinite"),
+        ("a,y\n1,0\n2,0\n", "y", "fewer than two values"),
+    ],
+)
+def test_bad_csv_files(tmp_path: Path, text: str, target: str | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_table(write_csv(tmp_path / "t.csv", text), target)
+
+
+def test_labels_outside_the_declared_classes(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", "a,y\n1,0\n2,7\n")
+    with pytest.raises(ValueError, match="record 2 has a label outside the declared classes 0, 1"):
+        load_table(path, "y", classes=("0", "1"))
+
+
+def test_npz(tmp_path: Path) -> None:
+    x, y = np.arange(12.0).reshape(3, 2, 2), np.array([10, 2, 10])
+    np.savez(tmp_path / "t.npz", X=x, label=y)
+    data = load_table(tmp_path / "t.npz", "label")
+    assert data.x.shape == (3, 2, 2)
+    assert data.class_names == ("2", "10")  # by value, not by spelling
+    with pytest.raises(ValueError, match="holds the arrays X, label"):
+        load_table(tmp_path / "t.npz", None)
+    np.savez(tmp_path / "short.npz", x=x, y=y[:2])
+    with pytest.raises(ValueError, match=r"'y' has shape \(2,\)"):
+        load_table(tmp_path / "short.npz", None)
+    np.savez(tmp_path / "flat.npz", x=np.arange(3), y=y)
+    with pytest.raises(ValueError, match="array of real numbers"):
+        load_table(tmp_path / "flat.npz", None)
+    np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object), y=y[:2])
+    with pytest.raises(ValueError, match="not a .npz archive of plain arrays"):
+        load_table(tmp_path / "objects.npz", None)
+    (tmp_path / "text.npz").write_text("no archive")
+    with pytest.raises(ValueError, match="not a .npz archive"):
+        load_table(tmp_path / "text.npz", None)
+
+
+def test_other_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist; --data takes digits"):
+        load_table(tmp_path / "t.csv", "y")
+    (tmp_path / "t.xlsx").write_text("")
+    with pytest.raises(ValueError, match="cannot read .xlsx"):
+        load_table(tmp_path / "t.xlsx", "y")

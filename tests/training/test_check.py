@@ -1,0 +1,135 @@
+"""`check` and the probe find records that see each other, and tell a mean from a sum."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import dpoptim
+from dpoptim.training.probe import probe_model
+from support import CASES, Positions, TiedHead, mean_cross_entropy
+
+
+def batch(rows: int = 6) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(rows, 5), torch.randint(0, 3, (rows,))
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Dropout(0.5), nn.Linear(7, 3))
+
+
+def test_the_reduction_is_found() -> None:
+    model = classifier()
+    assert dpoptim.check(model, mean_cross_entropy, batch()).loss_reduction == "mean"
+    summed = dpoptim.check(model, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"), batch())
+    assert summed.loss_reduction == "sum"
+
+
+def test_nothing_about_the_model_changes() -> None:
+    model = classifier().train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    records = batch()
+    random_before = torch.get_rng_state()
+    dpoptim.check(model, mean_cross_entropy, records)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random_before)
+
+
+class Centred(nn.Module):
+    """Subtracts the batch's mean: batch normalisation by hand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def contrastive(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
+    z = F.normalize(model(b[0]), dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(z)))
+
+
+def token_mean(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
+    """The usual language-model loss: a mean over the tokens of the whole batch, of which some are ignored."""
+    return F.cross_entropy(model(b[0]).flatten(0, 1), b[1].flatten(), ignore_index=-100)
+
+
+def record_token_mean(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
+    losses = F.cross_entropy(model(b[0]).transpose(1, 2), b[1], ignore_index=-100, reduction="none")
+    return (losses.sum(1) / (b[1] != -100).sum(1)).mean()
+
+
+def test_batch_statistics_are_found() -> None:
+    model = nn.Sequential(nn.Linear(5, 7), Centred(), nn.Linear(7, 3))
+    with pytest.raises(dpoptim.SamplesInteractError, match="records see each other"):
+        dpoptim.check(model, mean_cross_entropy, batch())
+
+
+def test_a_contrastive_loss_is_found() -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match="contrastive"):
+        dpoptim.check(classifier(), contrastive, batch())
+
+
+def test_a_mean_over_the_tokens_of_the_batch_is_found() -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 11, (4, 5))
+    labels = tokens.clone()
+    labels[0, 1:] = -100  # records of different length
+    labels[2, 3:] = -100
+    with pytest.raises(dpoptim.SamplesInteractError, match="tokens of the whole batch"):
+        dpoptim.check(TiedHead(), token_mean, (tokens, labels))
+    assert dpoptim.check(TiedHead(), record_token_mean, (tokens, labels)).loss_reduction == "mean"
+
+
+def test_batches_without_a_common_first_axis_are_refused() -> None:
+    with pytest.raises(ValueError, match="one common first axis"):
+        dpoptim.check(classifier(), mean_cross_entropy, (torch.randn(4, 5), torch.zeros(3, dtype=torch.long)))
+    with pytest.raises(ValueError, match="at least 2 records"):
+        dpoptim.check(classifier(), mean_cross_entropy, (torch.randn(1, 5), torch.zeros(1, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_the_probe_passes_every_supported_layer(case: object) -> None:
+    torch.manual_seed(0)
+    x, target = case.inputs(4, torch.float32)  # type: ignore[attr-defined]
+    basis = probe_model(case.build(), TensorDataset(x, target))  # type: ignore[attr-defined]
+    assert basis.kind == "enforced", basis.text
+
+
+def test_the_probe_refuses_a_model_that_mixes_records() -> None:
+    model = nn.Sequential(nn.Linear(5, 7), Centred(), nn.Linear(7, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=6, batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(dpoptim.SamplesInteractError):
+        dpoptim.attach(plan, model, optimizer, TensorDataset(*batch()))
+
+
+class BarePositions(Positions):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.token(x) + self.position(torch.arange(x.shape[1])))
+
+
+def test_the_probe_finds_positions_that_could_pass_for_records() -> None:
+    """With T positions and T records in a batch, nothing but the probe could tell them apart."""
+    data = TensorDataset(torch.zeros(6, 6, dtype=torch.long))
+    with pytest.raises(dpoptim.PrivacyError, match="'position' saw 6 rows"):
+        probe_model(BarePositions(), data)
+
+
+def test_what_cannot_be_probed_is_taken_on_trust_and_says_why() -> None:
+    class Words(Dataset[str]):
+        def __getitem__(self, index: int) -> str:
+            return "a secret"
+
+    basis = probe_model(classifier(), Words())
+    assert basis.kind == "trusted"
+    assert "str" in basis.text
+    assert "secret" not in basis.text
+    wrong = probe_model(classifier(), TensorDataset(torch.randn(4, 99)))
+    assert wrong.kind == "trusted"
+    assert "RuntimeError" in wrong.text
