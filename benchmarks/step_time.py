@@ -73,9 +73,11 @@ def private(work: Workload, *, noise: bool) -> Callable[[], None]:
     def step() -> None:
         engine.deliver(work.batch)
         F.cross_entropy(model(x), y).backward()
-        for p, total in zip(engine.parameters, engine.take(), strict=True):
-            if noise:
-                add_normal(stream, total, 1.0)
+        sums = engine.take()
+        if noise:
+            for buffer in sums:
+                add_normal(stream, buffer, 1.0)
+        for p, total in zip(engine.parameters, engine.split(sums), strict=True):
             p.grad = (total / work.batch).to(p.dtype)
         optimizer.step()
         optimizer.zero_grad()

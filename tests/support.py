@@ -62,7 +62,7 @@ def by_engine(
             engine.deliver(len(part_x))
             reduced(record_loss(model(part_x), part_t), reduction).backward()
         assert all(p.grad is None for p in model.parameters())
-        return engine.take()
+        return engine.split(engine.take())
     finally:
         engine.detach()
 

@@ -44,7 +44,7 @@ def test_functional_use_of_a_weight(kind: type[nn.Module]) -> None:
     with pytest.raises(PrivacyError, match=r"'layer.weight' was used outside .*Fix: call the module itself"):
         model(torch.randn(ROWS, 5)).mean().backward()
     assert all(p.grad is None for p in model.parameters())
-    assert all(float(s.abs().max()) == 0 for s in engine.take())  # nothing of the failed pass was counted
+    assert all(float(s.abs().max()) == 0 for s in engine.split(engine.take()))  # nothing of the failed pass was counted
 
 
 def test_weight_penalty_in_the_loss() -> None:
@@ -77,10 +77,10 @@ def test_disjoint_backward_passes_add_up() -> None:
     engine = attached(model)
     model(x[:2]).sum(1).mean().backward()
     model(x[2:]).sum(1).mean().backward()
-    halves = engine.take()
+    halves = engine.split(engine.take())
     engine.deliver(ROWS)
     model(x).sum(1).mean().backward()
-    for a, b in zip(halves, engine.take(), strict=True):
+    for a, b in zip(halves, engine.split(engine.take()), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -92,7 +92,7 @@ def test_differentiating_the_input_alone_is_harmless() -> None:
     engine = attached(model)
     (booked,) = torch.autograd.grad(model(x).sum(), x)
     torch.testing.assert_close(plain, booked)
-    assert all(float(s.abs().max()) == 0 for s in engine.take())
+    assert all(float(s.abs().max()) == 0 for s in engine.split(engine.take()))
 
 
 def test_gradient_penalty_is_refused() -> None:
@@ -118,10 +118,10 @@ def test_an_interrupted_backward_leaves_nothing() -> None:
     with pytest.raises(RuntimeError, match="interrupted"):
         model[1](hidden).mean().backward()
     model(x).sum(1).mean().backward()
-    once = engine.take()
+    once = engine.split(engine.take())
     engine.deliver(ROWS)
     model(x).sum(1).mean().backward()
-    for a, b in zip(once, engine.take(), strict=True):
+    for a, b in zip(once, engine.split(engine.take()), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -264,4 +264,4 @@ def test_evaluation_under_no_grad_touches_nothing() -> None:
     engine = attached(model)
     with torch.no_grad():
         torch.testing.assert_close(model(x), before, rtol=0, atol=0)
-    assert all(float(s.abs().max()) == 0 for s in engine.take())
+    assert all(float(s.abs().max()) == 0 for s in engine.split(engine.take()))

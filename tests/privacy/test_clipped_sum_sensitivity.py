@@ -118,7 +118,7 @@ def test_rounding_of_a_large_batch_stays_inside_the_margin(rows: int) -> None:
         engine.attach()
         engine.deliver(len(batch))
         model(batch).sum().backward()
-        sums[name] = engine.take()
+        sums[name] = engine.split(engine.take())
         engine.detach()
     difference = joint_norm([a - b for a, b in zip(sums["with"], sums["without"], strict=True)])
     assert 0.9 < difference <= 1.0
@@ -175,7 +175,7 @@ def test_a_record_that_cancels_inside_itself_is_bounded_by_its_mass() -> None:
         engine.deliver(len(x))
         # A loss linear in the output: every position's output gradient is the same for all records.
         (model(x) * torch.linspace(1, 2, 48)).sum().backward()
-        result = engine.take()
+        result = engine.split(engine.take())
         engine.detach()
         return result
 

@@ -55,7 +55,11 @@ class Engine:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
-        self._sums: list[Tensor] = []
+        by_device: dict[torch.device, list[int]] = {}
+        for p in self.parameters:
+            by_device.setdefault(p.device, []).append(p.numel())
+        self._layout = list(by_device.items())
+        self._buffers: list[Tensor] = []
         self._rows_open = 0  # rows delivered and not yet closed
         self._rows_summed = 0  # rows of the logical batch so far
         self._null = False
@@ -197,8 +201,8 @@ class Engine:
 
     def _add_clipped(self, merged: dict[int, Contribution], rows: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
-        if not self._sums:
-            self._sums = [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in self.parameters]
+        self._buffers = self._buffers or self._zeros()
+        sums = self.split(self._buffers)
         scale = float(rows) if self.reduction == "mean" else 1.0  # from the mean's gradients to the records' own
         device = self.parameters[0].device
         squared = torch.zeros(rows, dtype=torch.float64, device=device)
@@ -225,16 +229,25 @@ class Engine:
                     return 0
                 return chunk_rows(dtype, self.capacity, cancellation)
 
-            contribution.add_weighted_sum(self._sums[i], (factors * scale).to(p.device), rounding)
+            contribution.add_weighted_sum(sums[i].view(-1), (factors * scale).to(p.device), rounding)
 
     def take(self) -> list[Tensor]:
-        """The clipped sums of the logical batch (float64, the parameters' shapes), and a fresh start.
+        """The clipped sums of the logical batch, and a fresh start: one flat float64 vector for each device.
 
-        Zeros where no row was closed: an empty batch, or parameters that no loss reached.
+        Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`.
         """
-        sums = self._sums or [torch.zeros(p.numel(), dtype=torch.float64, device=p.device) for p in self.parameters]
-        self._sums, self._rows_summed, self._rows_open = [], 0, 0
-        return [s.view(p.shape) for s, p in zip(sums, self.parameters, strict=True)]
+        buffers = self._buffers or self._zeros()
+        self._buffers, self._rows_summed, self._rows_open = [], 0, 0
+        return buffers
+
+    def split(self, buffers: list[Tensor]) -> list[Tensor]:
+        """Views of what `take` returned, one in the shape of each parameter."""
+        places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}
+        views = {device: iter(pieces) for device, pieces in places.items()}
+        return [next(views[p.device]).view(p.shape) for p in self.parameters]
+
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
 
 
 @contextmanager

@@ -180,8 +180,8 @@ class PrivateTraining:
                 )
         refuse_changed_parameters(self._engine)
         if self._state == "complete":
-            sums = self._gate.release_sum(self._engine.take())
-            for p, total in zip(self._engine.parameters, sums, strict=True):
+            released = self._engine.split(self._gate.release_sum(self._engine.take()))
+            for p, total in zip(self._engine.parameters, released, strict=True):
                 p.grad = (total / self.plan.batch_size).to(p.dtype)
             self._state = "idle"
             self.finished_step = True
