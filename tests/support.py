@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.contributions import Norms
-from dpoptim.gradients.engine import NORM_INFLATION, Engine
+from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.products import margin
 
 
@@ -39,7 +38,7 @@ def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
 def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
     squared = sum(g.double().flatten(1).square().sum(1) for g in gradients)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
-    factors = clipping.factors(Norms(squared, squared), margin=margin(dtype, capacity), inflation=NORM_INFLATION)
+    factors = clipping.factors(squared, margin(dtype, capacity))
     finite = factors > 0
     return [torch.einsum("i,i...->...", factors[finite], g[finite].double()) for g in gradients]
 

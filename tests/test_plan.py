@@ -130,6 +130,9 @@ def test_no_noise_promises_nothing() -> None:
         ({"epsilon": ..., "noise_multiplier": math.nan}, "noise_multiplier must be"),
         ({"clip_norm": 0}, "clip_norm must be"),
         ({"clip_norm": -1}, "clip_norm must be"),
+        ({"clip_norm": 1e-9}, "clip_norm must be at least"),
+        ({"n": math.inf}, "n must be a whole number"),
+        ({"epsilon": ..., "noise_multiplier": 1e-6}, "noise_multiplier"),
         ({"clip_norm": math.nan}, "clip_norm must be"),
         ({"clip_norm": math.inf}, "clip_norm is infinite"),
         ({"clip_norm": "1"}, "clip_norm must be"),
@@ -147,3 +150,22 @@ def test_a_misspelt_keyword_is_refused() -> None:
         dpoptim.DPSGD(clip_norm=1.0, cliping="flat")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="epsilom"):
         dpoptim.DPSGD(clip_norm=1.0).plan(n=10, batch_size=1, steps=1, epsilom=1.0, delta=1e-5)  # type: ignore[call-arg]
+
+
+def test_a_changed_copy_changes_its_promise() -> None:
+    plan = make()
+    weaker = dataclasses.replace(plan, noise_multiplier=0.5, steps=5000)
+    assert weaker.guarantee.epsilon == weaker.epsilon(1e-5) > 10 * plan.guarantee.epsilon
+    assert dataclasses.replace(plan, batch_size=60_000).sampler.sample_rate == 1
+
+
+def test_an_infinite_clip_norm_survives_json() -> None:
+    plan = make(clip_norm=math.inf, epsilon=..., noise_multiplier=0)
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+
+
+def test_unknown_entries_are_refused() -> None:
+    data = json.loads(make().to_json())
+    data["epsilom"] = 1
+    with pytest.raises(ValueError, match="epsilom"):
+        dpoptim.Plan.from_json(json.dumps(data))

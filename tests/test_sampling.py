@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.batches import PieceSampler, deliveries
+from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 
 
 def test_batch_sizes_have_the_variance_of_independent_coins() -> None:
@@ -57,7 +57,7 @@ def test_capacity_is_passed_with_negligible_probability() -> None:
 def test_pieces_add_up_to_the_drawn_batch(size: int | None) -> None:
     n, q, steps = 200, 0.2, 30
     sampler = PoissonSampling(q)
-    pieces = PieceSampler(sampler, KeyStream.from_seed(3, "coins"), n, steps, size)
+    pieces = PieceSampler(BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps), size)
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
     for (rows,), piece in deliveries(data, pieces, num_workers=0, collate_fn=None, pin_memory=False):
@@ -70,9 +70,21 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None) -> None:
 
 
 def test_empty_batches_become_null_pieces() -> None:
-    pieces = PieceSampler(PoissonSampling(1e-12), KeyStream(), 5, 10, None)
-    delivered = list(
-        deliveries(TensorDataset(torch.arange(5)), pieces, num_workers=0, collate_fn=None, pin_memory=False)
-    )
+    pieces = PieceSampler(BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), None)
+    delivered = list(deliveries(TensorDataset(torch.arange(5)), pieces, num_workers=0, collate_fn=None, pin_memory=False))
     assert len(delivered) == 10
     assert all(piece.null and piece.last and piece.rows == 1 for _, piece in delivered)
+
+
+def test_a_drawn_batch_is_delivered_until_it_is_released() -> None:
+    """Whoever could look at a batch and ask for another would choose who takes part."""
+    queue = BatchQueue(PoissonSampling(0.3), KeyStream(), 50, 4)
+    first = next(queue.ahead())
+    for _ in range(5):
+        assert np.array_equal(next(queue.ahead()), first)
+    ahead = queue.ahead()
+    drawn = [next(ahead) for _ in range(3)]  # as data-loader workers do
+    queue.released()
+    assert np.array_equal(next(queue.ahead()), drawn[1])
+    assert np.array_equal(next(ahead), list(queue.ahead())[2])  # step 3, drawn once
+    assert len(list(queue.ahead())) == 3

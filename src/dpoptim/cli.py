@@ -92,9 +92,7 @@ def account(
         list[float] | None,
         typer.Option(help="State epsilon at this delta; repeat for several. Default 1e-5."),
     ] = None,
-    epsilon: Annotated[
-        list[float] | None, typer.Option(help="State delta at this epsilon; repeat for several.")
-    ] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="State delta at this epsilon; repeat for several.")] = None,
     neighboring: RelationOption = Relation.add_or_remove_one,
     as_json: JsonOption = False,
 ) -> None:
@@ -122,9 +120,7 @@ def account(
     if as_json:
         print(json.dumps([g.to_json() for g in guarantees], indent=2))
         return
-    table = Table(
-        title=f"{plan.steps} steps, q = {plan.sampler.sample_rate:.6g}, noise multiplier {noise_multiplier:g}"
-    )
+    table = Table(title=f"{plan.steps} steps, q = {plan.sampler.sample_rate:.6g}, noise multiplier {noise_multiplier:g}")
     for column in ("epsilon", "delta", "neighbours", "accountant"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left")
     for g in guarantees:
@@ -177,9 +173,7 @@ def positive(name: str, value: float) -> float:
 @app.command()
 def train(
     data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv or .npz file.")] = "digits",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")
-    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")] = None,
     target: Annotated[str | None, typer.Option(help="Label column (.csv) or array (.npz, default y).")] = None,
     classes: Annotated[
         str | None,
@@ -223,9 +217,7 @@ def train(
         int | None, typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release.")
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Ledger file of this data set; charged before training.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")
-    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")] = None,
     compare: Annotated[
         bool | None,
         typer.Option("--compare/--no-compare", help="Also train without privacy (public data only)."),

@@ -13,12 +13,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import Norms
-from dpoptim.gradients.products import CANCELLATION_LIMIT
-
 Style = Literal["flat", "automatic"]
 AUTOMATIC_GAMMA = 0.01
 SMALLEST_FACTOR = 1e-30  # below it a factor counts as zero: float32 could not hold it to full precision
+SMALLEST_NORM = 1e-6  # below it the scaled gradients come near float32's subnormal numbers, which round coarsely
+NORM_INFLATION = 2.0**-24  # relative error of a squared norm: a float64 sum of up to 2^29 non-negative terms
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class Clipping:
     """How each record's gradient is bounded.
 
     Args:
-        norm: C, the largest Euclidean norm that one record may add to the sum; > 0 (``inf``: no clipping, no privacy).
+        norm: C, the largest Euclidean norm that one record may add to the sum; at least 1e-6 (``inf``: no clipping,
+            no privacy).
         style: ``"flat"`` or ``"automatic"``.
     """
 
@@ -36,28 +36,27 @@ class Clipping:
     def __post_init__(self) -> None:
         if isinstance(self.norm, bool) or not isinstance(self.norm, int | float) or not self.norm > 0:
             raise ValueError(f"clip_norm must be a number above 0, got {self.norm!r}; 1.0 is a common start.")
+        if self.norm < SMALLEST_NORM:
+            raise ValueError(f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; scale the loss instead.")
         if self.style not in get_args(Style):
             raise ValueError(f"clipping must be one of {', '.join(map(repr, get_args(Style)))}, got {self.style!r}.")
         if self.style == "automatic" and math.isinf(self.norm):
             raise ValueError("clipping='automatic' scales every gradient to clip_norm, so clip_norm must be finite.")
 
-    def factors(self, norms: Norms, *, margin: float, inflation: float) -> Tensor:
+    def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factor of each record: float64, shape (B,), zero for records whose norm is not finite.
 
         Args:
-            norms: squared norms and squared masses, each a bound from above but for a relative ``inflation``.
+            squared_norms: float64, shape (B,).
             margin: share of C left to the rounding of the sum (`products.margin`).
-            inflation: relative error of the squared norms themselves.
 
-        **Guarantee.** For every record, ``factor * |g| <= C (1 - margin)`` and ``factor * mass <= 32 C``: the two
-        conditions of the theorem in `products`. The factor depends on that record's norms alone.
+        **Guarantee.** For every record, ``factor * norm <= C (1 - margin)``, also after the factor is rounded to
+        float32. The factor depends on that record's norm alone.
         """
-        norm = (norms.squared * (1 + inflation)).sqrt()
-        mass = (norms.mass_squared * (1 + inflation)).sqrt()
+        norm = (squared_norms * (1 + NORM_INFLATION)).sqrt()
         bound = self.norm * (1 - margin)
         factor = (bound / norm).clamp(max=1.0) if self.style == "flat" else bound / (norm + AUTOMATIC_GAMMA)
-        factor = torch.minimum(factor, CANCELLATION_LIMIT * self.norm / mass)
         if math.isfinite(self.norm):
             factor = factor * (1 - 2.0**-22)  # rounding the factor to float32 must not raise it
-        countable = torch.isfinite(norm) & torch.isfinite(mass) & (factor >= SMALLEST_FACTOR)
+        countable = torch.isfinite(norm) & (factor >= SMALLEST_FACTOR)
         return torch.where(countable, factor, torch.zeros_like(factor))

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import dp_accounting
@@ -16,6 +17,7 @@ from dpoptim.gate import GaussianSum
 from dpoptim.sampling import PoissonSampling
 
 FORMAT = "dpoptim.plan/1"
+PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "guarantee"}
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,40 @@ class Plan:
         method: the algorithm and its settings, e.g. `DPSGD`.
         n: nominal (add-or-remove-one) or exact (zero-out, replace-one) number of records; public.
         batch_size: expected batch size, the public number that noisy sums are divided by.
-        sampler: how batches are drawn.
         steps: noisy sums in the run.
         noise_multiplier: noise std on the sum over the clip norm.
         neighboring: the relation, by name.
-        guarantee: what the whole run guarantees.
+        delta: where the guarantee is stated.
+
+    Everything else follows from these, so that a changed copy cannot keep an old promise.
     """
 
     method: Method
     n: int
     batch_size: int
-    sampler: PoissonSampling
     steps: int
     noise_multiplier: float
     neighboring: str
-    guarantee: Guarantee
+    delta: float
+
+    @property
+    def sampler(self) -> PoissonSampling:
+        """How batches are drawn."""
+        return PoissonSampling(self.batch_size / self.n)
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What the whole run costs."""
-        return run_event(self.method, self.sampler, self.steps, self.noise_multiplier)
+        """What the whole run costs; without noise, an event that no accountant puts a number on."""
+        if self.noise_multiplier == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return self.sampler.event(self.method.step_event(self.noise_multiplier), self.steps)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What the whole run guarantees."""
+        if self.noise_multiplier == 0:
+            return Guarantee(math.inf, self.delta, self.neighboring, "none", status="no privacy: the noise is off")
+        return compute_epsilon(self.event, self.delta, self.neighboring)
 
     @property
     def epochs(self) -> float:
@@ -95,6 +111,7 @@ class Plan:
             Basis("enforced", f"at most {self.steps} noisy sums are released, all charged before the first"),
             Basis("trusted", relation),
             Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
+            Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
             Basis(
                 "trusted",
                 "settings, preprocessing and stopping were not chosen by looking at the private data",
@@ -131,7 +148,7 @@ class Plan:
         return json.dumps(
             {
                 "format": FORMAT,
-                "method": {"name": type(self.method).__name__, **asdict(self.method)},  # type: ignore[call-overload]
+                "method": {"name": type(self.method).__name__, **finite(asdict(self.method))},  # type: ignore[call-overload]
                 "n": self.n,
                 "batch_size": self.batch_size,
                 "steps": self.steps,
@@ -159,7 +176,9 @@ class Plan:
                 f"text is not a plan in the format {FORMAT!r}; pass what Plan.to_json() returned, or make a new plan."
             )
         try:
-            method = dict(data["method"])
+            if surplus := data.keys() - PLAN_KEYS:
+                raise KeyError(f"unknown entries {sorted(surplus)}")
+            method: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in data["method"].items()}
             plan = make_plan(
                 METHODS[method.pop("name")](**method),
                 n=data["n"],
@@ -170,7 +189,7 @@ class Plan:
                 neighboring=data["neighboring"],
             )
             stored = Guarantee.from_json(data["guarantee"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
         if stored.epsilon < plan.guarantee.epsilon * (1 - 1e-6) or stored.status != plan.guarantee.status:
             raise ValueError(
@@ -179,11 +198,9 @@ class Plan:
         return plan
 
 
-def run_event(method: Method, sampler: PoissonSampling, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """The event of a whole run; without noise, one that no accountant puts a number on."""
-    if noise_multiplier == 0:
-        return dp_accounting.NonPrivateDpEvent()
-    return sampler.event(method.step_event(noise_multiplier), steps)
+def finite(settings: dict[str, Any]) -> dict[str, Any]:
+    """Strict JSON has no infinity."""
+    return {key: "inf" if value == math.inf else value for key, value in settings.items()}
 
 
 def make_plan(
@@ -224,18 +241,22 @@ def make_plan(
         raise ValueError(f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}.")
     if noise_multiplier > 0 and math.isinf(method.rule.norm):
         raise ValueError("clip_norm is infinite, so no noise can hide a record; give a finite clip_norm.")
-    if noise_multiplier == 0:
-        guarantee = Guarantee(math.inf, delta, relation, "none", status="no privacy: the noise is off")
-    else:
-        event = run_event(method, sampler, steps, noise_multiplier)
-        guarantee = compute_epsilon(event, delta, relation)
-    return Plan(method, n, batch_size, sampler, steps, float(noise_multiplier), relation, guarantee)
+    plan = Plan(method, n, batch_size, steps, float(noise_multiplier), relation, float(delta))
+    try:
+        _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
+    except OverflowError:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier!r} is so small that epsilon has no number; use at least 0.1."
+        ) from None
+    return plan
 
 
 def whole_number(name: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-    return int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        whole = int(value)
+        if whole == value and whole >= least:
+            return whole
+    raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
 def number_of_steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> int:

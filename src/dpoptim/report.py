@@ -53,9 +53,7 @@ def report(result: RunResult) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Privacy report: {_escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<header><span><strong>Privacy report</strong></span><span>{_escape(finished)}</span></header>\n"
-        f"<h1>{_escape(title)}</h1>\n"
-        + "\n".join(sections)
-        + "\n<footer>This report holds public figures only. dpoptim "
+        f"<h1>{_escape(title)}</h1>\n" + "\n".join(sections) + "\n<footer>This report holds public figures only. dpoptim "
         f"{_escape(result.versions.get('dpoptim', ''))}</footer>\n</main>\n</body>\n</html>\n"
     )
 
@@ -142,17 +140,13 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
     noisy = result.plan.noise_multiplier > 0
     name, heading = ("Private", "What it costs in accuracy") if noisy else ("This model", "How accurate it is")
     private, comparison = scores["private"], scores["without_privacy"]
-    rows = [
-        (name, _percent(series[-1])) for name, series in ((name, private), ("Without privacy", comparison)) if series
-    ]
+    rows = [(name, _percent(series[-1])) for name, series in ((name, private), ("Without privacy", comparison)) if series]
     if private and comparison and noisy:
         points = (comparison[-1] - private[-1]) * 100
         rows.append(("Price of privacy", f"{points:.1f} points".replace("-", "\N{MINUS SIGN}")))
     return (
         f'<section><h2>{heading}</h2><div class="card beside">'
-        + _figure(
-            figures.accuracy_figure(name.lower(), private, comparison), f"Hold-out accuracy {scores['measured']}."
-        )
+        + _figure(figures.accuracy_figure(name.lower(), private, comparison), f"Hold-out accuracy {scores['measured']}.")
         + f"<div><h3>After the last epoch</h3>{_table(rows, 'numbers')}"
         '<p class="small">Such figures are releases of their own. They are shown because this data was '
         "declared public.</p></div></div></section>"

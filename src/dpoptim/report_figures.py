@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import matplotlib as mpl
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dpoptim.accounting.accountant import compute_epsilon, privacy_curve, tradeoff_curve
-from dpoptim.plan import Plan, run_event
+from dpoptim.plan import Plan
 
 # Each colour that is drawn stands for one of the page's, so that pictures follow it into dark mode.
 INK, MUTED, LINE, ACCENT, WARM, PAPER = "#1a2431", "#5b6675", "#d5dae1", "#0060a8", "#b04a00", "#fefefe"
@@ -156,7 +157,7 @@ def accuracy_figure(name: str, scores: Sequence[float] | None, comparison: Seque
 
 
 def _epsilon_after(plan: Plan, steps: int) -> float:
-    event = run_event(plan.method, plan.sampler, steps, plan.noise_multiplier)
+    event = replace(plan, steps=steps).event
     return compute_epsilon(event, plan.guarantee.delta, plan.neighboring).epsilon
 
 

@@ -83,9 +83,7 @@ def test_text_never_hides_what_weakens_the_promise():
     notes=st.lists(st.text(min_size=1), max_size=3),
 )
 def test_json_round_trip_is_exact(epsilon, delta, neighboring, notes):
-    original = guarantee(
-        epsilon=epsilon, delta=delta, neighboring=neighboring, notes=notes, status="unproven", unit="user"
-    )
+    original = guarantee(epsilon=epsilon, delta=delta, neighboring=neighboring, notes=notes, status="unproven", unit="user")
     text = json.dumps(original.to_json(), allow_nan=False)
     assert Guarantee.from_json(json.loads(text)) == original
 

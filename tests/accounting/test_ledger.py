@@ -184,9 +184,10 @@ class TestBudget:
             ledger.check(gaussian(2.0), AR)
         text = str(refused.value)
         for number in [2 * unit, limit, 4 * unit, limit - 2 * unit]:
-            assert any(
-                float(found) == pytest.approx(number, rel=1e-5) for found in re.findall(r"\d+(?:\.\d+)?", text)
-            ), (number, text)
+            assert any(float(found) == pytest.approx(number, rel=1e-5) for found in re.findall(r"\d+(?:\.\d+)?", text)), (
+                number,
+                text,
+            )
         # What the message proposes does fit.
         factor = float(re.search(r"about (\S+) times its noise", text)[1])
         ledger.check(gaussian(2.0 * factor * 1.01), AR)

@@ -1,5 +1,10 @@
 """Whatever would escape clipping is refused, by a message that names the place and the fix."""
 
+import copy
+import gc
+import pickle
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,13 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from support import Positions, by_engine
+from support import Positions, ScaleLayer, by_engine, clipped, vmap_gradients
 
 ROWS = 6
 
 
-def attached(model: nn.Module, rows: int = ROWS) -> Engine:
-    engine = Engine(model, Clipping(1.0), capacity=rows)
+def attached(model: nn.Module, rows: int = ROWS, *, partial_backward: bool = False) -> Engine:
+    engine = Engine(model, Clipping(1.0), capacity=rows, partial_backward=partial_backward)
     engine.attach()
     engine.deliver(rows)
     return engine
@@ -59,14 +64,14 @@ def test_two_backward_passes_over_the_same_rows() -> None:
     attached(model)
     x = torch.randn(ROWS, 5)
     model(x).mean().backward()
-    with pytest.raises(PrivacyError, match="more rows than were delivered"):
+    with pytest.raises(PrivacyError, match="did not cover exactly the rows"):
         model(x).mean().backward()
 
 
 def test_more_rows_than_delivered() -> None:
     model = nn.Linear(5, 3)
     attached(model)
-    with pytest.raises(PrivacyError, match="more rows than were delivered"):
+    with pytest.raises(PrivacyError, match="did not cover exactly the rows"):
         model(torch.randn(2 * ROWS, 5)).mean().backward()
 
 
@@ -74,7 +79,7 @@ def test_disjoint_backward_passes_add_up() -> None:
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     x = torch.randn(ROWS, 5)
-    engine = attached(model)
+    engine = attached(model, partial_backward=True)
     model(x[:2]).sum(1).mean().backward()
     model(x[2:]).sum(1).mean().backward()
     halves = engine.split(engine.take())
@@ -82,6 +87,34 @@ def test_disjoint_backward_passes_add_up() -> None:
     model(x).sum(1).mean().backward()
     for a, b in zip(halves, engine.split(engine.take()), strict=True):
         torch.testing.assert_close(a, b)
+    engine.deliver(ROWS)
+    model(x).sum(1).mean().backward()
+    with pytest.raises(PrivacyError, match="did not cover exactly the rows"):
+        model(x[:1]).sum(1).mean().backward()
+
+
+def test_a_part_of_a_batch_needs_to_be_asked_for() -> None:
+    model = nn.Linear(5, 3)
+    attached(model)
+    with pytest.raises(PrivacyError, match="partial_backward=True"):
+        model(torch.randn(ROWS, 5)[:2]).sum(1).mean().backward()
+
+
+def test_rows_that_never_reach_the_sum_are_noticed() -> None:
+    """A loop that skips losses that are not finite would let one record remove its whole batch."""
+    engine = attached(nn.Linear(5, 3))
+    with pytest.raises(PrivacyError, match="not all of its rows"):
+        engine.deliver(ROWS)
+    engine.take()
+    engine.deliver(1, null=True)
+    engine.deliver(ROWS)  # a placeholder need not be differentiated
+
+
+def test_a_time_major_layout_is_refused() -> None:
+    model = nn.Linear(5, 3)
+    attached(model)
+    with pytest.raises(PrivacyError, match="records on the first axis"):
+        model(torch.randn(ROWS, 4, 5).transpose(0, 1)).mean().backward()
 
 
 def test_differentiating_the_input_alone_is_harmless() -> None:
@@ -161,9 +194,17 @@ def test_reentrant_checkpointing_is_refused() -> None:
     ("model", "named"),
     [
         (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), "'1' .BatchNorm1d.*GroupNorm"),
+        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False)), "'1' .BatchNorm1d.*GroupNorm"),
+        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False)), "'1' .BatchNorm1d.*eval"),
+        (
+            nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False, track_running_stats=False).eval()),
+            "'1' .BatchNorm1d",
+        ),
+        (nn.Sequential(nn.Conv1d(2, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)), "'1' .InstanceNorm1d"),
         (nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), "'0' .*max_norm"),
         (nn.Sequential(nn.Embedding(9, 4, sparse=True)), "'0' .*sparse"),
         (nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True)), "'0' .*scale_grad_by_freq"),
+        (nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))), "'0' computes its weight in a hook"),
         (nn.Linear(3, 3).to(torch.bfloat16), "'weight' is torch.bfloat16.*model.float"),
     ],
 )
@@ -207,7 +248,7 @@ class Flattened(nn.Module):
 def test_records_folded_into_positions_name_the_layer() -> None:
     model = Flattened()
     attached(model)
-    with pytest.raises(PrivacyError, match="'first' saw 6 rows .* 'second' saw 24"):
+    with pytest.raises(PrivacyError, match="'first' and 'second' saw different|'second' and 'first' saw different"):
         model(torch.randn(ROWS, 4, 5)).mean().backward()
 
 
@@ -219,7 +260,7 @@ class BarePositions(Positions):
 def test_positions_without_a_record_axis_name_the_layer() -> None:
     model = BarePositions()
     attached(model)
-    with pytest.raises(PrivacyError, match=r"'position' saw 5 rows.*positions the shape \(1, T\)"):
+    with pytest.raises(PrivacyError, match=r"'position'.* saw different numbers.*positions the shape \(1, T\)"):
         model(torch.zeros(ROWS, 5, dtype=torch.long)).mean().backward()
 
 
@@ -265,3 +306,92 @@ def test_evaluation_under_no_grad_touches_nothing() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(x), before, rtol=0, atol=0)
     assert all(float(s.abs().max()) == 0 for s in engine.split(engine.take()))
+
+
+def test_autocast_is_refused() -> None:
+    model = nn.Linear(5, 3)
+    attached(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrivacyError, match=r"under torch.autocast"):
+        model(torch.randn(ROWS, 5))
+    loss = model(torch.randn(ROWS, 5)).mean()
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrivacyError, match=r"under torch.autocast"):
+        loss.backward()
+
+
+def test_frozen_batch_norm_in_evaluation_mode_uses_constants_only() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False).eval(), nn.Linear(4, 2))
+    engine = attached(model)
+    model(torch.randn(ROWS, 5)).mean().backward()
+    engine.take()
+    model.train()
+    with pytest.raises(PrivacyError, match="'1' .BatchNorm1d"):
+        model(torch.randn(ROWS, 5))
+
+
+class Counter(nn.Module):
+    """Keeps a running mean of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x
+
+
+def test_buffers_that_learn_are_noticed() -> None:
+    model = nn.Sequential(Counter(), nn.Linear(5, 3))
+    engine = attached(model)
+    model(torch.randn(ROWS, 5)).mean().backward()
+    with pytest.raises(PrivacyError, match="buffer '0.mean' was changed"):
+        engine.booking.refuse_changed_buffers()
+
+
+def test_a_copy_of_an_attached_model_is_a_plain_model() -> None:
+    """Moving averages copy the model; the copy must use its own weights and hold nothing of the engine."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), ScaleLayer(4), nn.Linear(4, 2))
+    engine = attached(model)
+    x = torch.randn(ROWS, 5)
+    model(x).mean().backward()
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    assert float(twin(x).detach().abs().max()) == 0
+    twin(x).sum().backward()
+    assert all(p.grad is not None for p in twin.parameters())
+    assert not any(isinstance(value, Engine) for value in reachable(twin))
+    engine.detach()
+    attached(twin)  # and can be attached in its turn
+
+
+def reachable(model: nn.Module) -> list[object]:
+    """Objects within four references of a module's instance dictionaries."""
+    seen: dict[int, object] = {}
+    layer: list[object] = [value for module in model.modules() for value in vars(module).values()]
+    for _ in range(4):
+        layer = [o for o in gc.get_referents(*layer) if id(o) not in seen and not isinstance(o, type | types.ModuleType)]
+        seen.update((id(o), o) for o in layer)
+    return list(seen.values())
+
+
+def test_an_attached_model_is_not_pickled() -> None:
+    model = nn.Sequential(nn.Linear(5, 3))
+    attached(model)
+    with pytest.raises(PrivacyError, match=r"save model.state_dict\(\)"):
+        pickle.dumps(model)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transformer_layers_with_masks_and_none_arguments() -> None:
+    """Arguments that are None must stay None on their way through the fallback."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(8, 3))
+    x, target = torch.randn(ROWS, 5, 8), torch.randn(ROWS)
+    expected = clipped(vmap_gradients(model, x, target), Clipping(0.1), ROWS)
+    sums = by_engine(model, x, target, Clipping(0.1), capacity=ROWS)
+    for a, b in zip(sums, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -116,9 +116,7 @@ def test_curved_end_of_a_layer(layer: int) -> None:
     place = inner + (outer - inner) * (np.arange(n) + 0.5) / n
     settled = ziggurat.settle(stream, place.copy(), np.full(n, layer))
     stayed = settled == place
-    under = (np.exp(-(place**2) / 2) - math.exp(-(outer**2) / 2)) / (
-        math.exp(-(inner**2) / 2) - math.exp(-(outer**2) / 2)
-    )
+    under = (np.exp(-(place**2) / 2) - math.exp(-(outer**2) / 2)) / (math.exp(-(inner**2) / 2) - math.exp(-(outer**2) / 2))
     assert abs(stayed.sum() - under.sum()) < 5.4 * math.sqrt((under * (1 - under)).sum())
     cumulative = np.cumsum(under) / under.sum()
     assert stats.kstest(place[stayed], lambda x: np.interp(x, place, cumulative)).pvalue > 1e-7

@@ -112,8 +112,7 @@ def test_basic_filter_keeps_within_the_budget(noises: list[float]) -> None:
     mus = [2 / entry.event.noise_multiplier for entry in ledger.entries()]
     if len(mus) > 1:
         shares = [
-            optimize.brentq(lambda e, mu=mu, i=i: hockey_stick(mu, e) - 1e-5 * 0.5**i, 0, 50)
-            for i, mu in enumerate(mus, 1)
+            optimize.brentq(lambda e, mu=mu, i=i: hockey_stick(mu, e) - 1e-5 * 0.5**i, 0, 50) for i, mu in enumerate(mus, 1)
         ]
         assert sum(shares) <= 3 + 1e-9
     assert hockey_stick(math.hypot(*mus), 3) <= 1e-5 * (1 + 1e-9)

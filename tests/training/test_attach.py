@@ -348,7 +348,7 @@ def test_a_batch_from_another_loader() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(), model, optimizer, data):
         for x, y in DataLoader(data, batch_size=32):
-            with pytest.raises(dpoptim.PrivacyError, match="more rows than were delivered"):
+            with pytest.raises(dpoptim.PrivacyError, match="did not cover exactly the rows"):
                 F.cross_entropy(model(x), y).backward()
             break
 
@@ -403,3 +403,60 @@ def test_n_is_compared_only_where_it_is_public() -> None:
     for relation in ("zero-out", "replace-one"):
         with pytest.raises(ValueError, match=f"150 records but .*n=300; under {relation}"):
             dpoptim.attach(plan(neighboring=relation), model, sgd, half)
+
+
+def test_parameters_added_to_the_optimizer_later() -> None:
+    model, optimizer, private = attached()
+    head = nn.Linear(CLASSES, CLASSES)
+    optimizer.add_param_group({"params": head.parameters()})
+    x, y = next(private.batches())
+    F.cross_entropy(head(model(x)), y).backward()
+    before = parameters(head)
+    with pytest.raises(dpoptim.PrivacyError, match="not the model's"):
+        optimizer.step()
+    assert torch.equal(parameters(head), before)
+
+
+def test_restarting_the_loop_delivers_the_same_batch() -> None:
+    _, _, private = attached()
+    x, _ = next(private.batches())
+    for _ in range(3):
+        again, _ = next(private.batches())
+        assert torch.equal(x, again)
+
+
+def test_two_loops_at_once() -> None:
+    _, _, private = attached()
+    first = private.batches(physical_batch_size=1)
+    next(first)
+    next(private.batches(physical_batch_size=1))
+    with pytest.raises(dpoptim.PrivacyError, match="one loop over it at a time"):
+        next(first)
+
+
+def test_skipping_a_loss_that_is_not_finite() -> None:
+    """The usual guard would let one record remove all others of its batch."""
+    _, optimizer, private = attached()
+    with pytest.raises(dpoptim.PrivacyError, match="also when the loss is not finite"):
+        for _ in private.batches():
+            optimizer.step()
+
+
+def test_a_subclass_of_tensor_dataset_keeps_its_items() -> None:
+    class Shifted(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            x, y = super().__getitem__(index)
+            return x + 100, y
+
+    model, data = problem()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, sgd, Shifted(*data.tensors)) as private:
+        x, _ = next(private.batches())
+        assert float(x.min()) > 50
+
+
+def test_partial_backward_is_listed_as_trust() -> None:
+    model, data = problem()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, sgd, data, partial_backward=True) as private:
+        assert any("disjoint" in item.text and item.kind == "trusted" for item in private.basis)

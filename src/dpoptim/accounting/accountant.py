@@ -195,9 +195,7 @@ def _checked_accountant(accountant: Accountant) -> Accountant:
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(
-    leaves: Leaves, delta: float, relation: dp.NeighboringRelation, accountant: Accountant
-) -> tuple[float, str]:
+def _epsilon(leaves: Leaves, delta: float, relation: dp.NeighboringRelation, accountant: Accountant) -> tuple[float, str]:
     profile = _profile(leaves, relation, (delta,), accountant)
     return profile.epsilon(delta), profile.name
 

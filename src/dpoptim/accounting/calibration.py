@@ -130,9 +130,7 @@ class _OutOfRangeError(Exception):
     """The search left the noise multipliers worth considering."""
 
 
-def _descend(
-    value: Callable[[float], float], start: float, low: float, high: float, *, slope: float
-) -> tuple[float, float]:
+def _descend(value: Callable[[float], float], start: float, low: float, high: float, *, slope: float) -> tuple[float, float]:
     """x with `low <= value(x) <= high` for a falling function, and the function's slope there.
 
     Secant steps inside a bracket. Where the function jumps over the window, the x just right of the jump.

@@ -123,9 +123,7 @@ class LedgerStore:
     def mark_committed(self, identity: str) -> bool:
         """Open to committed; True if the reservation exists (marking twice is harmless)."""
         with self._transaction() as connection:
-            connection.execute(
-                "UPDATE reservation SET state = 'committed' WHERE id = ? AND state = 'open'", (identity,)
-            )
+            connection.execute("UPDATE reservation SET state = 'committed' WHERE id = ? AND state = 'open'", (identity,))
             query = "SELECT COUNT(*) FROM reservation WHERE id = ?"
             return bool(connection.execute(query, (identity,)).fetchone()[0])
 
@@ -189,9 +187,7 @@ def _connect(path: Path | None) -> sqlite3.Connection:
     """An existing file, never created here."""
     if path is None:
         raise sqlite3.ProgrammingError("closed")
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-    )
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous = FULL")
     except BaseException:

@@ -224,9 +224,7 @@ def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None
     for leaf, _ in leaves:
         rate, inner = _parts(leaf)
         sampled_replacement = rate < 1 and relation is dp.NeighboringRelation.REPLACE_ONE
-        if not isinstance(inner, dp.GaussianDpEvent) and (
-            sampled_replacement or not isinstance(inner, dp.LaplaceDpEvent)
-        ):
+        if not isinstance(inner, dp.GaussianDpEvent) and (sampled_replacement or not isinstance(inner, dp.LaplaceDpEvent)):
             raise ValueError(f"event: PLD cannot evaluate {leaf!r} under {neighboring_name(relation)}")
 
 
@@ -263,9 +261,7 @@ def _losses(
         )
     rate, inner = _parts(leaf)
     if isinstance(inner, dp.LaplaceDpEvent):  # unsampled, it is stated for the relation in use, whichever
-        return pld.from_laplace_mechanism(
-            inner.noise_multiplier, sampling_prob=rate, value_discretization_interval=interval
-        )
+        return pld.from_laplace_mechanism(inner.noise_multiplier, sampling_prob=rate, value_discretization_interval=interval)
     return pld.from_gaussian_mechanism(
         inner.noise_multiplier,
         sampling_prob=rate,

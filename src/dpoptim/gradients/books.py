@@ -68,6 +68,15 @@ class Books:
         self.current().reached.add(id(parameter))
 
 
+def refuse_autocast(layer: str, x: Tensor) -> None:
+    """Under autocast the books' products would round to 8 or 11 bits, far outside the margin."""
+    if torch.is_autocast_enabled(x.device.type):
+        raise PrivacyError(
+            f"layer {layer!r} ran under torch.autocast, which is not supported: the bound on a record's gradient would not "
+            "survive the rounding. Fix: train in float32."
+        )
+
+
 def refuse_nested_backward(layer: str, forward_task: int) -> None:
     """A graph that was built inside a backward pass and is differentiated there has books of its own: refuse it."""
     if forward_task != OUTSIDE_BACKWARD:
@@ -85,6 +94,7 @@ class BookedLayer(torch.autograd.Function):
     def forward(
         ctx: Any, books: Books, rule: LayerRule, module: nn.Module, name: str, x: Tensor, *parameters: Tensor
     ) -> Tensor:
+        refuse_autocast(name, x)
         output, saved = rule.forward(module, x)
         ctx.save_for_backward(*saved)
         ctx.books, ctx.rule, ctx.module, ctx.name = books, rule, module, name
@@ -96,6 +106,7 @@ class BookedLayer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_nested_backward(ctx.name, ctx.forward_task)
+        refuse_autocast(ctx.name, g)
         saved, rule, module = ctx.saved_tensors, ctx.rule, ctx.module
         ctx.books.enter(
             Entry(ctx.name, module, g.shape[0], lambda: rule.contributions(module, saved, g)),

@@ -1,9 +1,13 @@
-"""What one parameter's gradient is made of, record by record, without forming it: norms first, then one weighted sum.
+"""What one parameter's gradient is made of, record by record: norms first, then one weighted sum.
 
 Each class describes the per-record gradients of one parameter for the B records of a backward pass and answers two
-questions: the squared norm of each record's gradient, and ``sum_i weights[i] * gradient_i``. The rule that keeps this
-honest: *a norm is measured on the very numbers that are summed*, or else the record's mass (see `products`) is
-reported along with it, so that cancellation inside a record cannot hide a large rounding error behind a small norm.
+questions: the squared norm of each record's gradient, and ``sum_i weights[i] * gradient_i``. Two rules keep this honest:
+
+* a norm is measured on the very numbers that are summed. Formulas that get the norm another way (the Gram form
+  ``sum_st (a_s . a_t)(g_s . g_t)``) round differently from the sum, and cancellation inside a record makes the
+  difference as large as an adversary likes;
+* which formula is used depends on the layer and on public numbers alone, never on how many records, or how long, share
+  the batch: otherwise one record could change the clip factors of all the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,42 +17,29 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.products import (
-    CANCELLATION_LIMIT,
-    UNIT_ROUNDOFF,
-    add_weighted_outer,
-    row_squared_norms,
-)
+from dpoptim.gradients.products import add_weighted_outer, row_squared_norms
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 LARGEST_ENTRY = 2.0**100  # rows longer than this count as not finite: their products would leave the float32 range
 
 
-@dataclass(frozen=True)
-class Norms:
-    """Squared norms and squared masses of B records (float64, shape (B,)); not finite where a record does not count."""
-
-    squared: Tensor
-    mass_squared: Tensor
-
-
-class Rounding(Protocol):
-    """Says how many rows a product may sum, given how far its records may cancel (`products.chunk_rows`)."""
-
-    def __call__(self, cancellation: float) -> int: ...
-
-
 class Contribution(Protocol):
     """The per-record gradients of one parameter in one backward pass."""
 
-    def norms(self) -> Norms: ...
+    def squared_norms(self) -> Tensor:
+        """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count."""
+        ...
 
     def materialise(self, records: slice) -> Tensor:
         """The gradients themselves, shape (records, number of entries), for oracles and mixed uses."""
         ...
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rounding: Rounding) -> None:
-        """Add ``sum_i weights[i] * gradient_i`` to ``total`` (float64, shape (number of entries,))."""
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
+        """Add ``sum_i weights[i] * gradient_i`` to ``total`` (float64, shape (number of entries,)).
+
+        Args:
+            rows_per_product: how many records one product may sum (`products.chunk_rows`).
+        """
         ...
 
     def without(self, keep: Tensor) -> "Contribution":
@@ -74,95 +65,91 @@ class Direct:
 
     values: Tensor
 
-    def norms(self) -> Norms:
-        squared = row_squared_norms(self.values)
-        return Norms(squared, squared)
+    def squared_norms(self) -> Tensor:
+        return row_squared_norms(self.values)
 
     def materialise(self, records: slice) -> Tensor:
         return self.values[records].flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rounding: Rounding) -> None:
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
         values = self.values.flatten(1)
-        ones = values.new_ones(values.shape[0], 1)
-        add_weighted_outer(total.view(1, -1), ones, values, weights, rounding(1.0))
+        add_weighted_outer(total.view(1, -1), values.new_ones(len(values), 1), values, weights, rows_per_product)
 
     def without(self, keep: Tensor) -> "Direct":
         return Direct(zero_outside(self.values, keep))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outer:
-    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p); a of shape (B, T, d) once expanded.
-
-    ``expand`` turns a block of ``a`` into shape (b, T, d) where that is larger than what was saved (convolutions).
-    """
+    """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d). Never formed: |g| |a| is their norm."""
 
     g: Tensor
     a: Tensor
-    features: int  # d
-    expand: Callable[[Tensor], Tensor] | None = None
-    _stored: Tensor | None = field(default=None, repr=False)
 
-    def _right(self, records: slice) -> Tensor:
-        return self.a[records] if self.expand is None else self.expand(self.a[records])
-
-    @property
-    def _shape(self) -> tuple[int, int, int, int]:
-        return self.g.shape[0], self.g.shape[1], self.g.shape[2], self.features
-
-    def norms(self) -> Norms:
-        B, T, p, d = self._shape
-        if T == 1:
-            left, right = row_squared_norms(self.g), row_squared_norms(self._right(slice(None)))
-            squared = left * right
-            squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
-            return Norms(squared, squared)
-        if p * d <= T * (d + p) and B * p * d <= MEMORY_CAP:
-            # Stored and summed as stored: the arithmetic of an ordinary weight gradient, and exact norms.
-            self._stored = torch.cat([self.materialise(part) for part in blocks(B, T * d)])
-            squared = row_squared_norms(self._stored)
-            return Norms(squared, squared)
-        return self._norms_with_mass()
-
-    def _norms_with_mass(self) -> Norms:
-        """Norms by the cheaper of the Gram form and the materialised one; bounds from above, and masses."""
-        B, T, p, d = self._shape
-        gram = T * (d + p) < p * d
-        squared, mass = [], []
-        for part in blocks(B, max(2 * T * T if gram else p * d, T * d)):
-            g, a = self.g[part], self._right(part)
-            left, right = row_squared_norms(g), row_squared_norms(a)
-            mass_squared = left * right  # (sum_t |g_t| |a_t|)^2 is at most this (Cauchy-Schwarz)
-            mass_squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
-            if gram:
-                form = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
-                value = form.sum((1, 2), dtype=torch.float64)
-                # Roundings in each of the T^2 terms, which sum to at most the squared mass, and of their sum.
-                slack = d + p + 4 + (T * T if g.dtype == torch.float64 else 1)
-            else:
-                value = row_squared_norms(torch.bmm(g.transpose(1, 2), a))
-                slack = 4 * (T + 2)  # with h = (T + 2) u: |G^ - G| <= h A, so N^2 <= N^^2 + 2 h (1 + h) A^2 + h^2 A^2
-            squared.append(value.clamp_min(0) + slack * UNIT_ROUNDOFF[g.dtype] * mass_squared)
-            mass.append(mass_squared)
-        return Norms(torch.cat(squared), torch.cat(mass))
+    def squared_norms(self) -> Tensor:
+        left, right = row_squared_norms(self.g), row_squared_norms(self.a)
+        squared = left * right
+        squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
+        return squared
 
     def materialise(self, records: slice) -> Tensor:
-        return torch.bmm(self.g[records].transpose(1, 2), self._right(records)).flatten(1)
+        return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rounding: Rounding) -> None:
-        B, T, p, d = self._shape
-        if self._stored is not None:
-            Direct(self._stored).add_weighted_sum(total, weights, rounding)
-            return
-        rows_per_product = rounding(1.0 if T == 1 else CANCELLATION_LIMIT)
-        for part in blocks(B, T * d):
-            left, right = self.g[part].reshape(-1, p), self._right(part).reshape(-1, d)
-            row_weights = weights[part].repeat_interleave(T)
-            add_weighted_outer(total.view(p, d), left, right, row_weights, rows_per_product)
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
+        add_weighted_outer(total.view(self.g.shape[1], -1), self.g, self.a, weights, rows_per_product)
 
     def without(self, keep: Tensor) -> "Outer":
-        stored = None if self._stored is None else zero_outside(self._stored, keep)
-        return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep), self.features, self.expand, stored)
+        return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep))
+
+
+@dataclass
+class Formed:
+    """Gradients that are formed block by block by ``form``: kept if memory allows, else formed again for the sum.
+
+    Either way the same numbers are measured and summed, because ``form`` computes each record by itself.
+
+    Attributes:
+        form: maps a slice of records to their gradients, shape (b, entries).
+        records, entries: B, and the parameter's size.
+        per_record: elements of the largest temporary that ``form`` needs for one record.
+        keep: records that count (bool, shape (B,)); None: all of them.
+    """
+
+    form: Callable[[slice], Tensor]
+    records: int
+    entries: int
+    per_record: int
+    keep: Tensor | None = None
+    _kept: Tensor | None = field(default=None, repr=False)
+
+    def materialise(self, records: slice) -> Tensor:
+        values = self.form(records) if self._kept is None else self._kept[records]
+        return values if self.keep is None else zero_outside(values, self.keep[records])
+
+    def _blocks(self) -> Iterator[slice]:
+        yield from blocks(self.records, max(self.entries, self.per_record))
+
+    def squared_norms(self) -> Tensor:
+        if self.records * self.entries <= MEMORY_CAP:
+            self._kept = torch.cat([self.form(part) for part in self._blocks()])
+            return row_squared_norms(self._kept)
+        return torch.cat([row_squared_norms(self.form(part)) for part in self._blocks()])
+
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
+        for part in self._blocks():
+            Direct(self.materialise(part)).add_weighted_sum(total, weights[part], rows_per_product)
+
+    def without(self, keep: Tensor) -> "Formed":
+        return Formed(self.form, self.records, self.entries, self.per_record, keep, self._kept)
+
+
+def positions(g: Tensor, a: Tensor) -> Outer | Formed:
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d)."""
+    B, T, p = g.shape
+    d = a.shape[2]
+    if T == 1:
+        return Outer(g[:, 0], a[:, 0])
+    return Formed(lambda part: torch.bmm(g[part].transpose(1, 2), a[part]).flatten(1), B, p * d, p * d)
 
 
 @dataclass
@@ -189,11 +176,10 @@ class Rows:
             self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)
         return self._merged
 
-    def norms(self) -> Norms:
+    def squared_norms(self) -> Tensor:
         record, _, merged = self._merge()
         squared = merged.new_zeros(self.index.shape[0], dtype=torch.float64)
-        squared.index_add_(0, record, row_squared_norms(merged))
-        return Norms(squared, squared)
+        return squared.index_add_(0, record, row_squared_norms(merged))
 
     def materialise(self, records: slice) -> Tensor:
         index, g = self.index[records], self.g[records]
@@ -201,7 +187,7 @@ class Rows:
         dense.scatter_add_(1, index[:, :, None].expand_as(g), g)
         return dense.flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rounding: Rounding) -> None:
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
         record, row, merged = self._merge()
         table = total.view(self.table_rows, -1)
         for part in blocks(record.shape[0], 2 * merged.shape[1]):  # in float64: there is nothing to save in float32
@@ -211,52 +197,15 @@ class Rows:
         return Rows(self.index, zero_outside(self.g, keep), self.table_rows)
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """Several uses of one parameter in layers of different kinds (tied weights): gradients added record by record."""
-
-    parts: Sequence[Contribution]
-    records: int
-    entries: int
-
-    def _block(self, records: slice) -> Tensor:
-        first, *others = (part.materialise(records) for part in self.parts)
-        total = first.clone()
-        for other in others:
-            total += other
-        return total
-
-    def norms(self) -> Norms:
-        parts = [row_squared_norms(self._block(part)) for part in blocks(self.records, self.entries)]
-        squared = torch.cat(parts)
-        return Norms(squared, squared)
-
-    def materialise(self, records: slice) -> Tensor:
-        return self._block(records)
-
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rounding: Rounding) -> None:
-        for part in blocks(self.records, self.entries):  # the same blocks as for the norms: the same numbers
-            Direct(self._block(part)).add_weighted_sum(total, weights[part], rounding)
-
-    def without(self, keep: Tensor) -> "Mixed":
-        return Mixed([part.without(keep) for part in self.parts], self.records, self.entries)
-
-
 def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
-    """One contribution for all uses of a parameter in a pass, cross terms included."""
+    """One contribution for all uses of a parameter in a pass (shared layers, tied weights), cross terms included."""
     if len(uses) == 1:
         return uses[0]
-    if all(isinstance(use, Direct) for use in uses):
-        return Direct(torch.stack([use.materialise(slice(None)) for use in uses]).sum(0))
-    if all(isinstance(use, Outer) and use.expand is None for use in uses):
-        outers = [use for use in uses if isinstance(use, Outer)]
-        g, a = torch.cat([use.g for use in outers], 1), torch.cat([use.a for use in outers], 1)
-        return Outer(g, a, outers[0].features)
     if all(isinstance(use, Rows) for use in uses):
         rows = [use for use in uses if isinstance(use, Rows)]
-        return Rows(
-            torch.cat([use.index for use in rows], 1),
-            torch.cat([use.g for use in rows], 1),
-            rows[0].table_rows,
-        )
-    return Mixed(list(uses), records, entries)
+        return Rows(torch.cat([use.index for use in rows], 1), torch.cat([use.g for use in rows], 1), rows[0].table_rows)
+
+    def form(part: slice) -> Tensor:
+        return torch.stack([use.materialise(part) for use in uses]).sum(0)
+
+    return Formed(form, records, entries, (len(uses) + 1) * entries)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.contributions import Norms
-from dpoptim.gradients.engine import NORM_INFLATION, Engine, Reduction
+from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.products import margin
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -33,7 +32,7 @@ def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int) -> 
     """The sums that the engine should give: float64, the parameters' shapes; records that are not finite left out."""
     squared = torch.stack([g.double().flatten(1).square().sum(1) for g in gradients]).sum(0)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
-    factors = clipping.factors(Norms(squared, squared), margin=margin(dtype, capacity), inflation=NORM_INFLATION)
+    factors = clipping.factors(squared, margin(dtype, capacity))
     kept = factors > 0
     return [torch.einsum("i,i...->...", factors[kept], g[kept].double()) for g in gradients]
 

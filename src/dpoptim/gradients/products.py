@@ -2,39 +2,36 @@
 
 Clipping promises that one record moves the sum by at most C. Arithmetic in float32 breaks the promise: adding a record
 changes how every other record's term is rounded, and those errors grow with the batch (9,194 bounded records, added in
-order, moved by 1.49 C). So records are clipped to ``C (1 - margin)``, and the sums here move by rounding by at most
-``margin * C``.
+order, moved by 1.49 C). So records are clipped to ``C (1 - margin)``, and what rounding moves stays below ``margin C``.
 
-**Theorem.** Let u be the unit roundoff of the books' dtype, B at least the number of records in a logical batch, and
-let record i enter layer l as a sum of products with factor c_i. Write N_i for the norm of record i's gradient and
-A_i >= N_i for its *mass*: the norm that its gradient would have if nothing cancelled inside it. Suppose that
+**Theorem.** Let u be the unit roundoff of the books' dtype and B at least the number of records in a logical batch. Let
+two batches differ in one record, and suppose that
 
-    c_i N_i <= C (1 - margin)    and    c_i A_i <= r C,
+1. every other record has the same rows in both, but for one common rounding of the loss's factor (1/B against
+   1/(B + 1) in float32 moves all gradients together, by at most 4 u each);
+2. each clip factor c_i and each stored gradient G_i is computed from record i's rows alone, with c_i |G_i| at most
+   C (1 - margin);
+3. every product sums at most ``k = 2^-8 / (3 u B) - 4`` rows before its result is added in float64.
 
-where r = 1 for layers whose per-record gradients are stored before they are summed (there A_i = N_i), and
-r = CANCELLATION_LIMIT for the others. If every product sums at most ``k = margin / (3 u B r) - 4`` rows before its
-result is added in float64, then the computed sums of any two batches that differ in one record differ by at most C.
+Then the computed sums differ by at most C if ``margin >= 2^-8 + 4 u B``.
 
-*Proof.* A product of at most k rows has, in whatever order it is summed, the error gamma_{k+2} times the sum of the
-absolute values of its terms (Higham 2002, section 3.1; the two extra roundings are those of c_i and of c_i g_i).
-Adding the results in float64 costs less than one more u (fewer than 2^28 results). Over a layer's chunks the error's
-norm is at most (k + 4) u sum_i c_i A_il, so over all layers, stored (S) and not (R), at most
+*Proof.* A product of at most k rows has, in whatever order it is summed, an error of at most gamma_{k+2} times the sum
+of the absolute values of its terms (Higham 2002, section 3.1; the two extra roundings are those of c_i and of c_i g_i).
+Its terms are the entries of the c_i G_i themselves, one row to a record, so nothing cancels inside a record. Adding the
+results in float64 costs less than one more u (fewer than 2^28 results). So each world's sum errs by at most
+``(k + 4) u sum_i c_i |G_i| <= (k + 4) u B C <= 2^-8 C / 3``, and both together by less than 2^-8 C. The common factor
+moves the other records' sum by at most ``4 u B C``. The differing record itself adds at most C (1 - margin).  QED.
+(tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
 
-    sum_i c_i sqrt((k_S + 4)^2 u^2 A_iS^2 + (k_R + 4)^2 u^2 A_iR^2)
-        <= margin / (3 B) * sum_i sqrt(C^2 + C^2)   <=   0.48 margin C,
-
-because c_i A_iS <= C and c_i A_iR <= r C. Both worlds may err in opposite directions: 0.96 margin C. The exact sums
-differ by at most C (1 - margin).  QED. (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
-
-What this does not cover, and no per-sample clipping in floating point can: that the *forward pass* rounds record j
-differently in the company of record i.
+What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round
+record j differently in the company of record i (other kernels for other batch sizes, other padding).
 """
 
 import torch
 from torch import Tensor
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-CANCELLATION_LIMIT = 32.0  # r of the theorem: random signs over 1,024 positions reach it
+SUM_MARGIN = 2.0**-8  # of float32 sums
 SHORTEST_CHUNK = 16  # below this a float64 product is faster than many short float32 ones
 FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
 BATCHED_ELEMENTS = 1 << 21  # results of a batched product that are held at once
@@ -48,18 +45,28 @@ def margin(dtype: torch.dtype, capacity: int) -> float:
         capacity: B of the theorem, records in a logical batch, at least 1.
 
     Returns:
-        2^-8 for float32; for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records.
+        2^-8 + capacity * 2^-22 for float32; for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records.
+
+    Raises:
+        ValueError: a float32 batch so large that rounding could eat most of the bound.
     """
-    if dtype == torch.float32:
-        return 2.0**-8
-    return max(2.0**-20, capacity * 2.0**-32)
+    if dtype != torch.float32:
+        return max(2.0**-20, capacity * 2.0**-32)
+    share = SUM_MARGIN + 4 * UNIT_ROUNDOFF[dtype] * capacity
+    if share > 0.5:
+        raise ValueError(
+            f"a batch of {capacity} records is too large to be summed in float32 with a proven bound. "
+            "Fix: a smaller batch_size, or model.double()."
+        )
+    return share
 
 
-def chunk_rows(dtype: torch.dtype, capacity: int, cancellation: float) -> int:
+def chunk_rows(dtype: torch.dtype, capacity: int) -> int:
     """Rows that one product may sum (k of the theorem); 0 where only a float64 product will do."""
-    rows = int(margin(dtype, capacity) / (3 * UNIT_ROUNDOFF[dtype] * capacity * cancellation)) - 4
     if dtype == torch.float64:
-        return max(rows // 2, 1)  # the other half of the allowance is for adding the results, here with the same u
+        # Half of the allowance, since the results are added with the same u.
+        return max(int(margin(dtype, capacity) / (6 * UNIT_ROUNDOFF[dtype] * capacity)) - 4, 1)
+    rows = int(SUM_MARGIN / (3 * UNIT_ROUNDOFF[dtype] * capacity)) - 4
     return rows if rows >= SHORTEST_CHUNK else 0
 
 

@@ -17,7 +17,7 @@ from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan, whole_number
-from dpoptim.training.batches import PieceSampler, deliveries
+from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 from dpoptim.training.probe import probe_model
 
 SEEDED = "seeded: not for release"
@@ -33,6 +33,7 @@ def attach(
     ledger: Ledger | None = None,
     label: str = "training run",
     noise_seed: int | None = None,
+    partial_backward: bool = False,
 ) -> "PrivateTraining":
     """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
 
@@ -50,6 +51,8 @@ def attach(
         ledger: where the run is charged; in memory by default.
         label: public text for the ledger's entry.
         noise_seed: makes noise and sampling repeatable, for tests; the guarantee is then marked as not for release.
+        partial_backward: allow several backward passes over disjoint parts of a delivered batch. That the parts are
+            disjoint is then taken on trust; without it every delivered batch takes one pass over all its rows.
 
     Raises:
         PrivacyError: something in model or optimizer would break the guarantee; the message names it and the fix.
@@ -58,7 +61,7 @@ def attach(
     **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``, for every data set,
     model and loss, provided that the loss is the stated reduction of one term per record.
     """
-    return PrivateTraining(plan, model, optimizer, train_set, loss_reduction, ledger, label, noise_seed)
+    return PrivateTraining(plan, model, optimizer, train_set, loss_reduction, ledger, label, noise_seed, partial_backward)
 
 
 class PrivateTraining:
@@ -80,6 +83,7 @@ class PrivateTraining:
         ledger: Ledger | None,
         label: str,
         noise_seed: int | None,
+        partial_backward: bool,
     ) -> None:
         refuse_unsupported(plan, model, optimizer, train_set, loss_reduction, ledger)
         self.plan, self.model, self.optimizer = plan, model, optimizer
@@ -89,7 +93,8 @@ class PrivateTraining:
         self._ledger = ledger if ledger is not None else Ledger(neighboring=plan.neighboring)
         self._owns_ledger = ledger is None
         self._seeded = noise_seed is not None
-        self._coins = key_stream(noise_seed, "poisson coins")
+        coins = key_stream(noise_seed, "poisson coins")
+        self._queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
         self._gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
@@ -101,10 +106,13 @@ class PrivateTraining:
         )
         self._probed = probe_model(model, train_set)
         capacity = plan.sampler.capacity(plan.n)
-        self._engine = Engine(model, plan.method.rule, capacity=capacity, reduction=loss_reduction)
+        self._engine = Engine(
+            model, plan.method.rule, capacity=capacity, reduction=loss_reduction, partial_backward=partial_backward
+        )
         refuse_foreign_parameters(self._engine, optimizer)
         self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
         self._reduction = loss_reduction
+        self._loop = 0  # counts calls of batches()
         self._engine.attach()
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -134,16 +142,15 @@ class PrivateTraining:
         if physical_batch_size is not None:
             physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
         self._require_attached()
-        self._engine.take()  # a loop that was left in mid-step loses that step's sum; nothing of it was released
+        # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
+        self._engine.take()
         self._state = "idle"
-        records = len(self._train_set)  # type: ignore[arg-type]
-        pieces = PieceSampler(
-            self.plan.sampler, self._coins, records, self.plan.steps - self.steps_done, physical_batch_size
-        )
-        loader = deliveries(
-            self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory
-        )
+        pieces = PieceSampler(self._queue, physical_batch_size)
+        loader = deliveries(self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
+        self._loop = loop = self._loop + 1
         for batch, piece in loader:
+            if loop != self._loop:
+                raise PrivacyError("private.batches() was called again meanwhile. Fix: use one loop over it at a time.")
             if self._state == "complete":
                 raise PrivacyError(
                     "a batch was delivered, but optimizer.step() was not called after it. "
@@ -179,17 +186,18 @@ class PrivateTraining:
                     "inside the loop make gradients, and do not write to .grad."
                 )
         refuse_changed_parameters(self._engine)
+        refuse_foreign_parameters(self._engine, optimizer)
+        self._engine.require_all_closed()
         if self._state == "complete":
             released = self._engine.split(self._gate.release_sum(self._engine.take()))
             for p, total in zip(self._engine.parameters, released, strict=True):
                 p.grad = (total / self.plan.batch_size).to(p.dtype)
+            self._queue.released()
             self._state = "idle"
             self.finished_step = True
         return changed
 
-    def _run_closure(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _run_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run a closure here, so that its backward pass is over before the noisy mean is written."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -218,9 +226,7 @@ class PrivateTraining:
         else:
             guarantee = compute_epsilon(plan.event, delta, plan.neighboring)
         if self._gate.released == 0:
-            return dataclasses.replace(
-                guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven"
-            )
+            return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
         if self._seeded:
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, SEEDED))
         return guarantee
@@ -239,8 +245,17 @@ class PrivateTraining:
     def basis(self) -> tuple[Basis, ...]:
         """What the guarantee rests on, with what attaching has found out."""
         loss = f"the loss is the {self._reduction} over the batch of one term per record (dpoptim.check tests it)"
-        seeded = (Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"),)
-        return (*self.plan.basis, self._probed, Basis("trusted", loss), *(seeded if self._seeded else ()))
+        items = [
+            Basis("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics"),
+            self._probed,
+            Basis("trusted", loss),
+            Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
+        ]
+        if self._engine.partial_backward:
+            items.append(Basis("trusted", "several backward passes over a batch cover disjoint records"))
+        if self._seeded:
+            items.append(Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"))
+        return (*self.plan.basis, *items)
 
     # ---- leaving ---------------------------------------------------------------------------------------------
 
@@ -302,9 +317,7 @@ def refuse_unsupported(
             "Fix: use a first-order optimizer such as SGD or Adam."
         )
     if isinstance(train_set, IterableDataset) or not hasattr(train_set, "__len__"):
-        raise PrivacyError(
-            "train_set is a stream; Poisson sampling draws records by index. Fix: pass a map-style data set."
-        )
+        raise PrivacyError("train_set is a stream; Poisson sampling draws records by index. Fix: pass a map-style data set.")
     records = len(train_set)
     if records == 0:
         raise ValueError("train_set is empty; there is nothing to train on.")
@@ -337,6 +350,9 @@ def refuse_foreign_parameters(engine: Engine, optimizer: torch.optim.Optimizer) 
 
 
 def refuse_changed_parameters(engine: Engine) -> None:
+    """Parameters and buffers must be the ones that were attached."""
+    if engine.booking is not None:
+        engine.booking.refuse_changed_buffers()
     for name, p in engine.model.named_parameters():
         if p.requires_grad != (id(p) in engine.places):
             change = "unfrozen" if p.requires_grad else "frozen"

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
+
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -22,32 +25,49 @@ class Piece:
     last: bool
 
 
-class PieceSampler(Sampler[list[int]]):
-    """Draws every step's records and cuts them to pieces, noting each piece in ``drawn`` in the order of delivery.
+class BatchQueue:
+    """The logical batches of a run: drawn when first wanted, kept until their noisy sum has been released.
 
-    Data-loader workers run ahead of training, so pieces are drawn before they are delivered; the loader keeps the
-    order, so the first note always belongs to the next delivery.
+    A batch that was drawn is never replaced by another draw: whoever could look at batches and ask for new ones would
+    choose who takes part, and Poisson accounting would no longer hold.
     """
 
-    def __init__(
-        self,
-        sampler: PoissonSampling,
-        coins: KeyStream,
-        records: int,
-        steps: int,
-        physical_batch_size: int | None,
-    ) -> None:
-        self.sampler, self.coins, self.records, self.steps = sampler, coins, records, steps
-        self.size = physical_batch_size
+    def __init__(self, sampler: PoissonSampling, coins: KeyStream, records: int, steps: int) -> None:
+        self._sampler, self._coins, self._records = sampler, coins, records
+        self._steps = steps
+        self._released = 0
+        self._waiting: deque[Indices] = deque()  # of steps _released, _released + 1, ...
+
+    def ahead(self) -> Iterator[Indices]:
+        """All unreleased batches in order, drawn as they are asked for."""
+        for step in range(self._released, self._steps):
+            if step == self._released + len(self._waiting):
+                self._waiting.append(self._sampler.draw(self._coins, self._records))
+            yield self._waiting[step - self._released]
+
+    def released(self) -> None:
+        """The oldest batch's noisy sum is out."""
+        self._waiting.popleft()
+        self._released += 1
+
+
+class PieceSampler(Sampler[list[int]]):
+    """Cuts batches to pieces, noting each piece in ``drawn`` in the order of delivery.
+
+    Data-loader workers run ahead of training, so pieces are cut before they are delivered; the loader keeps the order,
+    so the first note always belongs to the next delivery.
+    """
+
+    def __init__(self, batches: BatchQueue, physical_batch_size: int | None) -> None:
+        self.batches, self.size = batches, physical_batch_size
         self.drawn: deque[Piece] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
         for indices in self.pieces():
             yield indices.tolist()
 
-    def pieces(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-        for _ in range(self.steps):
-            indices = self.sampler.draw(self.coins, self.records)
+    def pieces(self) -> Iterator[Indices]:
+        for indices in self.batches.ahead():
             if len(indices) == 0:
                 # The step must still happen: record 0 is delivered, and counts as zero.
                 self.drawn.append(Piece(1, null=True, last=True))
@@ -70,14 +90,12 @@ def deliveries(
     pin_memory: bool,
 ) -> Iterator[tuple[Any, Piece]]:
     """The collated pieces with their notes, in order."""
-    if isinstance(dataset, TensorDataset) and collate_fn is None and num_workers == 0 and not pin_memory:
+    if type(dataset) is TensorDataset and collate_fn is None and num_workers == 0 and not pin_memory:
         # What DataLoader would give, without a Python call for each record.
         for indices in pieces.pieces():
             index = torch.from_numpy(indices)
             yield [tensor[index.to(tensor.device)] for tensor in dataset.tensors], pieces.drawn.popleft()
         return
-    loader = DataLoader(
-        dataset, batch_sampler=pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory
-    )
+    loader = DataLoader(dataset, batch_sampler=pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
     for batch in loader:
         yield batch, pieces.drawn.popleft()

@@ -1,6 +1,6 @@
 """Do records see each other? Compare a batch with its records taken one at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import SamplesInteractError
+from dpoptim.gradients.booking import watch_batch_statistics
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.oracle import (
     Loss,
@@ -35,8 +36,8 @@ class CheckResult:
 def check(model: nn.Module, loss: Loss, batch: Any) -> CheckResult:
     """Test that model and loss treat the records of a batch independently, and find the loss's reduction.
 
-    The engine's clipped sum over a batch is compared with the sum over micro-batches of one. Dropout is off meanwhile;
-    nothing about the model changes.
+    The engine's clipped sum over a batch is compared with the sum over micro-batches of one. Dropout is off meanwhile (a
+    model that draws random numbers otherwise is tested in evaluation mode); nothing about the model changes.
 
     Args:
         model: the model that will be attached (not attached yet).
@@ -66,7 +67,8 @@ def check(model: nn.Module, loss: Loss, batch: Any) -> CheckResult:
 
     order = [i % given for i in range(rows)]
     compare = Comparison(model, loss, [take([i]) for i in order], take(order), rows)
-    with quiet(model):
+    watch_batch_statistics(model)
+    with quiet(model, lambda: [loss(model, compare.together)]):
         return CheckResult(compare.reduction(("mean", "sum")), rows)
 
 
@@ -120,14 +122,36 @@ def odd_batch_size(model: nn.Module, leaves: list[Tensor]) -> int:
 
 
 @contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and a random generator of one's own; both are put back."""
+def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
+    """Make the model deterministic, in training mode if that can be; everything is put back.
+
+    Dropout layers are switched off. If ``run`` still draws random numbers, the whole model goes to evaluation mode.
+    Buffers and the global random generator are restored afterwards.
+    """
     modes = {module: module.training for module in model.modules()}
+    buffers = {b: b.clone() for b in model.buffers()}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    model.eval()
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
+            for module in modes:
+                if isinstance(module, nn.modules.dropout._DropoutNd):
+                    module.eval()
+            if draws_random_numbers(run):
+                model.eval()
             yield
     finally:
         for module, training in modes.items():
             module.training = training
+        with torch.no_grad():
+            for b, value in buffers.items():
+                if not torch.equal(b, value):
+                    b.copy_(value)
+
+
+@torch.no_grad()
+def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
+    outputs = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        outputs.append(run())
+    return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.gradients.booking import watch_batch_statistics
 from dpoptim.plan import Basis
 from dpoptim.training.check import Comparison, odd_batch_size, quiet
 
-PASSED = Basis("enforced", "the model treats records independently (compared with batches of one on random inputs)")
+PASSED = Basis("trusted", "the model treats records independently (it did on random inputs, against batches of one)")
 
 
 def probe_model(model: nn.Module, train_set: Dataset[Any]) -> Basis:
@@ -20,8 +21,8 @@ def probe_model(model: nn.Module, train_set: Dataset[Any]) -> Basis:
     Only the shapes and dtypes of record 0 are used, never its values.
 
     Returns:
-        what to add to the list of what the guarantee rests on: enforced, or trusted where the model could not be run
-        this way (its input is not the record's first tensor).
+        what to add to the list of what the guarantee rests on: taken on trust, since a test on some inputs is no proof;
+        it says whether the test passed or why it could not be made (the input is not the record's first tensor).
 
     Raises:
         SamplesInteractError: the model mixes records.
@@ -31,31 +32,52 @@ def probe_model(model: nn.Module, train_set: Dataset[Any]) -> Basis:
     x = record[0] if isinstance(record, tuple | list) and len(record) else record
     if not isinstance(x, Tensor):
         return not_probed(f"records start with {type(x).__name__}, not with a tensor")
-    device = next(model.parameters()).device
-    with quiet(model):
-        rows = odd_batch_size(model, [x[None]])
-        inputs = random_like(x, rows).to(device)
-        try:
-            with torch.no_grad():
-                outputs = [out for out in pytree.tree_leaves(model(inputs)) if isinstance(out, Tensor)]
-        except PrivacyError:
-            raise
-        except Exception as error:  # whatever the user's model raises on made-up input
-            return not_probed(f"model(x) raised {type(error).__name__} on random input")
-        floating = [i for i, out in enumerate(outputs) if out.is_floating_point()]
-        if not floating or any(outputs[i].dim() == 0 or outputs[i].shape[0] != rows for i in floating):
-            return not_probed("its outputs do not have the batch axis first")
-        weights = [torch.randn_like(outputs[i]) for i in floating]
+    watch_batch_statistics(model)
+    rows = odd_batch_size(model, [x[None]])
+    inputs = random_like(x, rows).to(next(model.parameters()).device)
+    try:
+        with torch.no_grad():
+            outputs = tensors_of(model, inputs)
+    except PrivacyError:
+        raise
+    except Exception as error:  # whatever the user's model raises on made-up input
+        return not_probed(f"model(x) raised {type(error).__name__} on random input")
+    if not outputs or any(out.dim() == 0 or out.shape[0] != rows for out in outputs):
+        return not_probed("its outputs do not have the batch axis first")
+    with quiet(model, lambda: tensors_of(model, inputs)):
+        refuse_visible_neighbours(model, inputs)
+        weights = [torch.randn_like(out) for out in outputs]
 
         def loss(model: nn.Module, batch: tuple[Tensor, list[Tensor]]) -> Tensor:
-            x, cotangents = batch
-            leaves = [out for out in pytree.tree_leaves(model(x)) if isinstance(out, Tensor)]
-            terms = [(leaves[i] * w).sum() for i, w in zip(floating, cotangents, strict=True)]
+            terms = [(out * w).sum() for out, w in zip(tensors_of(model, batch[0]), batch[1], strict=True)]
             return torch.stack(terms).sum()
 
         alone = [(inputs[i : i + 1], [w[i : i + 1] for w in weights]) for i in range(rows)]
         Comparison(model, loss, alone, (inputs, weights), rows).reduction(("sum",))
     return PASSED
+
+
+def tensors_of(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The floating-point tensors in the model's output."""
+    leaves = pytree.tree_leaves(model(x))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+@torch.no_grad()
+def refuse_visible_neighbours(model: nn.Module, inputs: Tensor) -> None:
+    """Replace one record, also by an enormous one: the outputs of all others must stay as they are."""
+    before = tensors_of(model, inputs)
+    for size in (1.0, 1e6):
+        changed = inputs.clone()
+        changed[0] = torch.randn_like(inputs[0]) * size if inputs.is_floating_point() else 1 - inputs[0].clamp(0, 1)
+        for a, b in zip(before, tensors_of(model, changed), strict=True):
+            moved = (a[1:] - b[1:]).abs().max()
+            if not float(moved) <= 1e-5 * float(a[1:].abs().max()):
+                raise SamplesInteractError(
+                    "records see each other in the forward pass: replacing one changed the outputs of others. Usual "
+                    "causes: batch statistics, attention or sorting across the batch. Fix: let each record's output "
+                    "depend on that record alone."
+                )
 
 
 def not_probed(reason: str) -> Basis:

@@ -1,14 +1,13 @@
 """nn.Conv1d and nn.Conv2d: the per-record weight gradient is a product of unfolded patches and output gradients."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution, Direct, Outer, blocks
+from dpoptim.gradients.contributions import Contribution, Direct, Formed
 
 Convolution = nn.Conv1d | nn.Conv2d
 
@@ -93,21 +92,15 @@ class ConvolutionRule:
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         assert isinstance(module, Convolution)
         x, left = saved[0], g.flatten(2)  # (B, p, T)
-        weight: Contribution
-        if module.groups == 1:
-            features = module.weight[0].numel()
-            weight = Outer(left.transpose(1, 2), x, features, partial(patches, module=module))
-        else:
-            weight = Direct(self._grouped(module, x, left))
-        return {"weight": weight, "bias": Direct(left.sum(2))}
-
-    def _grouped(self, module: Convolution, x: Tensor, left: Tensor) -> Tensor:
-        """Per-record weight gradients of a grouped convolution, shape (B, *weight.shape)."""
-        B, p, T = left.shape
-        G = module.groups
+        p, T, G = left.shape[1], left.shape[2], module.groups
         features = module.weight[0].numel()
-        stored = left.new_empty(B, G, p // G, features)
-        for part in blocks(B, T * features * G):
-            right = patches(x[part], module).unflatten(2, (G, features)).transpose(1, 2)  # (b, G, T, features)
-            torch.matmul(left[part].unflatten(1, (G, p // G)), right, out=stored[part])
-        return stored.view(B, *module.weight.shape)
+
+        def form(part: slice) -> Tensor:
+            right = patches(x[part], module)  # (b, T, G * features)
+            if G == 1:
+                return torch.bmm(left[part], right).flatten(1)
+            grouped = right.unflatten(2, (G, features)).transpose(1, 2)  # (b, G, T, features)
+            return torch.matmul(left[part].unflatten(1, (G, p // G)), grouped).flatten(1)
+
+        weight = Formed(form, g.shape[0], module.weight.numel(), T * features * G)
+        return {"weight": weight, "bias": Direct(left.sum(2))}

@@ -15,8 +15,10 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books, Entry, refuse_nested_backward
+from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution, Direct, blocks
+
+TENSOR = object()  # marks the place of a tensor among a call's arguments
 
 
 class OriginalForward(nn.Module):
@@ -37,14 +39,14 @@ class Call:
 
     shim: OriginalForward
     name: str
-    leaves: tuple[Any, ...]  # None in place of each tensor
+    leaves: tuple[Any, ...]  # TENSOR in place of each tensor
     structure: pytree.TreeSpec
     batched: tuple[bool, ...]  # per tensor: does it have a row for each record, or is it shared by all?
     trainable: tuple[str, ...]
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
         fill = iter(tensors)
-        leaves = [next(fill) if leaf is None else leaf for leaf in self.leaves]
+        leaves = [next(fill) if leaf is TENSOR else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return self.shim.original(*args, **kwargs)
 
@@ -52,7 +54,7 @@ class Call:
         """Differentiable outputs for one record, without a record axis."""
         rows = [t[None] if batched else t for t, batched in zip(tensors, self.batched, strict=True)]
         fill = iter(rows)
-        leaves = [next(fill) if leaf is None else leaf for leaf in self.leaves]
+        leaves = [next(fill) if leaf is TENSOR else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         named = {f"inner.{key}": value for key, value in parameters.items()}
         outputs = torch.func.functional_call(self.shim, named, args, kwargs)
@@ -76,9 +78,7 @@ class Call:
 
         axes = tuple(0 if batched else None for batched in self.batched)
         try:
-            weights, inputs = torch.func.vmap(one, in_dims=(axes, 0), randomness="error")(
-                tuple(tensors), tuple(gradients)
-            )
+            weights, inputs = torch.func.vmap(one, in_dims=(axes, 0), randomness="error")(tuple(tensors), tuple(gradients))
         except RuntimeError as error:
             # The text of torch's error speaks of operators, never of values.
             raise PrivacyError(
@@ -104,6 +104,7 @@ class BookedModule(torch.autograd.Function):
         ctx: Any, books: Books, call: Call, structure: list[Any], count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         inputs = tensors[:count]
+        refuse_autocast(call.name, inputs[0])
         ctx.save_for_backward(*inputs, *tensors[count:])
         ctx.books, ctx.call, ctx.count = books, call, count
         ctx.forward_task = torch._C._current_graph_task_id()
@@ -126,6 +127,7 @@ class BookedModule(torch.autograd.Function):
                     f"module {call.name!r} got a differentiable input of shape {tuple(tensor.shape)} that all records "
                     "share. Fix: expand it to one row per record before the call."
                 )
+        refuse_autocast(call.name, gradients[0])
         outputs = [g for g in gradients if differentiable(g)]
         records = outputs[0].shape[0]
         size = sum(p.numel() for p in parameters.values())
@@ -156,7 +158,7 @@ class FallbackLayer:
         self.books, self.module, self.name = books, module, name
         self.trainable = tuple(trainable)
         self.shim = OriginalForward(module, module.forward)
-        self.roles: tuple[bool, ...] | None = None  # fixed by the first call: a mask may later be as long as a batch
+        self.roles: tuple[bool, ...] | None = None  # fixed by the first call that tells: a mask may later be as long
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -167,20 +169,22 @@ class FallbackLayer:
                 "the module that sees the data use its parameters."
             )
         batch = tensors[0].shape[0] if rows is None else rows
-        if self.roles is None or len(self.roles) != len(tensors):
-            self.roles = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
-        if not any(self.roles):
-            shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        roles = self.roles
+        if roles is None or len(roles) != len(tensors):
+            roles = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
+            if batch > 1:
+                self.roles = roles
+        if not any(roles):
             raise PrivacyError(
-                f"module {self.name!r} got inputs of shapes {shapes}, none with the {batch} records on its first axis. "
+                f"module {self.name!r} got {len(tensors)} tensors, none with the batch on its first axis. "
                 "Fix: keep the batch axis first (batch_first=True)."
             )
         call = Call(
             self.shim,
             self.name,
-            tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves),
+            tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves),
             structure,
-            self.roles,
+            roles,
             self.trainable,
         )
         named = dict(self.module.named_parameters())
@@ -192,8 +196,8 @@ class FallbackLayer:
         for out in outputs:
             if differentiable(out) and (out.dim() == 0 or out.shape[0] != batch):
                 raise PrivacyError(
-                    f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own and returns shape "
-                    f"{tuple(out.shape)}, whose first axis is not the batch of {batch} records. "
+                    f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own and returns a tensor "
+                    "whose first axis is not the batch. "
                     "Fix: keep the batch axis first in its outputs, or move its parameters into supported layers."
                 )
         return pytree.tree_unflatten(list(outputs), spec[0])

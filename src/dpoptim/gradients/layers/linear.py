@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution, Direct, Outer
+from dpoptim.gradients.contributions import Contribution, Direct, positions
 
 
 class LinearRule:
@@ -32,7 +32,6 @@ class LinearRule:
         assert isinstance(module, nn.Linear)
         B = g.shape[0]
         # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
-        positions = g[0].numel() // module.out_features if B else 1
-        left = g.reshape(B, positions, module.out_features)
-        right = saved[0].reshape(B, positions, module.in_features)
-        return {"weight": Outer(left, right, module.in_features), "bias": Direct(left.sum(1))}
+        T = g[0].numel() // module.out_features if B else 1
+        left, right = g.reshape(B, T, module.out_features), saved[0].reshape(B, T, module.in_features)
+        return {"weight": positions(left, right), "bias": Direct(left.sum(1))}

@@ -1,0 +1,186 @@
+"""Putting a model's layers on the books, and taking every trace away again."""
+
+import types
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.books import BookedLayer, Books
+from dpoptim.gradients.layers import LayerRule, rule_for
+from dpoptim.gradients.layers.fallback import FallbackLayer
+
+Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
+
+
+class Booking:
+    """The changes that book-keeping makes to a model's instances, and what it watches while they last.
+
+    Raises:
+        PrivacyError: a layer or option that cannot be clipped record by record, by name; nothing is changed then.
+    """
+
+    def __init__(self, model: nn.Module, books: Books) -> None:
+        self.model, self.books = model, books
+        self.rows: int | None = None  # records in the model's current input
+        self._undo: list[Callable[[], Any]] = []
+        self._watched = watch_batch_statistics(model)
+        try:
+            self._book(model, "")
+            for name, p in model.named_parameters():
+                if p.requires_grad:
+                    self._undo.append(p.register_hook(partial(self._reached, name, p)).remove)
+            hook = InputHook(self)
+            self._undo.append(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        except BaseException:
+            self.undo()
+            raise
+        self._buffers = {name: (id(b), b._version) for name, b in model.named_buffers()}
+
+    def undo(self) -> None:
+        """Restore the model exactly. Harmless when repeated."""
+        while self._undo:
+            self._undo.pop()()
+
+    def refuse_changed_buffers(self) -> None:
+        """Buffers leave with the state dict, without noise: nothing may write private statistics into them."""
+        for name, b in self.model.named_buffers():
+            if self._buffers.get(name) != (id(b), b._version):
+                raise PrivacyError(
+                    f"buffer {name!r} was changed during private training: it would carry private statistics out of the "
+                    "model without noise. Fix: use layers that keep no running statistics, or change it before attaching."
+                )
+
+    def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note how many records the model is given, and that no layer uses batch statistics."""
+        for name, layer in self._watched:
+            if layer.training:
+                raise batch_statistics(name, layer)
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
+        first = next(tensors, None)
+        self.rows = None if first is None else first.shape[0]
+
+    def _book(self, module: nn.Module, name: str) -> None:
+        trainable = [key for key, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            return
+        label = name or type(module).__name__
+        refuse_wrapped(module, label)
+        rule = rule_for(module)
+        if rule is not None:
+            rule.check(module, label)
+            self._replace_forward(module, partial(self._run_layer, rule, module, label))
+        elif any(p is not None and p.requires_grad for p in module._parameters.values()):
+            fallback = FallbackLayer(self.books, module, label, trainable)
+            self._replace_forward(module, lambda *args, **kwargs: fallback(self.rows, args, kwargs))
+        else:
+            for key, child in module.named_children():
+                self._book(child, f"{name}.{key}" if name else key)
+
+    def _run_layer(self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any) -> Tensor:
+        (x,) = (*args, *kwargs.values())
+        x = rule.prepare(module, label, x, self.rows)
+        parameters = [p for p in module._parameters.values() if p is not None]
+        return BookedLayer.apply(self.books, rule, module, label, x, *parameters)
+
+    def _replace_forward(self, module: nn.Module, booked: Callable[..., Any]) -> None:
+        module.forward = BookedForward(module, booked)
+        self._undo.append(lambda: vars(module).pop("forward", None))
+
+    def _reached(self, name: str, parameter: nn.Parameter, g: Tensor | None) -> None:
+        """Parameter hook: the books hand autograd None, so a tensor has come by another way."""
+        if g is not None:
+            raise PrivacyError(
+                f"parameter {name!r} was used outside its module's forward pass (such as F.linear(x, layer.weight), "
+                "or a penalty on the weights): that part of its gradient would escape clipping. Fix: call the module "
+                "itself; apply weight decay in the optimizer."
+            )
+        self.books.reached(parameter)
+
+
+class BookedForward:
+    """The forward pass of an instance while it is on the books.
+
+    A deep copy of the module (a moving average, say) gets its class's own forward pass back, bound to the copy.
+    """
+
+    def __init__(self, module: nn.Module, booked: Callable[..., Any]) -> None:
+        self._module, self._original, self._booked = module, module.forward, booked
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._original(*args, **kwargs)
+        return self._booked(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return types.MethodType(type(self._module).forward, memo[id(self._module)])
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError("an attached model cannot be pickled. Fix: save model.state_dict(), or leave the `with` first.")
+
+
+class InputHook:
+    """Tells the booking what the model is given. Holds it weakly, so that no copy of the model carries the engine."""
+
+    def __init__(self, booking: Booking | None) -> None:
+        self._booking = None if booking is None else weakref.ref(booking)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        booking = None if self._booking is None else self._booking()
+        if booking is not None:
+            booking.see_input(args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "InputHook":
+        return InputHook(None)
+
+    def __reduce__(self) -> tuple[type["InputHook"], tuple[None]]:
+        return InputHook, (None,)
+
+
+def refuse_wrapped(module: nn.Module, label: str) -> None:
+    """Refuse modules whose forward pass on this instance is not their class's, or whose weights are computed by hooks."""
+    own = vars(module).get("forward")
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+        raise PrivacyError(
+            f"module {label!r} already has a forward pass of its own on the instance: it is attached elsewhere, compiled, "
+            "or wrapped by another library. Fix: leave the other `with dpoptim.attach(...)` first, or attach the module "
+            "inside the wrapper."
+        )
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm | SpectralNorm):
+            raise PrivacyError(
+                f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of the books' sight. "
+                "Fix: use torch.nn.utils.parametrizations.weight_norm or spectral_norm."
+            )
+
+
+def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
+    """Layers that may mix records or keep running statistics; refuse those that would.
+
+    Frozen ones in evaluation mode use constants only, and are watched to see that it stays so.
+    """
+    watched = []
+    for name, module in model.named_modules():
+        if not isinstance(module, Coupling):
+            continue
+        instance = isinstance(module, nn.modules.instancenorm._InstanceNorm)
+        if instance and not module.track_running_stats:
+            continue  # normalises each record by itself
+        frozen = all(not p.requires_grad for p in module.parameters())
+        if module.training or not module.track_running_stats or not frozen:
+            raise batch_statistics(name, module)
+        watched.append((name, module))
+    return watched
+
+
+def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:
+    return PrivacyError(
+        f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps running statistics of them, "
+        "which no clipping bounds. Fix: use nn.GroupNorm or nn.LayerNorm; or freeze it and keep it in eval() mode."
+    )
