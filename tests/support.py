@@ -223,5 +223,32 @@ CASES = [
 ]
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer with a head on its output and on its last state."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(layer.hidden_size, 3)
+        self.state = nn.Linear(layer.hidden_size, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        axis = 0 if self.layer.batch_first else 1
+        x = x.movedim(0, axis)
+        # An explicit state: torch.func, which the oracle uses, cannot see through the one made inside.
+        shape = (self.layer.num_layers * (1 + self.layer.bidirectional), x.shape[axis], self.layer.hidden_size)
+        start = (x.select(1 - axis, 0)[:, :1] * 0).expand(shape)
+        out, last = self.layer(x, (start, start) if isinstance(self.layer, nn.LSTM) else start)
+        last = last[0] if isinstance(last, tuple) else last
+        return self.head(out[..., : self.layer.hidden_size].movedim(axis, 0).sum(1)) + self.state(last[-1])
+
+
+CASES += [
+    Case("fallback-lstm", lambda: Recurrent(nn.LSTM(5, 4, batch_first=True)), (6, 5)),
+    Case("fallback-lstm-time-major", lambda: Recurrent(nn.LSTM(5, 4, num_layers=2)), (6, 5)),
+    Case("fallback-gru-both-ways", lambda: Recurrent(nn.GRU(5, 4, batch_first=True, bidirectional=True)), (6, 5)),
+    Case("fallback-rnn", lambda: Recurrent(nn.RNN(5, 4, batch_first=True)), (6, 5)),
+]
+
+
 def mean_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])

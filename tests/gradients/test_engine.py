@@ -91,3 +91,22 @@ def test_rows_beyond_capacity_are_summed_in_float64() -> None:
     expected = clipped(vmap_gradients(model, x, target), Clipping(0.5), 16)
     sums = by_engine(model, x, target, Clipping(0.5), capacity=16, pieces=3)
     assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(expected)
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_that_start_from_zero_by_themselves(kind: type[nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = kind(5, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layer(x)[0][:, -1])
+
+    model, x, target = Last(), torch.randn(ROWS, 6, 5), torch.randn(ROWS)
+    plain = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
+    sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
