@@ -22,7 +22,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
-from dpoptim.training.models import build_model
+from dpoptim.runs.models import build_model
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dpoptim import DPSGD
 from dpoptim.plan import Basis
-from dpoptim.training.result import LedgerEntry, RunResult, Scores
+from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 
 SEEDED = "seeded: not for release"
 UNPROVEN = Basis("unproven", "nobody has proved <this> yet")

@@ -233,7 +233,7 @@ def train(
     --epsilon 1 --delta 1e-6 --ledger patients.sqlite --budget 3,1e-6[/]
     """
     with clear_errors():
-        from dpoptim.training.command import TrainRequest, run_training
+        from dpoptim.runs.command import TrainRequest, run_training
 
         request = TrainRequest(
             data=data,

@@ -6,7 +6,9 @@ from pathlib import Path
 import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
-DRAWS = re.compile(r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.")
+DRAWS = re.compile(
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_"
+)
 # Who may draw at all, and what for. Only the gate may call add_normal outside noise/.
 ALLOWED = {
     "gate.py": {"add_normal"},
@@ -17,7 +19,8 @@ ALLOWED = {
     "training/probe.py": {"randn"},  # made-up inputs for testing the model
     "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "datasets.py": {"np.random", "default_rng", "random."},  # the split of public data
-    "training/command.py": {"np.random", "default_rng", "random."},
+    "runs/train.py": {"randperm"},  # shuffles public data for the comparison without privacy
+    "runs/command.py": {"np.random", "default_rng", "random."},
 }
 
 

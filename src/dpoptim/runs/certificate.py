@@ -14,7 +14,7 @@ from dpoptim.accounting.accountant import compute_delta, privacy_curve, tradeoff
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
-from dpoptim.training.result import LedgerEntry, RunResult, Scores
+from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 
 FORMAT = "dpoptim.certificate/1"
 FURTHER_DELTAS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)

@@ -18,17 +18,17 @@ from rich.table import Table
 from torch import nn
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.certificate import write_certificate
 from dpoptim.clipping import Style
 from dpoptim.datasets import FASHION_MNIST_DIRECTORY, Data, Floats, load_digits, load_fashion_mnist, load_table
 from dpoptim.files import write_atomically
 from dpoptim.methods import DPSGD
 from dpoptim.plan import Plan
-from dpoptim.report import write_report
-from dpoptim.training.models import build_model
-from dpoptim.training.recipes import Recipe, recipe
-from dpoptim.training.result import LedgerEntry, RunResult, Scores
-from dpoptim.training.train import (
+from dpoptim.runs.certificate import write_certificate
+from dpoptim.runs.models import build_model
+from dpoptim.runs.recipes import Recipe, recipe
+from dpoptim.runs.report import write_report
+from dpoptim.runs.result import LedgerEntry, RunResult, Scores
+from dpoptim.runs.train import (
     Optimization,
     package_versions,
     train_privately,

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dpoptim import report_figures as figures
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
-from dpoptim.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.files import write_atomically
-from dpoptim.report_style import STYLE
-from dpoptim.training.result import RunResult
+from dpoptim.runs import report_figures as figures
+from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
+from dpoptim.runs.report_style import STYLE
+from dpoptim.runs.result import RunResult
 
 _SIGNS = {"proven": "\N{CHECK MARK}", "unproven": "!", "marked": "!", "none": "\N{MULTIPLICATION X}"}
 _escape = html.escape

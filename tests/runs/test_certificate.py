@@ -10,9 +10,9 @@ import pytest
 
 from dpoptim import Guarantee, Plan
 from dpoptim.accounting.accountant import tradeoff_curve
-from dpoptim.certificate import best_guess, certificate, percent_up, reading, verdict, write_certificate
 from dpoptim.plan import Basis
-from dpoptim.training.result import Scores
+from dpoptim.runs.certificate import best_guess, certificate, percent_up, reading, verdict, write_certificate
+from dpoptim.runs.result import Scores
 from finished_run import SEEDED, UNPROVEN, small_run
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
-from dpoptim.certificate import reading
-from dpoptim.report import report, write_report
-from dpoptim.report_figures import power_of_ten
-from dpoptim.training.result import RunResult, Scores
+from dpoptim.runs.certificate import reading
+from dpoptim.runs.report import report, write_report
+from dpoptim.runs.report_figures import power_of_ten
+from dpoptim.runs.result import RunResult, Scores
 from finished_run import SEEDED, UNPROVEN, small_run
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}

@@ -1,0 +1,84 @@
+"""What cannot be trained privately, refused by name before it does harm."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Engine
+from dpoptim.plan import Plan
+
+
+def refuse_unsupported(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train_set: Dataset[Any],
+    loss_reduction: str,
+    ledger: Ledger | None,
+) -> None:
+    """Errors that need no look at the model's layers."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}.")
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise PrivacyError(
+            f"model is wrapped in {type(model).__name__}, which would send gradients around the gate. "
+            "Fix: attach the bare module (model.module) in a single process."
+        )
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_world_size() > 1:
+        raise PrivacyError("training across several processes is not supported yet. Fix: use one process.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PrivacyError(
+            "LBFGS evaluates its closure several times a step, and every evaluation would need noise of its own. "
+            "Fix: use a first-order optimizer such as SGD or Adam."
+        )
+    if isinstance(train_set, IterableDataset) or not hasattr(train_set, "__len__"):
+        raise PrivacyError("train_set is a stream; Poisson sampling draws records by index. Fix: pass a map-style data set.")
+    records = len(train_set)
+    if records == 0:
+        raise ValueError("train_set is empty; there is nothing to train on.")
+    if plan.neighboring != "add-or-remove-one" and records != plan.n:
+        # Under these relations n is public, and so is this comparison.
+        raise ValueError(
+            f"train_set has {records} records but the plan was made for n={plan.n}; under {plan.neighboring} they must "
+            f"agree. Fix: plan(n={records}, ...)."
+        )
+    if plan.noise_multiplier == 0 and ledger is not None:
+        raise ValueError("ledger was given, but the plan has no noise: nothing finite can be charged.")
+
+
+def refuse_foreign_parameters(engine: Engine, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer must hold exactly the trainable parameters: others would move, or leak, without the gate."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    known = {id(p) for p in engine.parameters}
+    missing = [name for name, p in zip(engine.names, engine.parameters, strict=True) if id(p) not in held]
+    if missing:
+        raise PrivacyError(
+            f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is not in the optimizer. "
+            "Fix: add it to the optimizer, or freeze it with requires_grad_(False)."
+        )
+    extra = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if any(p.requires_grad for p in extra):
+        raise PrivacyError(
+            "the optimizer holds trainable parameters that are not the model's: they would be trained without privacy. "
+            "Fix: give it model.parameters() only."
+        )
+
+
+def refuse_changed_parameters(engine: Engine) -> None:
+    """Parameters and buffers must be the ones that were attached."""
+    if engine.booking is not None:
+        engine.booking.refuse_changed_buffers()
+    for name, p in engine.model.named_parameters():
+        if p.requires_grad != (id(p) in engine.places):
+            change = "unfrozen" if p.requires_grad else "frozen"
+            raise PrivacyError(
+                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before dpoptim.attach, or "
+                "attach again."
+            )
