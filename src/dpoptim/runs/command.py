@@ -90,7 +90,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         learning_rate=pick(request.learning_rate, defaults.learning_rate),
         momentum=pick(request.momentum, defaults.momentum),
         averaged=defaults.averaged,
-        physical_batch_size=request.physical_batch_size,
+        physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
     )
     with open_ledger(request, plan, data) as ledger:
         if plan.noise_multiplier > 0:

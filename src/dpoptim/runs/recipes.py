@@ -13,6 +13,7 @@ class Recipe:
         clip_norm: bound on each record's gradient.
         learning_rate, momentum: of SGD.
         averaged: share of the last steps whose iterates are averaged into the result (post-processing, free).
+        physical_batch_size: rows at a time; None: the whole batch.
     """
 
     batch_size: int
@@ -21,16 +22,17 @@ class Recipe:
     learning_rate: float
     momentum: float
     averaged: float
+    physical_batch_size: int | None
 
 
 def recipe(model: str, n: int) -> Recipe:
-    """The defaults for a model of `training.models` on ``n`` records (n is public).
+    """The defaults for a model of `runs.models` on ``n`` records (n is public).
 
     Tuned on Fashion-MNIST (public). The batch is n / 15, and larger on small data.
     """
     batch_size = min(n, max(512, n // 15))
     if model == "softmax":
-        return Recipe(batch_size, 40, 1.0, 2.0, 0.9, 0.5)
+        return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)
     if model == "mlp":
-        return Recipe(batch_size, 40, 1.0, 1.0, 0.9, 0.5)
-    return Recipe(batch_size, 40, 1.0, 1.0, 0.9, 0.5)
+        return Recipe(batch_size, 40, 1.0, 1.0, 0.9, averaged=0.5, physical_batch_size=None)
+    return Recipe(batch_size, 30, 1.0, 1.0, 0.9, averaged=0.3, physical_batch_size=512)
