@@ -1,7 +1,7 @@
 """dpoptim: train PyTorch models with differential privacy."""
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.methods import DPSGD
 from dpoptim.plan import Plan
@@ -11,8 +11,10 @@ from dpoptim.version import __version__
 
 __all__ = [
     "DPSGD",
+    "BudgetExceeded",
     "Guarantee",
     "Ledger",
+    "LedgerError",
     "Plan",
     "PrivacyError",
     "PrivateTraining",

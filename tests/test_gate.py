@@ -1,0 +1,130 @@
+"""The gate: charge first, then noise, as often as planned and no more."""
+
+import math
+
+import dp_accounting
+import pytest
+import torch
+
+import dpoptim
+from dpoptim import gate as gate_module
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.gate import Gate, GaussianSum
+from dpoptim.noise.stream import KeyStream
+
+
+def make(ledger: Ledger | None, *, noise_multiplier: float = 2.0, releases: int = 3, norm_bound: float = 1.5) -> Gate:
+    return Gate(
+        event=dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), releases),
+        neighboring="add-or-remove-one",
+        query=GaussianSum(norm_bound, noise_multiplier),
+        releases=releases,
+        ledger=ledger,
+        noise=KeyStream.from_seed(0, "test of the gate"),
+        label="test",
+    )
+
+
+def test_noise_has_the_planned_standard_deviation_in_every_tensor() -> None:
+    with Ledger() as ledger:
+        first, second = make(ledger).release_sum([torch.zeros(300, 500).double(), torch.zeros(150_000).double()])
+    for released in (first, second):
+        deviation = (released / 3.0).square().sum() - released.numel()
+        assert abs(float(deviation)) < 5 * math.sqrt(2 * released.numel())
+    correlation = float((first.flatten() * second).mean()) / 9
+    assert abs(correlation) < 5 / math.sqrt(150_000)
+
+
+def test_noise_is_fresh_in_every_release() -> None:
+    with Ledger() as ledger:
+        gate = make(ledger)
+        a, b = (gate.release_sum([torch.zeros(100_000).double()])[0] for _ in range(2))
+    assert abs(float((a * b).mean()) / 9) < 5 / math.sqrt(100_000)
+
+
+def test_the_sum_itself_is_in_what_is_released() -> None:
+    with Ledger() as ledger:
+        total = torch.full((10_000,), 50.0).double()
+        (released,) = make(ledger).release_sum([total.clone()])
+    assert abs(float(released.mean()) - 50) < 5 * 3 / 100
+
+
+def test_the_charge_comes_before_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+    with Ledger() as ledger:
+        reserve, add_normal = ledger.reserve, gate_module.add_normal
+        monkeypatch.setattr(ledger, "reserve", lambda *a, **k: (order.append("charge"), reserve(*a, **k))[1])
+        monkeypatch.setattr(gate_module, "add_normal", lambda *a: (order.append("noise"), add_normal(*a))[1])
+        gate = make(ledger)
+        assert order == []
+        gate.release_sum([torch.zeros(3).double()])
+        gate.release_sum([torch.zeros(3).double()])
+    assert order == ["charge", "noise", "noise"]
+
+
+def test_a_charge_that_fails_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger() as ledger:
+        gate = make(ledger)
+
+        def fail(*args: object, **options: object) -> None:
+            raise OSError("disk full")
+
+        monkeypatch.setattr(ledger, "reserve", fail)
+        total = torch.ones(3).double()
+        with pytest.raises(OSError, match="disk full"):
+            gate.release_sum([total])
+        assert gate.released == 0
+        assert torch.equal(total, torch.ones(3).double())
+        monkeypatch.undo()
+        gate.release_sum([total])
+        assert len(ledger.entries()) == 1
+
+
+def test_no_more_releases_than_were_paid_for() -> None:
+    with Ledger() as ledger:
+        gate = make(ledger, releases=2)
+        for _ in range(2):
+            gate.release_sum([torch.zeros(3).double()])
+        total = torch.ones(3).double()
+        with pytest.raises(dpoptim.PrivacyError, match="all 2 planned"):
+            gate.release_sum([total])
+        assert torch.equal(total, torch.ones(3).double())
+
+
+def test_a_run_over_budget_is_refused_before_it_starts() -> None:
+    with Ledger(epsilon=0.01, delta=1e-5) as ledger:
+        with pytest.raises(dpoptim.BudgetExceeded, match=r"0\.01"):
+            make(ledger)
+        assert ledger.entries() == []
+
+
+def test_two_runs_that_both_looked_affordable() -> None:
+    """The check at the start is a courtesy; the reservation decides."""
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3)
+    epsilon = dpoptim.accounting.compute_epsilon(event, 1e-5, "add-or-remove-one").epsilon
+    with Ledger(epsilon=epsilon * 1.05, delta=1e-5) as ledger:
+        first, second = make(ledger), make(ledger)
+        first.release_sum([torch.zeros(3).double()])
+        total = torch.ones(3).double()
+        with pytest.raises(dpoptim.BudgetExceeded):
+            second.release_sum([total])
+        assert torch.equal(total, torch.ones(3).double())
+        assert second.released == 0
+
+
+def test_finishing_commits_and_nothing_less() -> None:
+    with Ledger() as ledger:
+        gate = make(ledger)
+        gate.finish()
+        assert ledger.entries() == []
+        gate.release_sum([torch.zeros(3).double()])
+        assert ledger.entries()[0].state == "open"
+        gate.finish()
+        assert ledger.entries()[0].state == "committed"
+
+
+def test_only_a_run_without_noise_goes_without_a_ledger() -> None:
+    with pytest.raises(ValueError, match="ledger is missing"):
+        make(None)
+    total = torch.ones(3).double()
+    assert torch.equal(make(None, noise_multiplier=0.0).release_sum([total])[0], total)
