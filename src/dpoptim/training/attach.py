@@ -91,11 +91,20 @@ class PrivateTraining:
         self.steps_done = 0
         self.finished_step = False
         self._train_set = train_set
-        self._ledger = ledger if ledger is not None else Ledger(neighboring=plan.neighboring)
-        self._owns_ledger = ledger is None
+        self._reduction = loss_reduction
         self._seeded = noise_seed is not None
+        self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
+        self._loop = 0  # counts calls of batches()
         coins = key_stream(noise_seed, "poisson coins")
         self._queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
+        self._probed = probe_model(model, train_set)
+        capacity = plan.sampler.capacity(plan.n)
+        self._engine = Engine(
+            model, plan.method.rule, capacity=capacity, reduction=loss_reduction, partial_backward=partial_backward
+        )
+        refuse_foreign_parameters(self._engine, optimizer)
+        self._owns_ledger = ledger is None
+        self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
         self._gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
@@ -105,15 +114,6 @@ class PrivateTraining:
             noise=key_stream(noise_seed, "gaussian noise"),
             label=label,
         )
-        self._probed = probe_model(model, train_set)
-        capacity = plan.sampler.capacity(plan.n)
-        self._engine = Engine(
-            model, plan.method.rule, capacity=capacity, reduction=loss_reduction, partial_backward=partial_backward
-        )
-        refuse_foreign_parameters(self._engine, optimizer)
-        self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
-        self._reduction = loss_reduction
-        self._loop = 0  # counts calls of batches()
         self._engine.attach()
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
