@@ -20,6 +20,7 @@ from torch import Tensor
 from dpoptim.gradients.products import add_weighted_outer, row_squared_norms
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
+CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
 LARGEST_ENTRY = 2.0**100  # rows longer than this count as not finite: their products would leave the float32 range
 
 
@@ -127,11 +128,18 @@ class Formed:
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
     def _blocks(self) -> Iterator[slice]:
-        yield from blocks(self.records, max(self.entries, self.per_record))
+        size = max(1, CACHE_BLOCK // max(1, self.entries, self.per_record))
+        for start in range(0, self.records, size):
+            yield slice(start, min(start + size, self.records))
 
     def squared_norms(self) -> Tensor:
         if self.records * self.entries <= MEMORY_CAP:
-            self._kept = torch.cat([self.form(part) for part in self._blocks()])
+            for part in self._blocks():
+                values = self.form(part)
+                if self._kept is None:
+                    self._kept = values.new_empty(self.records, self.entries)
+                self._kept[part] = values
+            assert self._kept is not None
             return row_squared_norms(self._kept)
         return torch.cat([row_squared_norms(self.form(part)) for part in self._blocks()])
 
