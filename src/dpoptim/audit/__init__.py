@@ -1,0 +1,50 @@
+"""The auditor: every promise of the library attacked through its own code.
+
+Two worlds (`audit_two_worlds`), sensitivity (`audit_sensitivity`), replay (`audit_replay`), noise (`audit_noise`),
+participation (`audit_participation`) and charging (`audit_charging`) each return a result with a ``verdict``,
+``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small fixed settings, and `MUTANTS` the seeded bugs that show
+that they can find something. An audit can refute a claim; it can never prove one.
+"""
+
+from dpoptim.audit.bounds import (
+    Errors,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    epsilon_lower_bound,
+    gdp_lower_bound,
+)
+from dpoptim.audit.charging import ChargingResult, audit_charging
+from dpoptim.audit.detectors import DETECTORS
+from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.mutants import MUTANTS, Mutant, catch, mutant_table
+from dpoptim.audit.noise import NoiseResult, audit_noise
+from dpoptim.audit.participation import ParticipationResult, audit_participation
+from dpoptim.audit.replay import ReplayResult, audit_replay
+from dpoptim.audit.sensitivity import SensitivityResult, audit_sensitivity
+from dpoptim.audit.two_worlds import AuditResult, audit_two_worlds
+
+__all__ = [
+    "DETECTORS",
+    "MUTANTS",
+    "AuditResult",
+    "ChargingResult",
+    "Errors",
+    "Mutant",
+    "NoiseResult",
+    "ParticipationResult",
+    "ReplayResult",
+    "SampledGaussians",
+    "SensitivityResult",
+    "audit_charging",
+    "audit_noise",
+    "audit_participation",
+    "audit_replay",
+    "audit_sensitivity",
+    "audit_two_worlds",
+    "catch",
+    "clopper_pearson_lower",
+    "clopper_pearson_upper",
+    "epsilon_lower_bound",
+    "gdp_lower_bound",
+    "mutant_table",
+]

@@ -1,0 +1,124 @@
+"""Charging audit: is every noisy sum paid for, in full, before it exists?
+
+One run through the public API against a ledger that watches. The checks are logic, not statistics: no false alarms.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.two_worlds import Canaries
+from dpoptim.errors import PrivacyError
+from dpoptim.gate import Gate, GaussianSum
+from dpoptim.methods import DPSGD
+from dpoptim.noise.stream import KeyStream
+from dpoptim.training.attach import attach
+
+__all__ = ["ChargingResult", "audit_charging"]
+
+RECORDS, BATCH, STEPS, NOISE = 64, 16, 5, 1.5
+
+
+@dataclass(frozen=True)
+class ChargingResult:
+    """What was not charged as it should be; empty is good."""
+
+    failed: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """``"refuted"`` if anything was released that was not paid for, else ``"consistent"``."""
+        return "refuted" if self.failed else "consistent"
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {', '.join(self.failed) or 'every noisy sum was charged before it existed'}"
+
+
+class WatchingLedger(Ledger):
+    """A ledger in memory that looks at something at the moment of each charge."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self.look = look
+
+    def reserve(
+        self, event: dp_accounting.DpEvent, *, neighboring: str | dp_accounting.NeighboringRelation, label: str
+    ) -> Reservation:
+        self.look()
+        return super().reserve(event, neighboring=neighboring, label=label)
+
+
+def audit_charging() -> ChargingResult:
+    """Watch a gate's first release, then a whole run and an attempt to go on after its last step."""
+    return ChargingResult((*_order(), *_whole_run()))
+
+
+def _order() -> Sequence[str]:
+    """The gate alone: at the time of the charge the sum must be untouched, afterwards noisy."""
+    failed, charges = [], 0
+    total = torch.zeros(1000, dtype=torch.float64)
+
+    def look() -> None:
+        nonlocal charges
+        charges += 1
+        if bool((total != 0).any()):
+            failed.append("noise was drawn before the charge was on the ledger")
+
+    event = SampledGaussians(1.0, STEPS).event(NOISE)
+    with WatchingLedger(look) as ledger:
+        gate = Gate(
+            event=event,
+            neighboring="add-or-remove-one",
+            query=GaussianSum(1.0, NOISE),
+            releases=STEPS,
+            ledger=ledger,
+            noise=KeyStream.from_seed(0, "audit of charging"),
+            label="audit",
+        )
+        released = gate.release_sum([total])
+    if charges != 1:
+        failed.append(f"the first release was charged {charges} times")
+    if not bool((released[0] != 0).all()):
+        failed.append("a released sum has entries without noise")
+    return failed
+
+
+def _whole_run() -> Sequence[str]:
+    """A training loop that wants more than was planned; it may not get it, and must pay for what it got."""
+    failed: list[str] = []
+    model = Canaries(RECORDS, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=1.0).plan(n=RECORDS, batch_size=BATCH, steps=STEPS, noise_multiplier=NOISE, delta=1e-6)
+    moves = 0
+
+    def train(private: Any) -> None:
+        nonlocal moves
+        for (index,) in private.batches():
+            before: Tensor = model.table.weight.detach().clone()
+            model(index).mean().backward()
+            optimizer.step()
+            moves += int(not torch.equal(before, model.table.weight.detach()))
+
+    with (
+        Ledger() as ledger,
+        attach(plan, model, optimizer, TensorDataset(torch.arange(RECORDS)), ledger=ledger) as private,
+    ):
+        try:
+            train(private)
+            train(private)  # a further loop finds no steps left
+        except PrivacyError:
+            pass  # a refusal to go on is right, too
+        paid = [entry.event for entry in ledger.entries()]
+    owed = SampledGaussians(BATCH / RECORDS, moves).event(NOISE)
+    if len(paid) != 1:
+        failed.append(f"the run made {len(paid)} reservations")
+    elif paid[0] != owed:
+        failed.append(f"{moves} noisy sums were released under {owed}, but {paid[0]} was charged")
+    return failed

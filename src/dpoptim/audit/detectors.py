@@ -1,0 +1,207 @@
+"""The audits at fixed, small settings, under names: what the mutants are tried against, and a quick check of an install.
+
+Each detector is a function without arguments that returns its findings (no text: nothing found). Statistical ones are set
+so that each of them raises a false alarm with probability at most ``FAILURE``; coins and noise are seeded all the same, so
+that a result repeats. The others are exact.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.audit.charging import audit_charging
+from dpoptim.audit.noise import audit_noise
+from dpoptim.audit.participation import audit_participation
+from dpoptim.audit.replay import audit_replay
+from dpoptim.audit.sensitivity import Batch, audit_sensitivity
+from dpoptim.audit.two_worlds import Canaries, audit_two_worlds
+from dpoptim.errors import PrivacyError
+from dpoptim.methods import DPSGD
+from dpoptim.training.attach import attach
+
+__all__ = ["DETECTORS", "FAILURE", "Detector"]
+
+FAILURE = 1e-6
+SEED = 8
+Detector = Callable[[], str]
+
+
+def finding(result: Any) -> str:
+    return str(result) if result.verdict == "refuted" else ""
+
+
+def two_worlds(*, canaries: int, sample_rate: float, steps: int, neighboring: str = "add-or-remove-one") -> str:
+    """The plan is made here, so that a fault in planning is attacked too; C is not 1, so that it cannot be forgotten."""
+    plan = DPSGD(clip_norm=2.0).plan(
+        n=canaries,
+        batch_size=round(sample_rate * canaries),
+        steps=steps,
+        noise_multiplier=2.0 if neighboring == "replace-one" else 1.0,
+        delta=1e-5,
+        neighboring=neighboring,
+    )
+    return finding(audit_two_worlds(plan, confidence=1 - FAILURE, seed=SEED, noise_seed=SEED))
+
+
+def sensitivity() -> str:
+    """Models whose norms are easily got wrong, each with the records that show it."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    torch_state = torch.random.get_rng_state()
+    torch.manual_seed(SEED)
+    try:
+        deep = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+        twice = Twice(nn.Linear(6, 4)).double()
+        thin, thinner = nn.Linear(4, 1, bias=False), nn.Linear(3, 1, bias=False)
+    finally:
+        torch.random.set_rng_state(torch_state)
+    half = 1e4 * normal(6, 1, 4)
+    cancelling = torch.cat([half, 2 * normal(6, 1, 4) - half], 1)  # two positions whose gradients almost cancel
+    # Just below C, so that 1/4007 and 1/4006 round all of them apart together; the record itself is clipped to C.
+    aligned = (torch.tensor([0.6, -0.64, 0.48]) * 0.9999 / 3).repeat(4007, 1)
+    found = [
+        audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5),
+        audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5, pieces=2, kinds=("plain", "huge")),
+        audit_sensitivity(twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")),
+        audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",)),
+        audit_sensitivity(thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1),
+    ]
+    return "; ".join(finding(result) for result in found if finding(result))
+
+
+class Twice(nn.Module):
+    """A layer used twice, with gradients that add up."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.layer(x)
+
+
+def steep_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return 3 * model(batch[0]).flatten(1).sum()
+
+
+def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return 3 * model(batch[0]).mean()
+
+
+def replay() -> str:
+    """One record changed to something extreme or left out, and a record without gradient left out."""
+    generator = torch.Generator().manual_seed(SEED)
+    x, y = torch.randn(40, 3, generator=generator), torch.arange(40) % 2
+    pairs: list[tuple[Callable[[Any], Any], Any, Any]] = []
+    for value in (1.0, 1e30, float("nan")):
+        other = x.clone()
+        other[5] = value
+        pairs.append((partial(seen_of_training, sample_rate=0.3), (x, y), (other, y)))
+    pairs.append((partial(seen_of_training, sample_rate=1.0), (x, y), (x[:-1], y[:-1])))
+    sign = torch.ones(40)
+    sign[-1] = 0
+    pairs.append((model_of_canaries, sign, sign[:-1]))
+    found = [audit_replay(run, a, b, charged=("released",), seed=SEED) for run, a, b in pairs]
+    return "; ".join(finding(result) for result in found if finding(result))
+
+
+def seen_of_training(data: tuple[Tensor, Tensor], *, sample_rate: float) -> dict[str, Any]:
+    """A seeded training run, and what its caller can see of it apart from the model."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = DPSGD(clip_norm=1.0).plan(n=40, batch_size=round(40 * sample_rate), steps=6, noise_multiplier=1.0, delta=1e-5)
+    finished = []
+    with attach(plan, model, optimizer, TensorDataset(*data), noise_seed=SEED) as private:
+        for bx, by in private.batches():
+            F.cross_entropy(model(bx), by).backward()
+            optimizer.step()
+            finished.append(private.finished_step)
+        return {
+            "released": model.state_dict(),
+            "spent": str(private.spent()),
+            "remaining": private.remaining(),
+            "steps": private.steps_done,
+            "finished": finished,
+            "basis": private.basis,
+        }
+
+
+def model_of_canaries(sign: Tensor) -> Tensor:
+    """The released model itself, of full batches of canaries of which the last has no gradient: it must not matter."""
+    model = Canaries(40, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=1.0).plan(n=40, batch_size=40, steps=2, noise_multiplier=1.0, delta=1e-5)
+    data = TensorDataset(torch.arange(len(sign)), sign)
+    with attach(plan, model, optimizer, data, loss_reduction="sum", noise_seed=SEED) as private:
+        for index, factor in private.batches():
+            (3 * factor * model(index)).sum().backward()
+            optimizer.step()
+    return model.table.weight.detach()
+
+
+def noise() -> str:
+    return finding(audit_noise(failure=FAILURE, noise_seed=SEED))
+
+
+def participation() -> str:
+    """Batches of a hundred, and batches of one, of which a third are empty."""
+    large = audit_participation(records=400, batch_size=100, steps=300, failure=FAILURE / 2, noise_seed=SEED)
+    small = audit_participation(records=4, batch_size=1, steps=500, failure=FAILURE / 2, noise_seed=SEED)
+    return "; ".join(finding(result) for result in (large, small) if finding(result))
+
+
+def charging() -> str:
+    return finding(audit_charging())
+
+
+def refusals() -> str:
+    """Loops whose gradients would escape clipping, or count twice: the library must refuse each by name."""
+
+    def functional(model: nn.Linear, x: Tensor) -> None:
+        (model(x) + F.linear(100 * x, model.weight)).mean().backward()
+
+    def penalty(model: nn.Linear, x: Tensor) -> None:
+        (model(x).mean() + model.weight.square().sum()).backward()
+
+    def two_passes(model: nn.Linear, x: Tensor) -> None:
+        loss = model(x).mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    accepted = [f.__name__ for f in (functional, penalty, two_passes) if not refused(f)]
+    return f"refuted: accepted {', '.join(accepted)}" if accepted else ""
+
+
+def refused(backward: Callable[[nn.Linear, Tensor], None]) -> bool:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=1.0).plan(n=8, batch_size=8, steps=1, noise_multiplier=1.0, delta=1e-5)
+    try:
+        with attach(plan, model, optimizer, TensorDataset(torch.ones(8, 3)), noise_seed=SEED) as private:
+            for (x,) in private.batches():
+                backward(model, x)
+                optimizer.step()
+    except PrivacyError:
+        return True
+    return False
+
+
+DETECTORS: dict[str, Detector] = {
+    "two worlds, full batch": partial(two_worlds, canaries=100_000, sample_rate=1.0, steps=4),
+    "two worlds, sampled": partial(two_worlds, canaries=40_000, sample_rate=0.1, steps=60),
+    "two worlds, replace-one": partial(two_worlds, canaries=20_000, sample_rate=1.0, steps=4, neighboring="replace-one"),
+    "sensitivity": sensitivity,
+    "replay": replay,
+    "noise": noise,
+    "participation": participation,
+    "charging": charging,
+    "refusals": refusals,
+}

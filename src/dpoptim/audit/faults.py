@@ -1,0 +1,154 @@
+"""Privacy bugs that have happened, put into this library for as long as a ``with`` lasts: noise, accounting, ledger.
+
+For testing the detectors only. A run under a fault promises nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import dp_accounting
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpoptim import gate as gate_module
+from dpoptim.accounting import accountant
+from dpoptim.gate import Gate, GaussianSum
+from dpoptim.methods.dp_sgd import DPSGD
+from dpoptim.noise import ziggurat
+from dpoptim.noise.gaussian import add_normal
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import PoissonSampling
+from dpoptim.training import attach as attach_module
+from dpoptim.training.batches import BatchQueue
+
+Fault = Callable[[], AbstractContextManager[Any]]
+Draw = Callable[[KeyStream, Tensor, float], None]
+
+
+def noisy_by(draw: Draw) -> Fault:
+    """The gate draws its noise by ``draw(stream, total, standard_deviation)`` instead."""
+    return lambda: patch.object(gate_module, "add_normal", draw)
+
+
+def scaled_noise(stream: KeyStream, total: Tensor, std: float) -> None:
+    add_normal(stream, total, 0.9 * std)
+
+
+def noise_for_most_entries(stream: KeyStream, total: Tensor, std: float) -> None:
+    add_normal(stream, total[: -max(1, total.numel() // 3)], std)
+
+
+def noise_for_nonzero_entries(stream: KeyStream, total: Tensor, std: float) -> None:
+    noisy = total.clone()
+    add_normal(stream, noisy, std)
+    total.copy_(torch.where(total != 0, noisy, total))
+
+
+def same_noise_each_step(stream: KeyStream, total: Tensor, std: float) -> None:
+    add_normal(KeyStream.from_seed(0, "the same each time"), total, std)
+
+
+def same_noise_in_both_halves(stream: KeyStream, total: Tensor, std: float) -> None:
+    half = torch.zeros((total.numel() + 1) // 2, dtype=torch.float64)
+    add_normal(stream, half, std)
+    total += torch.cat([half, half])[: total.numel()]
+
+
+def float32_noise(stream: KeyStream, total: Tensor, std: float) -> None:
+    # A seed of its own from the stream: only the precision is at fault.
+    seed = np.empty(1, np.uint64)
+    stream.words(seed)
+    generator = torch.Generator().manual_seed(int(seed[0] >> 1))
+    total += std * torch.randn(total.shape, generator=generator)
+
+
+def cut_tail() -> AbstractContextManager[Any]:
+    honest = ziggurat.tail
+
+    def cut(stream: KeyStream, n: int) -> NDArray[np.float64]:
+        return np.minimum(honest(stream, n), 5.768)
+
+    return patch.object(ziggurat, "tail", cut)
+
+
+def global_seed() -> AbstractContextManager[Any]:
+    def key_stream(seed: int | None, purpose: str) -> KeyStream:
+        return KeyStream.from_seed(torch.initial_seed() if seed is None else seed, purpose)
+
+    return patch.object(attach_module, "key_stream", key_stream)
+
+
+def query_of(change: Callable[[GaussianSum], GaussianSum]) -> Fault:
+    """DP-SGD asks the gate for another query than the one that was accounted."""
+    honest = DPSGD.query
+    return lambda: patch.object(DPSGD, "query", lambda self, noise_multiplier: change(honest(self, noise_multiplier)))
+
+
+def halved_noise(query: GaussianSum) -> GaussianSum:
+    return GaussianSum(query.norm_bound, query.noise_multiplier / 2)
+
+
+def ignored_clip_norm(query: GaussianSum) -> GaussianSum:
+    return GaussianSum(1.0, query.noise_multiplier)
+
+
+@contextmanager
+def replace_one_as_add_or_remove() -> Iterator[None]:
+    honest = accountant.gaussian_mu
+    accountant._epsilon.cache_clear()  # what was computed before would hide the fault, and the fault would outlive itself
+    try:
+        with patch.object(
+            accountant,
+            "gaussian_mu",
+            lambda leaves, relation: honest(leaves, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+        ):
+            yield
+    finally:
+        accountant._epsilon.cache_clear()
+
+
+def event_of(rate: float = 1.0, steps: Callable[[int], int] = lambda count: count) -> Fault:
+    """The sampler accounts for another sample rate, or another number of steps, than it has."""
+    honest = PoissonSampling.event
+
+    def event(self: PoissonSampling, step: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:
+        return honest(PoissonSampling(self.sample_rate * rate), step, steps(count))
+
+    return lambda: patch.object(PoissonSampling, "event", event)
+
+
+@contextmanager
+def more_steps_than_reserved() -> Iterator[None]:
+    gate_init, queue_init = Gate.__init__, BatchQueue.__init__
+
+    def lenient_gate(self: Gate, *, releases: int, **rest: Any) -> None:
+        gate_init(self, releases=releases + 2, **rest)
+
+    def longer_queue(self: BatchQueue, sampler: PoissonSampling, coins: KeyStream, records: int, steps: int) -> None:
+        queue_init(self, sampler, coins, records, steps + 2)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Gate, "__init__", lenient_gate))
+        stack.enter_context(patch.object(BatchQueue, "__init__", longer_queue))
+        yield
+
+
+def no_charge() -> AbstractContextManager[Any]:
+    return patch.object(Gate, "open", lambda self: None)
+
+
+@contextmanager
+def charge_after_noise() -> Iterator[None]:
+    honest_open, honest_release = Gate.open, Gate.release_sum
+
+    def release_sum(self: Gate, sums: list[Tensor]) -> list[Tensor]:
+        released = honest_release(self, sums)
+        honest_open(self)
+        return released
+
+    with patch.object(Gate, "release_sum", release_sum), patch.object(Gate, "open", lambda self: None):
+        yield

@@ -1,0 +1,247 @@
+"""Privacy bugs that have happened, put into this library for as long as a ``with`` lasts: clipping, sampling, leaks.
+
+For testing the detectors only. A run under a fault promises nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients import engine as engine_module
+from dpoptim.gradients.booking import Booking
+from dpoptim.gradients.books import Pass
+from dpoptim.gradients.contributions import Contribution, Direct, Formed, Outer, merge, positions
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.layers import linear
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import PoissonSampling
+from dpoptim.training.attach import PrivateTraining
+from dpoptim.training.batches import PieceSampler
+
+Indices = NDArray[np.int64]
+
+# ---- clipping ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Renormed:
+    """A contribution whose norm is measured by somebody else."""
+
+    honest: Contribution
+    measure: Callable[[], Tensor]
+
+    def squared_norms(self) -> Tensor:
+        return self.measure()
+
+    def materialise(self, records: slice) -> Tensor:
+        return self.honest.materialise(records)
+
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
+        self.honest.add_weighted_sum(total, weights, rows_per_product)
+
+    def without(self, keep: Tensor) -> Contribution:
+        return self.honest.without(keep)
+
+
+def bias_left_out() -> AbstractContextManager[Any]:
+    return patch.object(Direct, "squared_norms", lambda self: torch.zeros(len(self.values), dtype=torch.float64))
+
+
+def one_layer_not_clipped() -> AbstractContextManager[Any]:
+    honest = Engine._add_clipped
+
+    def add_clipped(self: Engine, merged: dict[int, Contribution], rows: int) -> None:
+        last = max(merged)
+        unseen = _Renormed(merged[last], lambda: torch.zeros(rows, dtype=torch.float64))
+        honest(self, {**merged, last: unseen}, rows)
+
+    return patch.object(Engine, "_add_clipped", add_clipped)
+
+
+def cross_terms_left_out() -> AbstractContextManager[Any]:
+    def merged(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
+        apart = partial(lambda uses: sum(use.squared_norms() for use in uses), uses)
+        return _Renormed(merge(uses, records, entries), apart)
+
+    return patch.object(engine_module, "merge", merged)
+
+
+def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
+    def by_size(g: Tensor, a: Tensor) -> Outer | Formed | _Renormed:
+        honest = positions(g, a)
+        if g.shape[0] < 4:
+            return honest
+        gram = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
+        return _Renormed(honest, lambda: gram.sum((1, 2)).clamp(min=0).double())
+
+    return patch.object(linear, "positions", by_size)
+
+
+def no_rounding_margin() -> AbstractContextManager[Any]:
+    return patch.object(engine_module, "margin", lambda dtype, capacity: 0.0)
+
+
+def factors_by(change: Callable[[Clipping, Tensor, Tensor], Tensor]) -> AbstractContextManager[Any]:
+    """Clip factors are ``change(rule, honest factors, squared norms)``."""
+    honest = Clipping.factors
+    return patch.object(
+        Clipping, "factors", lambda self, squared, margin: change(self, honest(self, squared, margin), squared)
+    )
+
+
+def nan_factors(rule: Clipping, factors: Tensor, squared: Tensor) -> Tensor:
+    return rule.norm / squared.sqrt().clamp(min=rule.norm)
+
+
+def batch_clipped_as_a_whole(rule: Clipping, factors: Tensor, squared: Tensor) -> Tensor:
+    largest = torch.where(torch.isfinite(squared), squared, 0.0).max().sqrt()
+    return torch.where(factors > 0, rule.norm / largest.clamp(min=rule.norm), 0.0) * 0.999
+
+
+def norm_in_message(rule: Clipping, factors: Tensor, squared: Tensor) -> Tensor:
+    if float(squared.max()) > 1e6 * rule.norm**2:
+        raise ValueError(f"a record's gradient has norm {float(squared.max()) ** 0.5:g}; lower the learning rate")
+    return factors
+
+
+def clipped_share_logged(rule: Clipping, factors: Tensor, squared: Tensor) -> Tensor:
+    logging.getLogger("dpoptim").info("%d gradients clipped", int((factors < 0.99).sum()))
+    return factors
+
+
+def realised_denominator() -> AbstractContextManager[Any]:
+    honest = Engine.take
+
+    def take(self: Engine) -> list[Tensor]:
+        share = self.capacity / max(self._rows_summed, 1)
+        return [buffer * share for buffer in honest(self)]
+
+    return patch.object(Engine, "take", take)
+
+
+def rows_printed() -> AbstractContextManager[Any]:
+    honest = Engine.deliver
+
+    def deliver(self: Engine, rows: int, *, null: bool = False) -> None:
+        print(f"batch of {rows}")
+        honest(self, rows, null=null)
+
+    return patch.object(Engine, "deliver", deliver)
+
+
+@contextmanager
+def functional_use_unseen() -> Iterator[None]:
+    """Neither the hook on the parameter nor the look at .grad before the step."""
+    honest = PrivateTraining._before_step
+
+    def before_step(self: PrivateTraining, *step: Any) -> Any:
+        escaped = [p.grad for p in self._engine.parameters]
+        for p in self._engine.parameters:
+            p.grad = None
+        changed = honest(self, *step)
+        for p, g in zip(self._engine.parameters, escaped, strict=True):
+            if g is not None and p.grad is not None:
+                p.grad += g
+        return changed
+
+    seen = patch.object(Booking, "_reached", lambda self, name, parameter, g: self.books.reached(parameter))
+    with seen, patch.object(PrivateTraining, "_before_step", before_step):
+        yield
+
+
+@contextmanager
+def second_backward_counts() -> Iterator[None]:
+    honest = Engine._close
+
+    def close(self: Engine, finished: Pass) -> None:
+        rows = self._rows_open
+        honest(self, finished)
+        self._rows_open = rows
+
+    with patch.object(Engine, "_close", close), patch.object(Engine, "require_all_closed", lambda self: None):
+        yield
+
+
+# ---- sampling ------------------------------------------------------------------------------------------------
+
+
+def drawn_by(make: Callable[[], Callable[[PoissonSampling, KeyStream, int], Indices]]) -> AbstractContextManager[Any]:
+    return patch.object(PoissonSampling, "draw", make())
+
+
+def shuffled() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
+    order: list[int] = []
+
+    def draw(self: PoissonSampling, coins: KeyStream, records: int) -> Indices:
+        size = round(self.sample_rate * records)
+        if len(order) < size:
+            order[:] = permutation(coins, records).tolist()
+        batch = np.sort(order[:size])
+        del order[:size]
+        return batch.astype(np.int64)
+
+    return draw
+
+
+def fixed_size() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
+    return lambda self, coins, records: np.sort(permutation(coins, records)[: round(self.sample_rate * records)])
+
+
+def same_batch_each_step() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
+    kept: dict[int, Indices] = {}
+    return lambda self, coins, records: kept.setdefault(records, coins.coins(records, self.sample_rate))
+
+
+def one_coin_for_all() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
+    return lambda self, coins, records: np.arange(records if len(coins.coins(1, self.sample_rate)) else 0)
+
+
+def empty_redrawn() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
+    def draw(self: PoissonSampling, coins: KeyStream, records: int) -> Indices:
+        while not len(batch := coins.coins(records, self.sample_rate)):
+            pass
+        return batch
+
+    return draw
+
+
+def too_often() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
+    return lambda self, coins, records: coins.coins(records, min(1.0, 1.5 * self.sample_rate))
+
+
+def permutation(coins: KeyStream, records: int) -> Indices:
+    words = np.empty(records, np.uint64)
+    coins.words(words)
+    return np.argsort(words)
+
+
+def empty_skipped() -> AbstractContextManager[Any]:
+    honest = PieceSampler.pieces
+
+    def pieces(self: PieceSampler) -> Iterator[Indices]:
+        for indices in honest(self):
+            if self.drawn[-1].null:
+                self.drawn.pop()
+            else:
+                yield indices
+
+    return patch.object(PieceSampler, "pieces", pieces)
+
+
+def placeholder_counted() -> AbstractContextManager[Any]:
+    honest = Engine.deliver
+
+    def deliver(self: Engine, rows: int, *, null: bool = False) -> None:
+        honest(self, rows, null=False)
+
+    return patch.object(Engine, "deliver", deliver)

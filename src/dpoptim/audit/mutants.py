@@ -1,0 +1,113 @@
+"""Seeded privacy bugs and the detector that catches each: an audit that finds nothing must be able to find something."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dpoptim.audit import faults, faults_of_sums
+from dpoptim.audit.detectors import DETECTORS
+
+__all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug.
+
+    Attributes:
+        name: what is wrong.
+        where: the function of the library that is patched.
+        apply: makes a context manager under which the library has the bug. For tests; promises nothing.
+        detector: a name in `dpoptim.audit.detectors.DETECTORS`.
+    """
+
+    name: str
+    where: str
+    apply: Callable[[], AbstractContextManager[Any]]
+    detector: str
+
+
+@dataclass(frozen=True)
+class Catch:
+    """What the detector said of a mutant: ``evidence`` is empty if it got away."""
+
+    mutant: Mutant
+    evidence: str
+    seconds: float
+
+    @property
+    def caught(self) -> bool:
+        return bool(self.evidence)
+
+
+def catch(mutant: Mutant) -> Catch:
+    """Run the mutant's detector under the mutant. An exception is no catch: it is passed on."""
+    start = time.perf_counter()
+    with mutant.apply():
+        evidence = DETECTORS[mutant.detector]()
+    return Catch(mutant, evidence, time.perf_counter() - start)
+
+
+def mutant_table() -> list[dict[str, str]]:
+    """Name, place and detector of every mutant, for documentation and the command line."""
+    return [{"mutant": m.name, "where": m.where, "detector": m.detector} for m in MUTANTS]
+
+
+_f, _s = faults, faults_of_sums
+FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
+ADD_NORMAL, FACTORS, DRAW = "gate.add_normal", "clipping.Clipping.factors", "sampling.PoissonSampling.draw"
+EVENT, QUERY = "sampling.PoissonSampling.event", "methods.DPSGD.query"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # noise
+    Mutant("noise times 0.9", ADD_NORMAL, _f.noisy_by(_f.scaled_noise), FULL),
+    Mutant("noise multiplier halved after accounting", QUERY, _f.query_of(_f.halved_noise), FULL),
+    Mutant("clip norm left out of the noise", QUERY, _f.query_of(_f.ignored_clip_norm), FULL),
+    Mutant("no noise in one tensor", ADD_NORMAL, _f.noisy_by(_f.noise_for_most_entries), "noise"),
+    Mutant("noise only where the gradient is not zero", ADD_NORMAL, _f.noisy_by(_f.noise_for_nonzero_entries), "noise"),
+    Mutant("noise reused between steps", ADD_NORMAL, _f.noisy_by(_f.same_noise_each_step), "noise"),
+    Mutant("noise reused between tensors", ADD_NORMAL, _f.noisy_by(_f.same_noise_in_both_halves), "noise"),
+    Mutant("noise drawn in float32", ADD_NORMAL, _f.noisy_by(_f.float32_noise), "noise"),
+    Mutant("tail of the noise cut at 5.77 sigma", "noise.ziggurat.tail", _f.cut_tail, "noise"),
+    Mutant("noise seeded by a global generator", "training.attach.key_stream", _f.global_seed, "noise"),
+    # accounting and ledger
+    Mutant(
+        "replace-one accounted as add-or-remove",
+        "accounting.accountant.gaussian_mu",
+        _f.replace_one_as_add_or_remove,
+        REPLACE,
+    ),
+    Mutant("sample rate accounted lower than sampled", EVENT, _f.event_of(rate=0.5), SAMPLED),
+    Mutant("fewer steps accounted than planned", EVENT, _f.event_of(steps=lambda count: max(1, count // 2)), FULL),
+    Mutant("one step fewer charged than executed", EVENT, _f.event_of(steps=lambda count: count - 1), "charging"),
+    Mutant("more steps executed than reserved", "gate.Gate, BatchQueue", _f.more_steps_than_reserved, "charging"),
+    Mutant("nothing charged", "gate.Gate.open", _f.no_charge, "charging"),
+    Mutant("charged after the noise", "gate.Gate.release_sum", _f.charge_after_noise, "charging"),
+    # clipping
+    Mutant("one layer not clipped", "gradients.Engine._add_clipped", _s.one_layer_not_clipped, "sensitivity"),
+    Mutant("biases left out of the norm", "gradients.Direct.squared_norms", _s.bias_left_out, "sensitivity"),
+    Mutant("tied weight without cross terms", "gradients.engine.merge", _s.cross_terms_left_out, "sensitivity"),
+    Mutant("norm formula by batch size", "gradients.layers.linear.positions", _s.gram_norms_in_large_batches, "sensitivity"),
+    Mutant("rounding margin dropped", "gradients.engine.margin", _s.no_rounding_margin, "sensitivity"),
+    Mutant("a NaN record poisons the sum", FACTORS, partial(_s.factors_by, _s.nan_factors), "sensitivity"),
+    Mutant("batch clipped as a whole", FACTORS, partial(_s.factors_by, _s.batch_clipped_as_a_whole), "sensitivity"),
+    Mutant("functional use of a weight unseen", "Booking._reached, _before_step", _s.functional_use_unseen, "refusals"),
+    Mutant("second backward pass counts again", "gradients.Engine._close", _s.second_backward_counts, "refusals"),
+    # sampling
+    Mutant("shuffled batches accounted as Poisson", DRAW, partial(_s.drawn_by, _s.shuffled), "participation"),
+    Mutant("batches of a fixed size", DRAW, partial(_s.drawn_by, _s.fixed_size), "participation"),
+    Mutant("the same batch each step", DRAW, partial(_s.drawn_by, _s.same_batch_each_step), "participation"),
+    Mutant("one coin for the whole batch", DRAW, partial(_s.drawn_by, _s.one_coin_for_all), "participation"),
+    Mutant("empty batches drawn again", DRAW, partial(_s.drawn_by, _s.empty_redrawn), "participation"),
+    Mutant("records sampled more often than accounted", DRAW, partial(_s.drawn_by, _s.too_often), SAMPLED),
+    Mutant("empty batches skipped", "training.PieceSampler.pieces", _s.empty_skipped, "participation"),
+    Mutant("placeholder of an empty batch counted", "gradients.Engine.deliver", _s.placeholder_counted, "participation"),
+    # what is seen besides
+    Mutant("realised batch size in the denominator", "gradients.Engine.take", _s.realised_denominator, "replay"),
+    Mutant("batch size printed", "gradients.Engine.deliver", _s.rows_printed, "replay"),
+    Mutant("an error quotes a gradient's norm", FACTORS, partial(_s.factors_by, _s.norm_in_message), "replay"),
+    Mutant("number of clipped records logged", FACTORS, partial(_s.factors_by, _s.clipped_share_logged), "replay"),
+)

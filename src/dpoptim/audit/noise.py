@@ -1,0 +1,200 @@
+"""Noise audit: is what the live gate adds fresh, independent, normal, and as large as planned?
+
+The noise is read off a run through the public API whose gradients are all zero. Every check is a p-value; the result is
+refuted when one of them is below ``failure / checks`` (Bonferroni), so a right implementation is refuted with probability
+at most ``failure``, up to the accuracy of the normal approximation in the correlations.
+
+Two weaknesses leave no trace in a million draws and have checks of their own. float32 generators never exceed 5.8 sigma:
+`tail_pvalues` asks the sampler for draws beyond 4 sigma only. And draws made in float32 sit on a coarse grid: `resolution`
+counts values that float32 holds exactly.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import bdtr, bdtrc, chdtr, chdtrc, log_ndtr, ndtr
+from scipy.stats import kstest
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.methods import DPSGD
+from dpoptim.noise import ziggurat
+from dpoptim.noise.stream import KeyStream
+from dpoptim.training.attach import attach
+
+__all__ = ["NoiseResult", "audit_noise", "gate_noise", "noise_pvalues", "tail_pvalues"]
+
+Floats = NDArray[np.float64]
+SHAPES = ((120, 200), (200,), (1, 24_000))  # equal sizes among them, so that a copied stream would show
+CLIP_NORM, NOISE_MULTIPLIER = 2.0, 1.0  # powers of two, which keep a float32 draw's grid visible
+
+
+@dataclass(frozen=True)
+class NoiseResult:
+    """Every check with its p-value.
+
+    Attributes:
+        pvalues: by the check's name; uniform (or above it) under a right implementation.
+        draws: noise values looked at.
+        failure: probability that a right implementation is refuted, at most.
+    """
+
+    pvalues: dict[str, float]
+    draws: int
+    failure: float
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the checks that a right implementation would not fail."""
+        return tuple(name for name, p in self.pvalues.items() if not p >= self.failure / len(self.pvalues))
+
+    @property
+    def verdict(self) -> str:
+        """``"refuted"`` if a check failed, else ``"consistent"``."""
+        return "refuted" if self.failed else "consistent"
+
+    def __str__(self) -> str:
+        found = f"failed: {', '.join(self.failed)}" if self.failed else f"{len(self.pvalues)} checks passed"
+        return f"{self.verdict}: {found} on {self.draws} draws (false alarm at most {self.failure:g})"
+
+
+class Weights(nn.Module):
+    """Linear layers of the given weight shapes; the loss of the audit gives them no gradient."""
+
+    def __init__(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__()
+        self.inputs = [shape[-1] for shape in shapes]
+        layers = [nn.Linear(shape[-1], math.prod(shape[:-1]), bias=False, dtype=torch.float64) for shape in shapes]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [layer(x.expand(-1, size)).sum(1) for layer, size in zip(self.layers, self.inputs, strict=True)]
+        return torch.stack(outputs).sum(0)
+
+
+def audit_noise(*, steps: int = 12, failure: float = 1e-6, noise_seed: int | None = None) -> NoiseResult:
+    """Look at the noise of ``steps`` >= 2 steps of the live gate, at its tail, and at whether global seeds reach it.
+
+    Args:
+        failure: probability of a false alarm, at most.
+        noise_seed: as for ``attach``; it cannot be given to the check that the noise of two runs differs.
+    """
+    if steps < 2:
+        raise ValueError(f"steps must be at least 2, so that steps can be compared, got {steps!r}.")
+    noise = gate_noise(steps, noise_seed=noise_seed)
+    pvalues = noise_pvalues(noise)
+    pvalues |= tail_pvalues(KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "audit of the tail"))
+    pvalues["global seeds do not reach the noise"] = freshness_pvalue()
+    return NoiseResult(pvalues, sum(tensor.size for tensor in noise), failure)
+
+
+def gate_noise(steps: int, *, noise_seed: int | None = None, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> list[Floats]:
+    """The noise that a run without gradients releases, in units of its planned deviation: one (steps, size) a tensor."""
+    model = Weights(shapes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plan = DPSGD(clip_norm=CLIP_NORM).plan(n=1, batch_size=1, steps=steps, noise_multiplier=NOISE_MULTIPLIER, delta=1e-6)
+    released: list[list[Floats]] = [[] for _ in shapes]
+    with attach(plan, model, optimizer, TensorDataset(torch.ones(1, 1).double()), noise_seed=noise_seed) as private:
+        for (x,) in private.batches():
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()  # so that the step leaves the noise itself, to the last bit
+            (0 * model(x)).mean().backward()
+            optimizer.step()
+            for kept, p in zip(released, model.parameters(), strict=True):
+                kept.append(-p.detach().flatten().numpy() / (CLIP_NORM * NOISE_MULTIPLIER))
+    return [np.stack(kept) for kept in released]
+
+
+def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
+    """p-values of standard normal, independent noise; ``noise`` has one (steps, size) array a tensor."""
+    pvalues: dict[str, float] = {}
+    for i, z in enumerate(noise):
+        pvalues[f"tensor {i}: standard deviation"] = two_sided(chdtr(z.size, (z**2).sum()), chdtrc(z.size, (z**2).sum()))
+        pvalues[f"tensor {i}: mean"] = normal_pvalue(z.sum() / math.sqrt(z.size))
+        pvalues[f"tensor {i}: steps are independent"] = correlation_pvalue(z[:-1].ravel(), z[1:].ravel())
+        pvalues[f"tensor {i}: any two steps are independent"] = min(
+            1.0,
+            len(z) * (len(z) - 1) / 2 * min(correlation_pvalue(z[s], z[t]) for t in range(len(z)) for s in range(t)),
+        )
+        pvalues[f"tensor {i}: entries are independent"] = correlation_pvalue(z[:, :-1].ravel(), z[:, 1:].ravel())
+        for j, other in enumerate(noise[:i]):
+            size = min(z.shape[1], other.shape[1])
+            pvalues[f"tensors {j} and {i} are independent"] = correlation_pvalue(
+                z[:, :size].ravel(), other[:, :size].ravel()
+            )
+    pvalues["no stretch is repeated"] = repetition_pvalue(np.concatenate(noise, axis=1))
+    every = np.concatenate([z.ravel() for z in noise])
+    pvalues["law"] = float(kstest(every, ndtr).pvalue)
+    for edge in (3.0, 4.0):
+        count, rate = float((np.abs(every) > edge).sum()), 2 * float(ndtr(-edge))
+        pvalues[f"draws beyond {edge:g} sigma"] = two_sided(
+            bdtr(count, every.size, rate), bdtrc(count - 1, every.size, rate) if count else 1.0
+        )
+    pvalues["resolution"] = resolution_pvalue(every)
+    return pvalues
+
+
+def tail_pvalues(stream: KeyStream, draws: int = 400_000) -> dict[str, float]:
+    """The sampler's tail on its own: draws given |Z| > 4.04, of which 1.5e-4 lie beyond the edge of float32 generators."""
+    start = ziggurat.TAIL_START
+    z = np.abs(ziggurat.settle(stream, np.full(draws, start), np.zeros(draws, dtype=np.int64)))
+    edge = 5.768
+    rate = float(np.exp(log_ndtr(-edge) - log_ndtr(-start)))
+    count = float((z > edge).sum())
+    survival = np.exp(log_ndtr(-z) - log_ndtr(-start))  # uniform on (0, 1)
+    return {
+        "tail: law given |z| > 4.04": float(kstest(survival, "uniform").pvalue),
+        "tail: draws beyond 5.77 sigma": two_sided(
+            bdtr(count, draws, rate), bdtrc(count - 1, draws, rate) if count else 1.0
+        ),
+    }
+
+
+def resolution_pvalue(z: Floats) -> float:
+    """Probability that so many float64 draws are float32 numbers by chance: 2^-29 each."""
+    count = float((z.astype(np.float32).astype(np.float64) == z).sum())
+    return float(bdtrc(count - 1, z.size, 2.0**-28)) if count else 1.0
+
+
+def freshness_pvalue() -> float:
+    """0 if two runs from the same global seeds drew equal noise: it would be known to whoever knows the seeds."""
+    state = torch.random.get_rng_state()
+    runs = []
+    try:
+        for _ in range(2):
+            torch.manual_seed(0)
+            runs.append(gate_noise(1, shapes=((1, 16),))[0])
+    finally:
+        torch.random.set_rng_state(state)
+    return (
+        0.0 if np.array_equal(runs[0], runs[1]) else 1.0
+    )  # 16 float64 normals agree by chance with probability below 1e-200
+
+
+def correlation_pvalue(x: Floats, y: Floats) -> float:
+    """Of the correlation of paired standard normals, known to have mean 0: normal, with variance 1/n."""
+    return normal_pvalue(float(x @ y) / math.sqrt(len(x)))
+
+
+def repetition_pvalue(noise: Floats) -> float:
+    """Of the largest circular autocorrelation over all lags, summed over the rows of ``noise``: finds copies anywhere."""
+    steps, size = noise.shape
+    power = (np.abs(np.fft.rfft(noise, axis=1)) ** 2).sum(0)
+    lags = np.fft.irfft(power, n=size)[1 : size // 2 + 1]
+    # At lag size/2 each pair counts twice; elsewhere the variance is the number of pairs.
+    deviation = np.full(len(lags), math.sqrt(steps * size))
+    if size % 2 == 0:
+        deviation[-1] *= math.sqrt(2)
+    return min(1.0, len(lags) * normal_pvalue(float(np.abs(lags / deviation).max())))
+
+
+def normal_pvalue(z: float) -> float:
+    return min(1.0, 2 * float(ndtr(-abs(z))))
+
+
+def two_sided(low: float, high: float) -> float:
+    return min(1.0, 2 * float(min(low, high)))
