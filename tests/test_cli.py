@@ -81,13 +81,15 @@ def test_train_writes_a_run_directory(tmp_path: Path) -> None:
 def test_private_tables_show_no_scores(tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = ["--data", str(table(tmp_path / "t.csv")), "--target", "outcome", "--delta", "1e-4", "--out", str(out)]
+    assert "--classes is missing" in run("train", *arguments, code=2)
+    arguments += ["--classes", "no,yes"]
     text = run("train", *arguments, "--epochs", "2")
     assert "accuracy" not in text
     assert "zero-out" in text
     assert "ccuracy" not in (out / "report.html").read_text()
     certificate = json.loads((out / "certificate.json").read_text())
     assert certificate["accuracy"] is None
-    assert "read off the data" in json.dumps(certificate)
+    assert certificate["training"]["seconds"] is None
     refused = run("train", *arguments, "--compare", code=2)
     assert "--data-is-public" in refused
 
@@ -132,6 +134,10 @@ def test_a_ledger_keeps_the_budget(tmp_path: Path) -> None:
         (["--batch-size", "5000"], "batch_size=5000 is larger than n"),
         (["--epsilon", "1", "--noise-multiplier", "1"], "either epsilon"),
         (["--clip-norm", "0"], "clip_norm"),
+        (["--learning-rate", "nan"], "learning_rate"),
+        (["--momentum", "1.5"], "momentum"),
+        (["--data", "odd[name].csv"], "odd[name].csv"),
+        (["--noise-multiplier", "1e-300"], "noise_multiplier"),
         (["--data", "nowhere.csv"], "does not exist"),
         (["--target", "y"], "--target is for a table"),
         (["--budget", "3,1e-5"], "--ledger"),
@@ -152,7 +158,7 @@ def test_unknown_options_are_refused() -> None:
 
 def test_tables_without_a_public_size(tmp_path: Path) -> None:
     path = str(table(tmp_path / "t.csv"))
-    common = ["train", "--data", path, "--target", "outcome", "--out", str(tmp_path / "run")]
+    common = ["train", "--data", path, "--target", "outcome", "--classes", "no,yes", "--out", str(tmp_path / "run")]
     assert "delta is missing" in run(*common, code=2)
     said = run(*common, "--delta", "1e-4", "--neighboring", "add-or-remove-one", code=2)
     assert "needs --n, a public number" in said
@@ -190,10 +196,10 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def test_a_full_disk_before_training_spends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full_disk(monkeypatch, "plan.json")
+    full_disk(monkeypatch, ".trial")
     ledger = str(tmp_path / "l.sqlite")
     text = run("train", "--ledger", ledger, "--out", str(tmp_path / "run"), *FAST, code=2)
-    assert "plan.json" in text
+    assert ".trial" in text
     with dpoptim.Ledger(ledger) as opened:
         assert opened.entries() == []
 
@@ -210,3 +216,19 @@ def test_a_full_disk_after_training_keeps_the_model(tmp_path: Path, monkeypatch:
     (rescued,) = tmp_path.glob("dpoptim-*/model.pt")
     assert torch.load(rescued, weights_only=True)["model"] == "softmax"
     assert (out / "report.html").read_text() == "an older report"
+
+
+def test_a_failed_run_leaves_older_results_as_they_are(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run("train", "--out", str(out), "--no-compare", *FAST)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    run("train", "--out", str(out), "--overwrite", "--epsilon", "8", "--clip-norm", "-1", *FAST, code=2)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_ledger_belongs_to_one_data_set(tmp_path: Path) -> None:
+    ledger = str(tmp_path / "l.sqlite")
+    run("train", "--ledger", ledger, "--no-compare", "--out", str(tmp_path / "a"), *FAST)
+    path = str(table(tmp_path / "t.csv"))
+    common = ["--target", "outcome", "--classes", "no,yes", "--n", "60", "--delta", "1e-4", "--ledger", ledger]
+    assert "digits" in run("train", "--data", path, *common, "--out", str(tmp_path / "b"), code=2)

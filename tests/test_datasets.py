@@ -80,15 +80,15 @@ def test_bad_idx_files(tmp_path: Path) -> None:
 
 def test_csv(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "a,label,b\n1,yes,2\n3,no,4\n-1e3,yes,0.5\n")
-    data = load_table(path, "label")
+    data = load_table(path, "label", public=True)
     assert data.x.tolist() == [[1, 2], [3, 4], [-1000, 0.5]]
     assert data.class_names == ("no", "yes")
     assert data.y.tolist() == [1, 0, 1]
-    assert "read off the data" in data.read_off[0]
+    with pytest.raises(ValueError, match="--classes is missing"):
+        load_table(path, "label")  # the labels of private data may not be copied into the model
     declared = load_table(path, "label", classes=("yes", "no", "unknown"))
     assert declared.y.tolist() == [0, 1, 0]
     assert declared.classes == 3
-    assert declared.read_off == ()
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,24 @@ def test_csv(tmp_path: Path) -> None:
         ("a,y\n1,0\nnan,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\ninf,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\n2,0\n", "y", "fewer than two values"),
+        ("a,a,y\n1,2,0\n", "y", "two columns named 'a'"),
+        ("y\n1\n0\n", "y", "no column beside the label"),
+        ("a,y\n1e39,0\n2,1\n", "y", "record 1 .*NaN or infinite"),
     ],
 )
 def test_bad_csv_files(tmp_path: Path, text: str, target: str | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        load_table(write_csv(tmp_path / "t.csv", text), target)
+        load_table(write_csv(tmp_path / "t.csv", text), target, public=True)
+
+
+def test_encodings(tmp_path: Path) -> None:
+    marked = tmp_path / "excel.csv"
+    marked.write_bytes("\ufeffy,a\n0,1\n1,2\n".encode())
+    assert load_table(marked, "y", public=True).y.tolist() == [0, 1]
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes("y,größe\n0,1\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="not UTF-8"):
+        load_table(latin, "y", public=True)
 
 
 def test_labels_outside_the_declared_classes(tmp_path: Path) -> None:
@@ -119,23 +132,23 @@ def test_labels_outside_the_declared_classes(tmp_path: Path) -> None:
 def test_npz(tmp_path: Path) -> None:
     x, y = np.arange(12.0).reshape(3, 2, 2), np.array([10, 2, 10])
     np.savez(tmp_path / "t.npz", X=x, label=y)
-    data = load_table(tmp_path / "t.npz", "label")
+    data = load_table(tmp_path / "t.npz", "label", public=True)
     assert data.x.shape == (3, 2, 2)
     assert data.class_names == ("2", "10")  # by value, not by spelling
     with pytest.raises(ValueError, match="holds the arrays X, label"):
-        load_table(tmp_path / "t.npz", None)
+        load_table(tmp_path / "t.npz", None, public=True)
     np.savez(tmp_path / "short.npz", x=x, y=y[:2])
     with pytest.raises(ValueError, match=r"'y' has shape \(2,\)"):
-        load_table(tmp_path / "short.npz", None)
+        load_table(tmp_path / "short.npz", None, public=True)
     np.savez(tmp_path / "flat.npz", x=np.arange(3), y=y)
     with pytest.raises(ValueError, match="array of real numbers"):
-        load_table(tmp_path / "flat.npz", None)
+        load_table(tmp_path / "flat.npz", None, public=True)
     np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object), y=y[:2])
     with pytest.raises(ValueError, match="not a .npz archive of plain arrays"):
-        load_table(tmp_path / "objects.npz", None)
+        load_table(tmp_path / "objects.npz", None, public=True)
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(ValueError, match="not a .npz archive"):
-        load_table(tmp_path / "text.npz", None)
+        load_table(tmp_path / "text.npz", None, public=True)
 
 
 def test_other_files(tmp_path: Path) -> None:

@@ -128,3 +128,16 @@ def test_only_a_run_without_noise_goes_without_a_ledger() -> None:
         make(None)
     total = torch.ones(3).double()
     assert torch.equal(make(None, noise_multiplier=0.0).release_sum([total])[0], total)
+
+
+def test_a_commit_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger() as ledger:
+        gate = make(ledger)
+        gate.release_sum([torch.zeros(3).double()])
+
+        def fail(*args: object) -> None:
+            raise dpoptim.LedgerError("gone")
+
+        monkeypatch.setattr(ledger, "commit", fail)
+        with pytest.warns(RuntimeWarning, match="the run is charged"):
+            gate.finish()

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 
 import dpoptim
@@ -110,8 +111,8 @@ def test_no_noise_promises_nothing() -> None:
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"batch_size": 0.5}, "batch_size must be a whole number"),
         ({"n": -1}, "n must be a whole number"),
-        ({"n": True}, "n must be a whole number"),
-        ({"n": "60000"}, "n must be a whole number"),
+        ({"n": True}, "n must be a number"),
+        ({"n": "60000"}, "n must be a number"),
         ({"steps": 0}, "steps must be a whole number"),
         ({"epochs": 3}, "either epochs or steps"),
         ({"steps": ...}, "either epochs or steps"),
@@ -133,6 +134,9 @@ def test_no_noise_promises_nothing() -> None:
         ({"clip_norm": 1e-9}, "clip_norm must be at least"),
         ({"n": math.inf}, "n must be a whole number"),
         ({"epsilon": ..., "noise_multiplier": 1e-6}, "noise_multiplier"),
+        ({"epsilon": "2"}, "epsilon must be a number"),
+        ({"delta": "1e-5"}, "delta must be a number"),
+        ({"steps": 10**9}, "too long to account for"),
         ({"clip_norm": math.nan}, "clip_norm must be"),
         ({"clip_norm": math.inf}, "clip_norm is infinite"),
         ({"clip_norm": "1"}, "clip_norm must be"),
@@ -169,3 +173,18 @@ def test_unknown_entries_are_refused() -> None:
     data["epsilom"] = 1
     with pytest.raises(ValueError, match="epsilom"):
         dpoptim.Plan.from_json(json.dumps(data))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    plan = make(n=np.int64(60_000), batch_size=np.int32(512), clip_norm=np.float32(1.0), epsilon=np.float64(2.0))
+    assert plan == make()
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+
+
+def test_enormous_epsilons_can_be_described() -> None:
+    assert "epsilon" in make(epsilon=..., noise_multiplier=0.05).describe()
+
+
+def test_a_delta_above_one_in_n_is_remarked_on() -> None:
+    plan = make(n=100, batch_size=10, steps=10, delta=0.05)
+    assert "publishing a record at random" in str(plan.guarantee)

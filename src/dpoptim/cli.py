@@ -27,6 +27,7 @@ console = Console()
 errors = Console(stderr=True)
 
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
 
 
 class Relation(StrEnum):
@@ -62,14 +63,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Turn bad input into one clear message and exit code 2; anything unexpected keeps its traceback."""
+    """Turn what bad input raises into one clear message and exit code 2."""
     from dpoptim.accounting.ledger_settings import LedgerError
 
     try:
         yield
     except (ValueError, TypeError, PrivacyError, LedgerError, OSError) as error:
-        errors.print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        errors.print(f"Error: {error}", highlight=False, soft_wrap=True, markup=False, style="red")
         raise typer.Exit(EXIT_BAD_INPUT) from None
+    except KeyboardInterrupt:
+        errors.print("Interrupted. If training had begun, the whole run stays charged; no model was saved.", style="red")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 @app.callback(invoke_without_command=True)
@@ -177,7 +181,7 @@ def train(
     target: Annotated[str | None, typer.Option(help="Label column (.csv) or array (.npz, default y).")] = None,
     classes: Annotated[
         str | None,
-        typer.Option(help="Labels that may occur, comma-separated: a public list. Default: read off the data."),
+        typer.Option(help="Labels that may occur, comma-separated: a public list. Needed unless the data is public."),
     ] = None,
     data_is_public: Annotated[
         bool,

@@ -8,6 +8,7 @@ Styles, all with the same bound C on what one record may add to the sum:
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -34,7 +35,8 @@ class Clipping:
     style: Style = "flat"
 
     def __post_init__(self) -> None:
-        if isinstance(self.norm, bool) or not isinstance(self.norm, int | float) or not self.norm > 0:
+        given: object = self.norm
+        if isinstance(given, bool) or not isinstance(given, Real) or not given > 0:
             raise ValueError(f"clip_norm must be a number above 0, got {self.norm!r}; 1.0 is a common start.")
         if self.norm < SMALLEST_NORM:
             raise ValueError(f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; scale the loss instead.")

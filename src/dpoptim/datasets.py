@@ -1,13 +1,13 @@
 """Data for the command line: the bundled digits, Fashion-MNIST from its IDX files, and tables from .npz or .csv.
 
 A file that cannot be used is refused here, before any training, by a message for its owner. Nothing here looks at the
-data to choose a setting, except where it says so (`Data.read_off`).
+data to choose a setting, except for the labels of a table that its owner declares public.
 """
 
 import csv
 import gzip
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,6 @@ class Data:
 
     Attributes:
         public: whether anything computed from the data may be shown (hold-out curves, non-private comparison).
-        read_off: properties of the data that were found by looking at it; they rest on somebody's word.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Data:
     y_test: Labels | None
     class_names: tuple[str, ...]
     public: bool
-    read_off: tuple[str, ...] = field(default=())
 
     @property
     def classes(self) -> int:
@@ -119,7 +117,7 @@ def load_table(
     Args:
         path: a .csv file; or a .npz file with an array of features ``x`` (or ``X``) and one of labels.
         target: the label's column (.csv) or array (.npz; default ``y``).
-        classes: the labels that may occur, in order; public. None: read off the data, and said so.
+        classes: the labels that may occur, in order; public. None: read off the data, which only public data allows.
         public: the owner declares the data public.
 
     Raises:
@@ -140,7 +138,14 @@ def load_table(
     if not np.isfinite(x).all():
         row = int(np.argwhere(~np.isfinite(x.reshape(len(x), -1)).all(1))[0, 0])
         raise ValueError(f"{path}: record {row + 1} has a feature that is NaN or infinite; clean or drop it.")
+    if classes is None and not public:
+        raise ValueError(
+            f"{path}: --classes is missing. The list of labels goes into the released model, so on private data it must be "
+            "known beforehand: declare it (--classes no,yes), or declare the data public (--data-is-public)."
+        )
     names = classes if classes is not None else tuple(sorted(set(raw.tolist()), key=natural_order))
+    if len(set(names)) < len(names):
+        raise ValueError(f"--classes names a label twice: {', '.join(names)}.")
     if len(names) < 2:
         raise ValueError(f"{path}: the label takes fewer than two values; there is nothing to classify.")
     place = {name: i for i, name in enumerate(names)}
@@ -151,8 +156,7 @@ def load_table(
             "add it to --classes or drop the record."
         )
     y = np.array([place[label] for label in raw.tolist()], dtype=np.int64)
-    read_off = () if classes is not None else ("the list of classes was read off the data (declare --classes)",)
-    return Data(path.stem, x, y, None, None, names, public, read_off)
+    return Data(path.stem, x, y, None, None, names, public)
 
 
 def natural_order(label: str) -> tuple[int, float, str]:
@@ -164,8 +168,11 @@ def natural_order(label: str) -> tuple[int, float, str]:
 
 
 def read_csv(path: Path, target: str | None) -> tuple[Floats, NDArray[np.str_]]:
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.reader(stream))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:  # with or without a byte-order mark
+            rows = list(csv.reader(stream))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text; save it as UTF-8.") from None
     if not rows:
         raise ValueError(f"{path} is empty; its first line must name the columns.")
     header, body = [name.strip() for name in rows[0]], rows[1:]
@@ -173,6 +180,11 @@ def read_csv(path: Path, target: str | None) -> tuple[Floats, NDArray[np.str_]]:
         raise ValueError(f"{path}: --target is missing; it names the label's column, one of {', '.join(header)}.")
     if target not in header:
         raise ValueError(f"{path} has no column {target!r}; --target takes one of {', '.join(header)}.")
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path} has two columns named {twice!r}; rename one.")
+    if len(header) < 2:
+        raise ValueError(f"{path} has no column beside the label {target!r}; there is nothing to learn from.")
     column = header.index(target)
     features = np.empty((len(body), len(header) - 1), dtype=np.float32)
     labels = []
@@ -181,7 +193,8 @@ def read_csv(path: Path, target: str | None) -> tuple[Floats, NDArray[np.str_]]:
             raise ValueError(f"{path}, line {number}: {len(row)} columns where the header has {len(header)}.")
         values = row[:column] + row[column + 1 :]
         try:
-            features[number - 2] = [float(value) for value in values]
+            with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused by the caller
+                features[number - 2] = [float(value) for value in values]
         except ValueError:
             names = header[:column] + header[column + 1 :]
             bad = next(name for name, value in zip(names, values, strict=True) if not is_number(value))
@@ -204,8 +217,10 @@ def read_npz(path: Path, target: str) -> tuple[Floats, NDArray[np.str_]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a .npz archive of plain arrays ({error}).") from None
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{path} is not a .npz archive of plain arrays; write it with numpy.savez(path, x=..., y=...)."
+        ) from None
     features = next((name for name in ("x", "X") if name in arrays), None)
     if features is None or target not in arrays:
         raise ValueError(
@@ -213,8 +228,11 @@ def read_npz(path: Path, target: str) -> tuple[Floats, NDArray[np.str_]]:
             "(--target names another array)."
         )
     x, raw = arrays[features], arrays[target]
-    if x.ndim < 2 or not np.issubdtype(x.dtype, np.number) or np.iscomplexobj(x):
+    real = np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_
+    if x.ndim < 2 or not real or np.iscomplexobj(x):
         raise ValueError(f"{path}: {features!r} must be an array of real numbers (records, ...), got shape {x.shape}.")
     if raw.shape != (len(x),):
         raise ValueError(f"{path}: {target!r} has shape {raw.shape}; it must hold one label for each of {len(x)} rows.")
-    return x.astype(np.float32), np.array([str(label) for label in raw.tolist()], dtype=np.str_)
+    with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused by the caller
+        x = x.astype(np.float32)
+    return x, np.array([str(label) for label in raw.tolist()], dtype=np.str_)

@@ -4,13 +4,14 @@ Left of it everything is private; what it releases may be logged, plotted and sa
 ledger before the first noisy sum exists, so a crash can only count too much.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dp_accounting
 from torch import Tensor
 
-from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.errors import PrivacyError
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
@@ -88,6 +89,10 @@ class Gate:
         return list(sums)
 
     def finish(self) -> None:
-        """Mark the run as completed. It counts in full either way."""
-        if self._ledger is not None and self.reservation is not None:
+        """Mark the run as completed. It counts in full either way, so a failure here is no reason to lose its results."""
+        if self._ledger is None or self.reservation is None:
+            return
+        try:
             self._ledger.commit(self.reservation)
+        except LedgerError as error:
+            warnings.warn(f"the run is charged, but could not be marked as completed: {error}", RuntimeWarning, stacklevel=3)

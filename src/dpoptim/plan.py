@@ -2,8 +2,9 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal, Protocol
 
 import dp_accounting
@@ -11,12 +12,19 @@ from dp_accounting import NeighboringRelation
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_noise_multiplier
-from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
 from dpoptim.clipping import Clipping
 from dpoptim.gate import GaussianSum
 from dpoptim.sampling import PoissonSampling
 
 FORMAT = "dpoptim.plan/1"
+SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
+MOST_STEPS = 10_000_000
+COMPARED = {
+    "add-or-remove-one": "with any one {unit} as without it",
+    "zero-out": "with any one {unit} as with nothing in its place",
+    "replace-one": "with any one {unit} as with another in its place",
+}
 PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "guarantee"}
 
 
@@ -85,7 +93,11 @@ class Plan:
         """What the whole run guarantees."""
         if self.noise_multiplier == 0:
             return Guarantee(math.inf, self.delta, self.neighboring, "none", status="no privacy: the noise is off")
-        return compute_epsilon(self.event, self.delta, self.neighboring)
+        guarantee = compute_epsilon(self.event, self.delta, self.neighboring)
+        if self.delta * self.n > 1:
+            note = f"delta is above 1/n = {1 / self.n:.2g}: publishing a record at random would satisfy it"
+            guarantee = replace(guarantee, notes=(*guarantee.notes, note))
+        return guarantee
 
     @property
     def epochs(self) -> float:
@@ -108,10 +120,11 @@ class Plan:
         return (
             *self.method.basis(),
             Basis("enforced", sampling),
-            Basis("enforced", f"at most {self.steps} noisy sums are released, all charged before the first"),
+            Basis("enforced", f"at most {self.steps} noisy sums are released"),
             Basis("trusted", relation),
             Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
             Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
+            Basis("trusted", "nobody exploits rounding inside the forward pass, last bits of noisy numbers, or timing"),
             Basis(
                 "trusted",
                 "settings, preprocessing and stopping were not chosen by looking at the private data",
@@ -136,9 +149,8 @@ class Plan:
         ]
         if self.guarantee.status == "proven":
             lines.append(
-                f"  in words     no result is more than e^{self.guarantee.epsilon:.3g} = "
-                f"{math.exp(self.guarantee.epsilon):.3g} times as likely with any one {self.guarantee.unit} as without "
-                f"it, plus {self.guarantee.delta:g}"
+                f"  in words     no result is more than e^{rounded_up(self.guarantee.epsilon)} times as likely "
+                f"{COMPARED[self.neighboring].format(unit=self.guarantee.unit)}, plus {self.guarantee.delta:g}"
             )
         lines += [f"  {item.kind:<12} {item.text}" for item in self.basis]
         return "\n".join(lines)
@@ -224,6 +236,9 @@ def make_plan(
         )
     steps = number_of_steps(n, batch_size, epochs, steps)
     relation = neighboring_name(parse_neighboring(neighboring))
+    epsilon = None if epsilon is None else real_number("epsilon", epsilon)
+    delta = None if delta is None else real_number("delta", delta)
+    noise_multiplier = None if noise_multiplier is None else real_number("noise_multiplier", noise_multiplier)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either epsilon (the noise is calibrated to it) or noise_multiplier, and not both.")
     if delta is None:
@@ -237,24 +252,30 @@ def make_plan(
             sample_rate=sampler.sample_rate, steps=steps, epsilon=epsilon, delta=delta, neighboring=relation
         )
     assert noise_multiplier is not None
-    if isinstance(noise_multiplier, bool) or not 0 <= noise_multiplier < math.inf:
-        raise ValueError(f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}.")
+    if noise_multiplier != 0 and not SMALLEST_NOISE <= noise_multiplier < math.inf:
+        raise ValueError(
+            f"noise_multiplier must be finite and at least {SMALLEST_NOISE}, or 0 for no noise and no promise, "
+            f"got {noise_multiplier!r}."
+        )
     if noise_multiplier > 0 and math.isinf(method.rule.norm):
         raise ValueError("clip_norm is infinite, so no noise can hide a record; give a finite clip_norm.")
-    plan = Plan(method, n, batch_size, steps, float(noise_multiplier), relation, float(delta))
-    try:
-        _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
-    except OverflowError:
-        raise ValueError(
-            f"noise_multiplier={noise_multiplier!r} is so small that epsilon has no number; use at least 0.1."
-        ) from None
+    plan = Plan(method, n, batch_size, steps, noise_multiplier, relation, delta)
+    _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
     return plan
 
 
+def real_number(name: str, value: object) -> float:
+    """``value`` as a float; numpy's numbers are fine, text and booleans are not."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name} must be a number, got {value!r}.")
+    return float(value)
+
+
 def whole_number(name: str, value: object, *, least: int) -> int:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        whole = int(value)
-        if whole == value and whole >= least:
+    number = real_number(name, value)
+    if math.isfinite(number):
+        whole = int(number)
+        if whole == number and whole >= least:
             return whole
     raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
@@ -264,8 +285,12 @@ def number_of_steps(n: int, batch_size: int, epochs: float | None, steps: int | 
     if (epochs is None) == (steps is None):
         raise ValueError("give either epochs or steps, and not both.")
     if steps is not None:
-        return whole_number("steps", steps, least=1)
-    assert epochs is not None
-    if isinstance(epochs, bool) or not 0 < epochs < math.inf:
-        raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
-    return max(1, math.ceil(epochs * n / batch_size - 1e-9))
+        whole = whole_number("steps", steps, least=1)
+    else:
+        passes = real_number("epochs", epochs)
+        if not 0 < passes < math.inf:
+            raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
+        whole = max(1, math.ceil(passes * n / batch_size - 1e-9))
+    if whole > MOST_STEPS:
+        raise ValueError(f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}.")
+    return whole

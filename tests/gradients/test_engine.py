@@ -30,7 +30,6 @@ def test_equals_whole_model_vmap(case: Case, reduction: str, style: str, dtype: 
     truth = vmap_gradients(model, x, target)
     clipping = Clipping(median_norm(truth), style)  # half of the records are clipped
     expected = clipped(truth, clipping, ROWS)
-    # Norms of the Gram form are bounds from above, a few roundings higher than the norm itself.
     tolerance = joint_norm(expected) * (3e-5 if dtype == torch.float32 else 1e-7)
     for pieces in (1, 3):
         sums = by_engine(model, x, target, clipping, capacity=ROWS, reduction=reduction, pieces=pieces)

@@ -64,7 +64,7 @@ def test_two_backward_passes_over_the_same_rows() -> None:
     attached(model)
     x = torch.randn(ROWS, 5)
     model(x).mean().backward()
-    with pytest.raises(PrivacyError, match="did not cover exactly the rows"):
+    with pytest.raises(PrivacyError, match="a second time"):
         model(x).mean().backward()
 
 
@@ -89,7 +89,7 @@ def test_disjoint_backward_passes_add_up() -> None:
         torch.testing.assert_close(a, b)
     engine.deliver(ROWS)
     model(x).sum(1).mean().backward()
-    with pytest.raises(PrivacyError, match="did not cover exactly the rows"):
+    with pytest.raises(PrivacyError, match="a second time"):
         model(x[:1]).sum(1).mean().backward()
 
 

@@ -7,7 +7,7 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_|randint|rand_like|cauchy_|secrets\.|distributions|rng\.normal"
 )
 # Who may draw at all, and what for. Only the gate may call add_normal outside noise/.
 ALLOWED = {
@@ -16,8 +16,16 @@ ALLOWED = {
     "noise/ziggurat.py": None,
     "noise/stream.py": None,
     "noise/__init__.py": None,
-    "training/probe.py": {"randn"},  # made-up inputs for testing the model
+    "files.py": {"secrets."},  # names of temporary files
+    "training/probe.py": {"randn", "randint"},  # made-up inputs for testing the model
     "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
+    "audit/replay.py": {"np.random", "random."},  # seeds the global generators and restores them
+    "audit/two_worlds.py": {"default_rng", "np.random"},  # coins of the canaries
+    "audit/sensitivity.py": {"randn"},  # adversarial records
+    "audit/detectors.py": {"randn", "random."},  # made-up data
+    "audit/noise.py": {"random."},  # restores the global generators
+    "audit/faults.py": {"add_normal", "randn"},  # the seeded bugs
+    "audit/mutants.py": {"add_normal"},  # a name in the table
     "datasets.py": {"np.random", "default_rng", "random."},  # the split of public data
     "runs/train.py": {"randperm"},  # shuffles public data for the comparison without privacy
     "runs/command.py": {"np.random", "default_rng", "random."},

@@ -348,7 +348,7 @@ def test_a_batch_from_another_loader() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(), model, optimizer, data):
         for x, y in DataLoader(data, batch_size=32):
-            with pytest.raises(dpoptim.PrivacyError, match="did not cover exactly the rows"):
+            with pytest.raises(dpoptim.PrivacyError, match="did not deliver"):
                 F.cross_entropy(model(x), y).backward()
             break
 
@@ -387,6 +387,12 @@ def test_what_cannot_be_made_private_is_refused_by_name() -> None:
         dpoptim.attach(plan(), model, sgd, data, loss_reduction="max")
     with pytest.raises(TypeError, match="plan must be"):
         dpoptim.attach(1.0, model, sgd, data)
+    with pytest.raises(TypeError, match="got a DataLoader"):
+        dpoptim.attach(plan(), model, sgd, DataLoader(data))
+    with pytest.raises(TypeError, match="optimizer must be"):
+        dpoptim.attach(plan(), model, [sgd], data)
+    with pytest.raises(TypeError, match="ledger must be"):
+        dpoptim.attach(plan(), model, sgd, data, ledger="file.sqlite")
     with pytest.raises(TypeError, match="lerning"):
         dpoptim.attach(plan(), model, sgd, data, lerning=1)  # a misspelt keyword
     with pytest.raises(ValueError, match="empty"):
@@ -460,3 +466,18 @@ def test_partial_backward_is_listed_as_trust() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(), model, sgd, data, partial_backward=True) as private:
         assert any("disjoint" in item.text and item.kind == "trusted" for item in private.basis)
+
+
+def test_remaining_after_the_end() -> None:
+    model, data = problem()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, sgd, data) as private:
+        loop(private, model, sgd)
+    assert "0 of 5" in private.remaining()
+
+
+def test_attaching_twice_says_so() -> None:
+    model, data = problem()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, sgd, data), pytest.raises(dpoptim.PrivacyError, match="attached elsewhere"):
+        dpoptim.attach(plan(), model, sgd, data)

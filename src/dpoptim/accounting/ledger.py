@@ -192,6 +192,11 @@ class Ledger:
         self.close()
 
     @property
+    def durable(self) -> bool:
+        """Whether reservations outlive the process."""
+        return self._store.path is not None
+
+    @property
     def _where(self) -> str:
         return "in memory" if self._store.path is None else str(self._store.path)
 

@@ -106,6 +106,11 @@ class Engine:
             uses, rows = self._uses(finished)
             if not uses:
                 return
+            if not self._rows_open:
+                raise PrivacyError(
+                    "loss.backward() was called on rows that private.batches() did not deliver, or a second time on rows "
+                    "that it did. Fix: draw every batch from private.batches(), and call backward() once for each."
+                )
             allowed = rows <= self._rows_open if self.partial_backward else rows == self._rows_open
             if not allowed:
                 raise PrivacyError(

@@ -28,6 +28,7 @@ class DPSGD:
 
     def __post_init__(self) -> None:
         _ = self.rule  # validates
+        object.__setattr__(self, "clip_norm", float(self.clip_norm))  # numpy's numbers would not survive JSON
 
     @cached_property
     def rule(self) -> Clipping:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import nn
 
+from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.clipping import Style
 from dpoptim.datasets import FASHION_MNIST_DIRECTORY, Data, Floats, load_digits, load_fashion_mnist, load_table
@@ -76,6 +77,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     """Load, plan, train, save, report. Returns the run directory.
 
     Everything that can be refused is refused before the first noisy step: data, plan, ledger, run directory.
+
+    **Guarantee.** What is written and printed is covered by the plan's guarantee, or was declared public.
     """
     data = load(request)
     defaults = recipe(request.model, request.n or len(data.x))
@@ -96,7 +99,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         if plan.noise_multiplier > 0:
             ledger.check(plan.event, plan.neighboring)
         folder = prepare_folder(request, data)
-        write_atomically(folder / "plan.json", plan.to_json() + "\n")  # before anything is spent: the folder works
+        try_writing(folder)  # before anything is spent
         console.print(plan.describe(), highlight=False, soft_wrap=True)
         with progress_bar(console, plan) as count:
             trained = train_privately(
@@ -127,13 +130,14 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         guarantee=trained.guarantee,
         basis=trained.basis,
         settings=printable_settings(request, optimization),
-        seconds=trained.seconds,
+        seconds=trained.seconds if data.public else None,  # how long it takes may depend on the data
         ledger=entry,
         private_scores=Scores(trained.scores) if trained.scores else None,
         comparison_scores=scores,
         versions=package_versions(),
         finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     )
+    write_atomically(folder / "plan.json", plan.to_json() + "\n")
     write_certificate(folder / "certificate.json", result)
     write_report(folder / "report.html", result)
     print_summary(console, result, folder)
@@ -222,7 +226,8 @@ def open_ledger(request: TrainRequest, plan: Plan, data: Data) -> Ledger:
     if request.budget is not None and request.ledger is None:
         raise ValueError("--budget is kept by a ledger file; name one with --ledger.")
     if request.budget is None:
-        return Ledger(request.ledger, neighboring=plan.neighboring)
+        dataset = None if request.ledger is None else data.name  # a file belongs to one data set
+        return Ledger(request.ledger, dataset=dataset, neighboring=plan.neighboring)
     try:
         epsilon, delta = (float(part) for part in request.budget.split(","))
     except ValueError:
@@ -240,6 +245,13 @@ def prepare_folder(request: TrainRequest, data: Data) -> Path:
         raise ValueError(f"--out {folder} is not empty; name another folder, or allow --overwrite.")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def try_writing(folder: Path) -> None:
+    """Fail now rather than after training if the folder cannot be written; older results are left as they are."""
+    trial = folder / ".trial"
+    write_atomically(trial, b"0" * 4096)
+    trial.unlink()
 
 
 def printable_settings(request: TrainRequest, optimization: Optimization) -> dict[str, str]:
@@ -263,7 +275,7 @@ def describe_features(request: TrainRequest) -> str:
 @contextmanager
 def progress_bar(console: Console, plan: Plan) -> Iterator["StepCounter"]:
     """A bar of public figures: steps, and the epsilon that is reserved."""
-    promise = f"epsilon {plan.guarantee.epsilon:.3g} reserved" if plan.noise_multiplier > 0 else "no privacy"
+    promise = f"epsilon {rounded_up(plan.guarantee.epsilon)} reserved" if plan.noise_multiplier > 0 else "no privacy"
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
     with Progress(*columns, TextColumn(promise), TimeRemainingColumn(), console=console) as progress:
         yield StepCounter(progress, plan.steps)
@@ -310,6 +322,7 @@ def print_summary(console: Console, result: RunResult, folder: Path) -> None:
         table.add_row("accuracy, private", f"{result.private_scores.final:.2%} (hold-out of public data)")
     if result.comparison_scores is not None:
         table.add_row("accuracy, not private", f"{result.comparison_scores.final:.2%} (for comparison)")
-    table.add_row("training", f"{result.seconds:.1f} s, {result.plan.steps} steps")
+    duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
+    table.add_row("training", f"{result.plan.steps} steps{duration}")
     table.add_row("results", f"{folder}/: model.pt, plan.json, certificate.json, report.html")
     console.print(table, highlight=False, soft_wrap=True)

@@ -63,7 +63,8 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
     if math.isinf(guarantee.epsilon):
         number = '<span aria-label="epsilon is infinite">ε <small>=</small> ∞</span>'
     else:
-        number = f"ε <small>≤</small> {rounded_up(guarantee.epsilon)}"
+        shown = rounded_up(guarantee.epsilon)
+        number = f'ε <small>≤</small> <span class="{"long" if len(shown) > len("2.00") else ""}">{shown}</span>'
     terms = [
         f"at δ = {figures.power_of_ten(guarantee.delta)}",
         neighboring_name(guarantee.neighboring),
@@ -102,7 +103,7 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
         ("Expected batch", f"{plan.batch_size:,}", f"each record with chance {plan.sampler.sample_rate:.3g}"),
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
-        ("Training time", _duration(result.seconds), "of the private run"),
+        ("Training time", "—" if result.seconds is None else _duration(result.seconds), "of the private run"),
     ]
     if scores.get("private"):
         cells.append(

@@ -30,6 +30,7 @@ section { margin-top: 48px; }
   font-size: 14px; font-weight: 650; line-height: 1.35; padding: 3px 13px; }
 .epsilon { font-size: 76px; line-height: 1.1; font-weight: 680; letter-spacing: -.035em; white-space: nowrap;
   margin: 10px 0 4px; font-variant-numeric: tabular-nums; }
+.epsilon .long { font-size: 54px; }
 .epsilon small { font-size: 44px; font-weight: 400; color: var(--muted); letter-spacing: 0; }
 .unproven .epsilon, .marked .epsilon, .none .epsilon { color: var(--tone); }
 .terms { color: var(--muted); margin-bottom: 4px; }

@@ -36,7 +36,7 @@ class RunResult:
         records: the plan's n. classes: number of labels. parameters: trainable numbers in the model.
         plan, guarantee, basis: the promise, what was spent, and on what it rests.
         settings: public settings in the order to print (optimizer, learning rate, seed, ...).
-        seconds: wall time of the private training.
+        seconds: wall time of the private training; None on private data, which it may depend on.
         ledger: where it was charged (None: the noise was off).
         private_scores: on a hold-out declared public; None otherwise.
         comparison_scores: the same model trained without privacy, on data declared public; None otherwise.
@@ -53,7 +53,7 @@ class RunResult:
     guarantee: Guarantee
     basis: tuple[Basis, ...]
     settings: dict[str, str]
-    seconds: float
+    seconds: float | None
     ledger: LedgerEntry | None
     private_scores: Scores | None
     comparison_scores: Scores | None

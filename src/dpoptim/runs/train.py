@@ -19,7 +19,6 @@ from dpoptim.plan import Basis, Plan
 from dpoptim.training.attach import attach
 from dpoptim.version import __version__ as dpoptim_version
 
-
 SMALL_DATA = 10_000  # records below which ordinary training takes smaller batches and larger steps
 
 
@@ -31,6 +30,12 @@ class Optimization:
     momentum: float
     averaged: float
     physical_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be a finite number above 0, got {self.learning_rate!r}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}.")
 
 
 class TailAverage:
@@ -126,7 +131,7 @@ def train_privately(
         return Trained(
             model=model,
             guarantee=private.spent(),
-            basis=(*private.basis, *(Basis("trusted", text) for text in data.read_off)),
+            basis=private.basis,
             reservation=private.reservation,
             scores=tuple(scores),
             seconds=time.perf_counter() - started,

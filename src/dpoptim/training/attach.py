@@ -137,8 +137,12 @@ class PrivateTraining:
                 after the last piece moves the model. None: one piece. It changes speed and memory, not the update.
             num_workers, collate_fn, pin_memory: as for ``torch.utils.data.DataLoader``.
 
-        An empty batch arrives as record 0 with weight zero: its step adds noise only. How many rows a batch has is
-        private: do not log it.
+        One call runs through the whole plan, all epochs; a second one goes on where the first stopped. An empty batch
+        arrives as record 0 with weight zero: its step adds noise only. How many rows a batch has is private: do not
+        log it.
+
+        **Guarantee.** None for what is yielded: records are as private as the data set. Who takes part in a step is
+        drawn once, and kept until that step's noisy sum is out, however often the loop is left and entered again.
         """
         if physical_batch_size is not None:
             physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
@@ -235,7 +239,8 @@ class PrivateTraining:
     def remaining(self) -> str:
         """What the plan and the ledger still allow, for a person to read."""
         left = self.plan.steps - self.steps_done
-        return f"{left} of {self.plan.steps} planned steps; ledger: {self._ledger.remaining()}"
+        ledger = "in memory, without a budget" if self._owns_ledger else str(self._ledger.remaining())
+        return f"{left} of {self.plan.steps} planned steps; ledger: {ledger}"
 
     @property
     def reservation(self) -> str | None:
@@ -252,6 +257,10 @@ class PrivateTraining:
             Basis("trusted", loss),
             Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
         ]
+        if self._ledger.durable:
+            items.append(Basis("enforced", "the whole run was charged to a ledger on disk before its first noisy sum"))
+        else:
+            items.append(Basis("trusted", "other runs on this data are added up elsewhere: the ledger was in memory"))
         if self._engine.partial_backward:
             items.append(Basis("trusted", "several backward passes over a batch cover disjoint records"))
         if self._seeded:

@@ -39,7 +39,10 @@ class BatchQueue:
         self._waiting: deque[Indices] = deque()  # of steps _released, _released + 1, ...
 
     def ahead(self) -> Iterator[Indices]:
-        """All unreleased batches in order, drawn as they are asked for."""
+        """All unreleased batches in order, drawn as they are asked for.
+
+        **Guarantee.** Each step's batch is one draw of the plan's sampler, whatever the caller does. Private.
+        """
         for step in range(self._released, self._steps):
             if step == self._released + len(self._waiting):
                 self._waiting.append(self._sampler.draw(self._coins, self._records))

@@ -99,8 +99,8 @@ class Comparison:
             f"records see each other, or the first axis of some layer is not the record: the clipped sum of a batch of "
             f"{self.rows} differs from that of its records taken alone, most at parameter {worst!r}. Usual causes: a "
             "loss averaged over the tokens of the whole batch (average in each record first), an in-batch contrastive "
-            "loss, batch statistics, positions of shape (T,) instead of (1, T), a (T, B, ...) layout. Fix: make each "
-            "record's loss depend on that record alone."
+            "loss, class weights inside a mean, batch statistics, positions of shape (T,) instead of (1, T), a "
+            "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
         )
 
     def _mismatch(self, gradients: list[Tensor], clip_norm: float, reduction: Reduction) -> str:

@@ -18,7 +18,7 @@ PASSED = Basis("trusted", "the model treats records independently (it did on ran
 def probe_model(model: nn.Module, train_set: Dataset[Any]) -> Basis:
     """Compare the model's per-record gradients on random inputs with micro-batches of one.
 
-    Only the shapes and dtypes of record 0 are used, never its values.
+    **Guarantee.** Only the shapes and dtypes of record 0 are used, never its values.
 
     Returns:
         what to add to the list of what the guarantee rests on: taken on trust, since a test on some inputs is no proof;

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.booking import refuse_wrapped
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
 
@@ -25,6 +26,19 @@ def refuse_unsupported(
         raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}.")
+    if ledger is not None and not isinstance(ledger, Ledger):
+        raise TypeError(f"ledger must be a dpoptim.Ledger, got {type(ledger).__name__}; write dpoptim.Ledger(path).")
+    if plan.noise_multiplier == 0 and ledger is not None:
+        raise ValueError("ledger was given, but the plan has no noise: nothing finite can be charged.")
+    refuse_model(model)
+    refuse_optimizer(optimizer)
+    refuse_data(plan, train_set)
+
+
+def refuse_model(model: nn.Module) -> None:
+    """Wrappers that would send gradients around the gate, and models that are attached already."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise PrivacyError(
             f"model is wrapped in {type(model).__name__}, which would send gradients around the gate. "
@@ -33,10 +47,26 @@ def refuse_unsupported(
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed and torch.distributed.get_world_size() > 1:
         raise PrivacyError("training across several processes is not supported yet. Fix: use one process.")
+    for name, module in model.named_modules():
+        refuse_wrapped(module, name or type(module).__name__)
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}.")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyError(
             "LBFGS evaluates its closure several times a step, and every evaluation would need noise of its own. "
             "Fix: use a first-order optimizer such as SGD or Adam."
+        )
+
+
+def refuse_data(plan: Plan, train_set: Dataset[Any]) -> None:
+    """Data that the plan's sampler cannot draw from, or (where n is public) of another size than planned."""
+    if isinstance(train_set, DataLoader):
+        raise TypeError(
+            "train_set must be the data set itself, got a DataLoader: batches are drawn by the plan's sampler. Fix: pass "
+            "loader.dataset, and iterate over private.batches()."
         )
     if isinstance(train_set, IterableDataset) or not hasattr(train_set, "__len__"):
         raise PrivacyError("train_set is a stream; Poisson sampling draws records by index. Fix: pass a map-style data set.")
@@ -49,8 +79,6 @@ def refuse_unsupported(
             f"train_set has {records} records but the plan was made for n={plan.n}; under {plan.neighboring} they must "
             f"agree. Fix: plan(n={records}, ...)."
         )
-    if plan.noise_multiplier == 0 and ledger is not None:
-        raise ValueError("ledger was given, but the plan has no noise: nothing finite can be charged.")
 
 
 def refuse_foreign_parameters(engine: Engine, optimizer: torch.optim.Optimizer) -> None:
@@ -61,7 +89,8 @@ def refuse_foreign_parameters(engine: Engine, optimizer: torch.optim.Optimizer) 
     if missing:
         raise PrivacyError(
             f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is not in the optimizer. "
-            "Fix: add it to the optimizer, or freeze it with requires_grad_(False)."
+            "Fix: add it to the optimizer (one optimizer holds all trainable parameters), or freeze it with "
+            "requires_grad_(False)."
         )
     extra = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
     if any(p.requires_grad for p in extra):

@@ -92,7 +92,7 @@ class Call:
             # The text of torch's error speaks of operators, never of values.
             raise PrivacyError(
                 f"module {self.name!r} ({type(self.shim.inner).__name__}) has parameters but no rule of its own, and "
-                f"torch.func cannot differentiate it record by record: {str(error).splitlines()[0]} "
+                f"torch.func cannot differentiate it record by record: {str(error).splitlines()[0].rstrip('.')}. "
                 "Fix: move its parameters into supported layers, make its dropout a layer of its own, or freeze it."
             ) from error
         by_input: list[Tensor | None] = [None] * len(tensors)
