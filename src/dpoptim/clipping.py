@@ -36,7 +36,7 @@ class Clipping:
 
     def __post_init__(self) -> None:
         given: object = self.norm
-        if isinstance(given, bool) or not isinstance(given, Real) or not given > 0:
+        if isinstance(given, bool) or not isinstance(given, Real) or not float(given) > 0:
             raise ValueError(f"clip_norm must be a number above 0, got {self.norm!r}; 1.0 is a common start.")
         if self.norm < SMALLEST_NORM:
             raise ValueError(f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; scale the loss instead.")
