@@ -34,6 +34,7 @@ UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 SUM_MARGIN = 2.0**-8  # of float32 sums
 SHORTEST_CHUNK = 16  # below this a float64 product is faster than many short float32 ones
 FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
+LARGE_RESULT = 1 << 14  # entries from which products are added one by one: adding costs less than starting them
 BATCHED_ELEMENTS = 1 << 21  # results of a batched product that are held at once
 
 
@@ -87,6 +88,11 @@ def add_weighted_outer(total: Tensor, g: Tensor, a: Tensor, weights: Tensor, row
     scaled = g * weights.to(g.dtype)[:, None]
     if g.shape[0] <= rows_per_product:
         total.add_(scaled.T @ a)
+        return
+    if total.numel() > LARGE_RESULT:
+        product = scaled.new_empty(total.shape)
+        for left, right in zip(scaled.split(rows_per_product), a.split(rows_per_product), strict=True):
+            total.add_(torch.mm(left.T, right, out=product))
         return
     whole = g.shape[0] // rows_per_product
     at_once = max(1, BATCHED_ELEMENTS // max(1, total.numel()))

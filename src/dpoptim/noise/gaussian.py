@@ -28,14 +28,14 @@ _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives els
 _local = threading.local()
 
 
-def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None = None) -> None:
+def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None = 1) -> None:
     """Overwrite `out` with independent N(0, 1) draws.
 
     Parameters
         stream: where the randomness comes from.
         out: a contiguous floating-point tensor of any shape, dtype and device. Draws are made in float64
             on the CPU and rounded to `out.dtype`; a tensor elsewhere is written through pinned memory.
-        threads: how many may draw at once when `out` has more than 2^20 entries; None means
+        threads: how many may draw at once when `out` has more than 2^20 entries (one was fastest on two cores); None means
             `torch.get_num_threads()`. It does not change what a seeded stream draws.
 
     Raises TypeError or ValueError naming the argument, before anything is written.
@@ -48,7 +48,7 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
     _draw(stream, out, None, threads)
 
 
-def add_normal(stream: KeyStream, out: Tensor, std: float, *, threads: int | None = None) -> None:
+def add_normal(stream: KeyStream, out: Tensor, std: float, *, threads: int | None = 1) -> None:
     """Add independent N(0, std^2) draws to `out`, in float64, then round to `out.dtype`.
 
     `std` is a standard deviation in the units of `out`, finite and >= 0; 0 leaves `out` as it is. The
