@@ -16,7 +16,6 @@ def small_run(*, noise_multiplier: float = 1.5, neighboring: str = "add-or-remov
     return RunResult(
         data_name="digits",
         model_name="softmax regression",
-        records=1000,
         classes=10,
         parameters=650,
         plan=plan,

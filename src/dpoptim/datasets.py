@@ -7,7 +7,7 @@ data to choose a setting, except for the labels of a table that its owner declar
 import csv
 import gzip
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +47,15 @@ def load_digits(seed: int = 0) -> Data:
     images, labels = bundled(return_X_y=True)
     x: Floats = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     y: Labels = labels.astype(np.int64)
-    order = np.random.default_rng(seed).permutation(len(x))
-    held_out, rest = order[: len(x) // 5], order[len(x) // 5 :]
     names = tuple(str(digit) for digit in range(10))
-    return Data("digits", x[rest], y[rest], x[held_out], y[held_out], names, public=True)
+    return hold_out_fifth(Data("digits", x, y, None, None, names, public=True), seed)
+
+
+def hold_out_fifth(data: Data, seed: int) -> Data:
+    """Hold out a random fifth of a public data set."""
+    order = np.random.default_rng(seed).permutation(len(data.x))
+    held_out, rest = order[: len(order) // 5], order[len(order) // 5 :]
+    return replace(data, x=data.x[rest], y=data.y[rest], x_test=data.x[held_out], y_test=data.y[held_out])
 
 
 def load_fashion_mnist(directory: str | Path = FASHION_MNIST_DIRECTORY) -> Data:

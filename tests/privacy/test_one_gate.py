@@ -28,7 +28,6 @@ ALLOWED = {
     "audit/mutants.py": {"add_normal"},  # a name in the table
     "datasets.py": {"np.random", "default_rng", "random."},  # the split of public data
     "runs/train.py": {"randperm"},  # shuffles public data for the comparison without privacy
-    "runs/command.py": {"np.random", "default_rng", "random."},
 }
 
 

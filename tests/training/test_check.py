@@ -159,3 +159,23 @@ def test_batch_normalisation_is_found_by_check_and_left_as_it_was() -> None:
     with pytest.raises(dpoptim.PrivacyError, match="BatchNorm1d"):
         dpoptim.check(model, mean_cross_entropy, batch())
     assert torch.equal(model[1].running_mean, before)
+
+
+def test_the_probe_never_shows_a_record_to_the_model() -> None:
+    """Only shape and dtype of record 0 matter: with the same random numbers, other values give the very same inputs."""
+
+    class Recorder(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.detach().clone())
+            return x
+
+    runs = []
+    for value in (1.0, float("nan"), 1e30):
+        seen: list[Tensor] = []
+        torch.manual_seed(0)
+        basis = probe_model(nn.Sequential(Recorder(), nn.Linear(5, 3)), TensorDataset(torch.full((4, 5), value)))
+        assert "it did on random inputs" in basis.text
+        runs.append(seen)
+    for other in runs[1:]:
+        assert len(other) == len(runs[0])
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))

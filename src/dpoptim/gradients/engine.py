@@ -26,8 +26,8 @@ class Engine:
     Args:
         model: any module; it keeps its class and its state-dict keys.
         clipping: the bound on each record.
-        capacity: records that a logical batch may be expected to hold at most; public. A larger batch stays exact in
-            float64 arithmetic.
+        capacity: B of the theorem in `products`; public. Records beyond it are summed in float64; what the margin then
+            no longer covers is the rounding of a mean's factor, if a nominal n is far below the size of the data.
         reduction: how the user's loss combines the rows of one backward pass.
         partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
             which only the caller can know; without it every piece takes exactly one pass over all its rows.

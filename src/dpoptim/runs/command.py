@@ -20,7 +20,15 @@ from torch import nn
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.clipping import Style
-from dpoptim.datasets import FASHION_MNIST_DIRECTORY, Data, Floats, load_digits, load_fashion_mnist, load_table
+from dpoptim.datasets import (
+    FASHION_MNIST_DIRECTORY,
+    Data,
+    Floats,
+    hold_out_fifth,
+    load_digits,
+    load_fashion_mnist,
+    load_table,
+)
 from dpoptim.files import write_atomically
 from dpoptim.methods import DPSGD
 from dpoptim.plan import Plan
@@ -123,7 +131,6 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     result = RunResult(
         data_name=data.name,
         model_name=request.model,
-        records=plan.n,
         classes=data.classes,
         parameters=sum(p.numel() for p in model.parameters()),
         plan=plan,
@@ -181,13 +188,6 @@ def unit_rows(x: Floats) -> Floats:
     norms = np.linalg.norm(flat, axis=1, keepdims=True)
     scaled: Floats = (flat / np.where(norms > 0, norms, 1)).astype(np.float32)
     return scaled.reshape(x.shape)
-
-
-def hold_out_fifth(data: Data, seed: int) -> Data:
-    """Hold out a random fifth of a public data set."""
-    order = np.random.default_rng(seed).permutation(len(data.x))
-    held_out, rest = order[: len(order) // 5], order[len(order) // 5 :]
-    return replace(data, x=data.x[rest], y=data.y[rest], x_test=data.x[held_out], y_test=data.y[held_out])
 
 
 def make_plan(request: TrainRequest, data: Data, defaults: Recipe) -> Plan:

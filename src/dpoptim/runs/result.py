@@ -33,7 +33,7 @@ class RunResult:
 
     Attributes:
         data_name, model_name: for people.
-        records: the plan's n. classes: number of labels. parameters: trainable numbers in the model.
+        classes: number of labels. parameters: trainable numbers in the model.
         plan, guarantee, basis: the promise, what was spent, and on what it rests.
         settings: public settings in the order to print (optimizer, learning rate, seed, ...).
         seconds: wall time of the private training; None on private data, which it may depend on.
@@ -46,7 +46,6 @@ class RunResult:
 
     data_name: str
     model_name: str
-    records: int
     classes: int
     parameters: int
     plan: Plan
