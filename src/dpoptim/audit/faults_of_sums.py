@@ -38,23 +38,23 @@ class _Renormed:
     """A contribution whose norm is measured by somebody else."""
 
     honest: Contribution
-    measure: Callable[[], Tensor]
+    measure: Callable[[Sequence[int]], Tensor]
 
-    def squared_norms(self) -> Tensor:
-        return self.measure()
+    def squared_norms(self, groups: Sequence[int]) -> Tensor:
+        return self.measure(groups)
 
     def materialise(self, records: slice) -> Tensor:
         return self.honest.materialise(records)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
-        self.honest.add_weighted_sum(total, weights, rows_per_product)
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
+        self.honest.add_weighted_sum(total, weights, groups)
 
     def without(self, keep: Tensor) -> Contribution:
         return self.honest.without(keep)
 
 
 def bias_left_out() -> AbstractContextManager[Any]:
-    return patch.object(Direct, "squared_norms", lambda self: torch.zeros(len(self.values), dtype=torch.float64))
+    return patch.object(Direct, "squared_norms", lambda self, groups: torch.zeros(len(self.values), dtype=torch.float64))
 
 
 def one_layer_not_clipped() -> AbstractContextManager[Any]:
@@ -62,7 +62,7 @@ def one_layer_not_clipped() -> AbstractContextManager[Any]:
 
     def add_clipped(self: Engine, merged: dict[int, Contribution], rows: int) -> None:
         last = max(merged)
-        unseen = _Renormed(merged[last], lambda: torch.zeros(rows, dtype=torch.float64))
+        unseen = _Renormed(merged[last], lambda groups: torch.zeros(rows, dtype=torch.float64))
         honest(self, {**merged, last: unseen}, rows)
 
     return patch.object(Engine, "_add_clipped", add_clipped)
@@ -70,7 +70,7 @@ def one_layer_not_clipped() -> AbstractContextManager[Any]:
 
 def cross_terms_left_out() -> AbstractContextManager[Any]:
     def merged(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
-        apart = partial(lambda uses: sum(use.squared_norms() for use in uses), uses)
+        apart = partial(lambda uses, groups: sum(use.squared_norms(groups) for use in uses), uses)
         return _Renormed(merge(uses, records, entries), apart)
 
     return patch.object(engine_module, "merge", merged)
@@ -82,7 +82,7 @@ def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
         if g.shape[0] < 4:
             return honest
         gram = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
-        return _Renormed(honest, lambda: gram.sum((1, 2)).clamp(min=0).double())
+        return _Renormed(honest, lambda groups: gram.sum((1, 2)).clamp(min=0).double())
 
     return patch.object(linear, "positions", by_size)
 
@@ -132,9 +132,9 @@ def realised_denominator() -> AbstractContextManager[Any]:
 def rows_printed() -> AbstractContextManager[Any]:
     honest = Engine.deliver
 
-    def deliver(self: Engine, rows: int, *, null: bool = False) -> None:
+    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Sequence[int] | None = None) -> None:
         print(f"batch of {rows}")
-        honest(self, rows, null=null)
+        honest(self, rows, null=null, groups=groups)
 
     return patch.object(Engine, "deliver", deliver)
 
@@ -241,7 +241,7 @@ def empty_skipped() -> AbstractContextManager[Any]:
 def placeholder_counted() -> AbstractContextManager[Any]:
     honest = Engine.deliver
 
-    def deliver(self: Engine, rows: int, *, null: bool = False) -> None:
-        honest(self, rows, null=False)
+    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Sequence[int] | None = None) -> None:
+        honest(self, rows, null=False, groups=groups)
 
     return patch.object(Engine, "deliver", deliver)

@@ -3,7 +3,7 @@
 Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad`` stays None.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,7 +15,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
 from dpoptim.gradients.contributions import Contribution, merge
-from dpoptim.gradients.products import UNIT_ROUNDOFF, chunk_rows, margin
+from dpoptim.gradients.products import UNIT_ROUNDOFF, consecutive_groups, margin
 
 Reduction = Literal["mean", "sum"]
 
@@ -26,8 +26,8 @@ class Engine:
     Args:
         model: any module; it keeps its class and its state-dict keys.
         clipping: the bound on each record.
-        capacity: B of the theorem in `products`; public. Records beyond it are summed in float64; what the margin then
-            no longer covers is the rounding of a mean's factor, if a nominal n is far below the size of the data.
+        capacity: B of the theorem in `products`; public. In larger batches, which come about where a nominal n is far
+            below the size of the data, the margin no longer covers the rounding of a mean's factor.
         reduction: how the user's loss combines the rows of one backward pass.
         partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
             which only the caller can know; without it every piece takes exactly one pass over all its rows.
@@ -67,6 +67,8 @@ class Engine:
             by_device.setdefault(p.device, []).append(p.numel())
         self._layout = list(by_device.items())
         self._buffers: list[Tensor] = []
+        self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
+        self._groups: tuple[int, ...] | None = None
         self._rows_open = 0  # rows delivered and not yet closed
         self._rows_summed = 0  # rows of the logical batch so far
         self._null = False
@@ -84,14 +86,21 @@ class Engine:
 
     # ---- one logical batch -----------------------------------------------------------------------------------
 
-    def deliver(self, rows: int, *, null: bool = False) -> None:
-        """Announce the next physical batch; ``null``: a placeholder whose gradient counts as zero.
+    def deliver(self, rows: int, *, null: bool = False, groups: Sequence[int] | None = None) -> None:
+        """Announce the next physical batch.
+
+        Args:
+            rows: its records.
+            null: a placeholder whose gradient counts as zero.
+            groups: sizes of the groups that the rows are summed in, chosen record by record (condition 3 in `products`).
+                None: consecutive ones, for neighbours that keep every other record in its place.
 
         Raises:
             PrivacyError: rows of the piece before have not been through a backward pass.
         """
         self.require_all_closed()
         self._rows_open, self._null = rows, null
+        self._groups = None if groups is None else tuple(groups)
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
@@ -121,7 +130,10 @@ class Engine:
             self._rows_open -= rows
             if self._null:
                 return
-            merged = {i: merge(parts, rows, self.parameters[i].numel()) for i, parts in uses.items()}
+            merged = {
+                i: parts[0] if len(parts) == 1 else merge(parts, rows, self.parameters[i].numel())
+                for i, parts in uses.items()
+            }
             self._add_clipped(merged, rows)
             self._rows_summed += rows
 
@@ -130,9 +142,8 @@ class Engine:
         uses: dict[int, list[Contribution]] = {}
         first = None
         for entry in finished.entries:
-            held = {
-                key: p for key, p in entry.module.named_parameters() if id(p) in finished.reached
-            }  # harmless passes, such as autograd.grad(loss, x), reach no parameter
+            # Harmless passes, such as autograd.grad(loss, x), reach no parameter.
+            held = {key: place for key, place in self._places_of(entry.module).items() if place in finished.reached}
             if not held:
                 continue
             first = first or entry
@@ -143,28 +154,45 @@ class Engine:
                     "and give positions the shape (1, T)."
                 )
             contributions = entry.contributions()
-            for key, p in held.items():
-                uses.setdefault(self.places[id(p)], []).append(contributions[key])
+            for key, place in held.items():
+                uses.setdefault(place, []).append(contributions[key])
         return uses, 0 if first is None else first.records
+
+    def _places_of(self, module: nn.Module) -> dict[str, int]:
+        """Where a layer's trainable parameters stand in `parameters`. They stay the same while the model is attached."""
+        places = self._trainable.get(module)
+        if places is None:
+            named = module.named_parameters()
+            places = {key: self.places[id(p)] for key, p in named if id(p) in self.places}
+            self._trainable[module] = places
+        return places
 
     def _add_clipped(self, merged: dict[int, Contribution], rows: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
-        self._buffers = self._buffers or self._zeros()
-        sums = self.split(self._buffers)
+        sums = self.split(self._sums_so_far())
         scale = self._from_loss_to_records(rows)
-        squared = torch.zeros(rows, dtype=torch.float64, device=self.parameters[0].device)
+        groups = self._groups_of(rows)
+        device = self.parameters[0].device
+        squared = torch.zeros(rows, dtype=torch.float64, device=device)
         for contribution in merged.values():
-            squared += contribution.squared_norms().to(squared.device)
+            squared += contribution.squared_norms(groups).to(device)
         factors = self.clipping.factors(squared * scale**2, self.margin)
         countable = factors > 0
         if not bool(countable.all()):
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
-        beyond = self._rows_summed + rows > self.capacity
+        weights = factors * scale
         for i, contribution in merged.items():
-            p = self.parameters[i]
-            in_float64 = beyond and p.dtype != torch.float64
-            rows_per_product = 0 if in_float64 else chunk_rows(p.dtype, self.capacity)
-            contribution.add_weighted_sum(sums[i].view(-1), (factors * scale).to(p.device), rows_per_product)
+            contribution.add_weighted_sum(sums[i].view(-1), weights.to(sums[i].device), groups)
+
+    def _groups_of(self, rows: int) -> Sequence[int]:
+        """The groups that the rows of a pass are summed in."""
+        if self.partial_backward:
+            return [1] * rows  # which records share a pass is the caller's affair, so none may share a product
+        if self._groups is None:
+            return consecutive_groups(rows)
+        if sum(self._groups) != rows:
+            raise ValueError(f"groups must add up to the {rows} rows of the pass, got {sum(self._groups)}.")
+        return self._groups
 
     def _from_loss_to_records(self, rows: int) -> float:
         """From the gradients of a mean to the records' own: the inverse of the factor that autograd used, rounding too."""
@@ -175,20 +203,27 @@ class Engine:
     def take(self) -> list[Tensor]:
         """The clipped sums of the logical batch, and a fresh start: one flat float64 vector for each device.
 
-        Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`.
+        Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`. The vectors are
+        used again: they hold the sums until the next backward pass.
         """
-        buffers = self._buffers or self._zeros()
-        self._buffers, self._rows_summed, self._rows_open = [], 0, 0
+        buffers = self._sums_so_far()
+        self._rows_summed = self._rows_open = 0
         return buffers
+
+    def _sums_so_far(self) -> list[Tensor]:
+        """The buffers; zeros before the first rows of a logical batch are added."""
+        if not self._buffers:
+            self._buffers = [torch.zeros(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
+        elif not self._rows_summed:
+            for buffer in self._buffers:
+                buffer.zero_()
+        return self._buffers
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of what `take` returned, one in the shape of each parameter."""
         places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}
         views = {device: iter(pieces) for device, pieces in places.items()}
         return [next(views[p.device]).view(p.shape) for p in self.parameters]
-
-    def _zeros(self) -> list[Tensor]:
-        return [torch.zeros(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
 
 
 @contextmanager

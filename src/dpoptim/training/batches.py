@@ -11,18 +11,28 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import PoissonSampling
+from dpoptim.sampling import PoissonSampling, into_groups, number_of_groups
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A physical batch: how many records, whether they stand in for an empty batch, whether it ends the step."""
+    """A physical batch.
 
-    rows: int
+    Attributes:
+        groups: how many records each of its groups has; they arrive in this order.
+        null: whether its record stands in for an empty batch.
+        last: whether it ends the step.
+    """
+
+    groups: tuple[int, ...]
     null: bool
     last: bool
+
+    @property
+    def rows(self) -> int:
+        return sum(self.groups)
 
 
 class BatchQueue:
@@ -55,14 +65,23 @@ class BatchQueue:
 
 
 class PieceSampler(Sampler[list[int]]):
-    """Cuts batches to pieces, noting each piece in ``drawn`` in the order of delivery.
+    """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the order of delivery.
 
     Data-loader workers run ahead of training, so pieces are cut before they are delivered; the loader keeps the order,
     so the first note always belongs to the next delivery.
+
+    Args:
+        batches: where the batches come from.
+        expected_batch: their expected size, a public number.
+        coins: decide each record's group.
+        physical_batch_size: rows that memory holds; None: all.
     """
 
-    def __init__(self, batches: BatchQueue, physical_batch_size: int | None) -> None:
-        self.batches, self.size = batches, physical_batch_size
+    def __init__(
+        self, batches: BatchQueue, expected_batch: float, coins: KeyStream, physical_batch_size: int | None
+    ) -> None:
+        self.batches, self.size, self._coins = batches, physical_batch_size, coins
+        self._groups = number_of_groups(expected_batch, physical_batch_size)
         self.drawn: deque[Piece] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -73,15 +92,27 @@ class PieceSampler(Sampler[list[int]]):
         for indices in self.batches.ahead():
             if len(indices) == 0:
                 # The step must still happen: record 0 is delivered, and counts as zero.
-                self.drawn.append(Piece(1, null=True, last=True))
+                self.drawn.append(Piece((1,), null=True, last=True))
                 yield np.zeros(1, dtype=np.int64)
                 continue
-            size = len(indices) if self.size is None else self.size
-            starts = range(0, len(indices), size)
-            for start in starts:
-                piece = indices[start : start + size]
-                self.drawn.append(Piece(len(piece), null=False, last=start == starts[-1]))
-                yield piece
+            pieces = list(self._cut(into_groups(self._coins, indices, self._groups)))
+            for number, groups in enumerate(pieces, 1):
+                self.drawn.append(Piece(tuple(map(len, groups)), null=False, last=number == len(pieces)))
+                yield np.concatenate(groups)
+
+    def _cut(self, groups: list[Indices]) -> Iterator[list[Indices]]:
+        """Pieces of whole groups where they fit; a group that does not fit into memory by itself is cut."""
+        piece: list[Indices] = []
+        rows = 0
+        for group in groups:
+            size = self.size or max(1, len(group))
+            for part in (group[start : start + size] for start in range(0, len(group), size)):
+                if self.size is not None and rows + len(part) > self.size:
+                    yield piece
+                    piece, rows = [], 0
+                piece.append(part)
+                rows += len(part)
+        yield piece
 
 
 def deliveries(
