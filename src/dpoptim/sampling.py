@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpoptim.noise.stream import KeyStream
 
-EXPECTED_GROUP = 112  # records; groups beyond 176 (6 standard deviations more) are summed more slowly
+EXPECTED_GROUP = 104  # records; groups beyond 160 (5 standard deviations more) are summed more slowly
 
 
 def into_groups(coins: KeyStream, indices: NDArray[np.int64], groups: int) -> list[NDArray[np.int64]]:

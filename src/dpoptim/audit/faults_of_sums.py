@@ -23,6 +23,7 @@ from dpoptim.gradients.books import Pass
 from dpoptim.gradients.contributions import Contribution, Direct, Formed, Outer, merge, positions
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import linear
+from dpoptim.gradients.products import Groups, Sum
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training.attach import PrivateTraining
@@ -38,15 +39,15 @@ class _Renormed:
     """A contribution whose norm is measured by somebody else."""
 
     honest: Contribution
-    measure: Callable[[Sequence[int]], Tensor]
+    measure: Callable[[Groups], Tensor]
 
-    def squared_norms(self, groups: Sequence[int]) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         return self.measure(groups)
 
     def materialise(self, records: slice) -> Tensor:
         return self.honest.materialise(records)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
         self.honest.add_weighted_sum(total, weights, groups)
 
     def without(self, keep: Tensor) -> Contribution:
@@ -119,20 +120,28 @@ def clipped_share_logged(rule: Clipping, factors: Tensor, squared: Tensor) -> Te
     return factors
 
 
-def realised_denominator() -> AbstractContextManager[Any]:
-    honest = Engine.take
+@contextmanager
+def realised_denominator() -> Iterator[None]:
+    deliver, take = Engine.deliver, Engine.take
+    delivered = {"rows": 0}
 
-    def take(self: Engine) -> list[Tensor]:
-        share = self.capacity / max(self._rows_summed, 1)
-        return [buffer * share for buffer in honest(self)]
+    def counted(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+        delivered["rows"] += rows
+        deliver(self, rows, null=null, groups=groups)
 
-    return patch.object(Engine, "take", take)
+    def divided(self: Engine) -> list[Tensor]:
+        share = self.capacity / max(delivered["rows"], 1)
+        delivered["rows"] = 0
+        return [buffer * share for buffer in take(self)]
+
+    with patch.object(Engine, "deliver", counted), patch.object(Engine, "take", divided):
+        yield
 
 
 def rows_printed() -> AbstractContextManager[Any]:
     honest = Engine.deliver
 
-    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Sequence[int] | None = None) -> None:
+    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         print(f"batch of {rows}")
         honest(self, rows, null=null, groups=groups)
 
@@ -241,7 +250,7 @@ def empty_skipped() -> AbstractContextManager[Any]:
 def placeholder_counted() -> AbstractContextManager[Any]:
     honest = Engine.deliver
 
-    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Sequence[int] | None = None) -> None:
+    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         honest(self, rows, null=False, groups=groups)
 
     return patch.object(Engine, "deliver", deliver)

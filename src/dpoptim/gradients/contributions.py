@@ -12,12 +12,21 @@ questions: the squared norm of each record's gradient, and ``sum_i weights[i] * 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.products import GROUP_ROWS, add_weighted_outer, add_weighted_rows, row_squared_norms, slices
+from dpoptim.gradients.products import (
+    GROUP_ROWS,
+    Groups,
+    Sum,
+    add_weighted_outer,
+    add_weighted_rows,
+    row_squared_norms,
+    slices,
+)
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
@@ -27,7 +36,7 @@ LARGEST_ENTRY = 2.0**100  # rows longer than this count as not finite: their pro
 class Contribution(Protocol):
     """The per-record gradients of one parameter in one backward pass."""
 
-    def squared_norms(self, groups: Sequence[int]) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count.
 
         Args:
@@ -39,12 +48,12 @@ class Contribution(Protocol):
         """The gradients themselves, shape (records, number of entries), for oracles and mixed uses."""
         ...
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
-        """Add ``sum_i weights[i] * gradient_i`` to ``total`` (float64, shape (number of entries,)).
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        """Add ``sum_i weights[i] * gradient_i`` to ``total``, of as many entries as the parameter.
 
         Args:
             weights: float64, shape (B,).
-            groups: sizes of the groups of records that one product may sum (see `products`).
+            groups: of records that one product may sum (see `products`).
         """
         ...
 
@@ -71,13 +80,13 @@ class Direct:
 
     values: Tensor
 
-    def squared_norms(self, groups: Sequence[int]) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         return row_squared_norms(self.values)
 
     def materialise(self, records: slice) -> Tensor:
         return self.values[records].flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
         add_weighted_rows(total, self.values.flatten(1), weights, groups)
 
     def without(self, keep: Tensor) -> "Direct":
@@ -91,7 +100,7 @@ class Outer:
     g: Tensor
     a: Tensor
 
-    def squared_norms(self, groups: Sequence[int]) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         left, right = row_squared_norms(self.g), row_squared_norms(self.a)
         squared = left * right
         squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
@@ -100,8 +109,8 @@ class Outer:
     def materialise(self, records: slice) -> Tensor:
         return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
-        add_weighted_outer(total.view(self.g.shape[1], -1), self.g, self.a, weights, groups)
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        add_weighted_outer(total, self.g, self.a, weights, groups)
 
     def without(self, keep: Tensor) -> "Outer":
         return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep))
@@ -131,16 +140,17 @@ class Formed:
         values = self.form(records) if self._kept is None else self._kept[records]
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
-    def _blocks(self, groups: Sequence[int]) -> Iterator[slice]:
+    def _parts(self, groups: Groups) -> Iterator[slice]:
+        """Records that are formed at once: a group, or less where it would leave the cache."""
         size = max(1, CACHE_BLOCK // max(1, self.entries, self.per_record))
-        for group in slices(groups):
+        for group in chain.from_iterable(slices(groups)):
             for start in range(group.start, group.stop, size):
                 yield slice(start, min(start + size, group.stop))
 
-    def squared_norms(self, groups: Sequence[int]) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         keeps = self.records * self.entries <= MEMORY_CAP
         squared = []
-        for part in self._blocks(groups):
+        for part in self._parts(groups):
             values = self.form(part)
             squared.append(row_squared_norms(values))  # while they are in cache
             if keeps and len(values) == self.records:
@@ -151,15 +161,15 @@ class Formed:
                 self._kept[part] = values
         return squared[0] if len(squared) == 1 else torch.cat(squared)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:
             add_weighted_rows(total, self.materialise(slice(0, self.records)), weights, groups)
             return
-        too_large = any(rows > GROUP_ROWS for rows in groups)
-        for part in self._blocks(groups):
+        too_large = any(rows > GROUP_ROWS for block in groups for rows in block)
+        for part in self._parts(groups):
             values = self.materialise(part)
             # A float32 sum over a part of a group that is too large could err by more than its share of the margin.
-            add_weighted_rows(total, values.double() if too_large else values, weights[part], [len(values)])
+            add_weighted_rows(total, values.double() if too_large else values, weights[part], [[len(values)]])
 
     def without(self, keep: Tensor) -> "Formed":
         return Formed(self.form, self.records, self.entries, self.per_record, keep, self._kept)
@@ -198,7 +208,7 @@ class Rows:
             self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)
         return self._merged
 
-    def squared_norms(self, groups: Sequence[int]) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         record, _, merged = self._merge()
         squared = merged.new_zeros(self.index.shape[0], dtype=torch.float64)
         return squared.index_add_(0, record, row_squared_norms(merged))
@@ -209,9 +219,9 @@ class Rows:
         dense.scatter_add_(1, index[:, :, None].expand_as(g), g)
         return dense.flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
         record, row, merged = self._merge()
-        table = total.view(self.table_rows, -1)
+        table = total.settle().view(self.table_rows, -1)
         for part in blocks(record.shape[0], 2 * merged.shape[1]):  # in float64: there is nothing to save in float32
             table.index_add_(0, row[part], merged[part].double() * weights[record[part], None])
 

@@ -3,7 +3,7 @@
 Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad`` stays None.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,7 +15,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
 from dpoptim.gradients.contributions import Contribution, merge
-from dpoptim.gradients.products import UNIT_ROUNDOFF, consecutive_groups, margin
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin
 
 Reduction = Literal["mean", "sum"]
 
@@ -66,11 +66,11 @@ class Engine:
         for p in self.parameters:
             by_device.setdefault(p.device, []).append(p.numel())
         self._layout = list(by_device.items())
-        self._buffers: list[Tensor] = []
+        self._buffers = [torch.empty(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
+        self._sums = [Sum(view.view(-1)) for view in self.split(self._buffers)]
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
-        self._groups: tuple[int, ...] | None = None
+        self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
-        self._rows_summed = 0  # rows of the logical batch so far
         self._null = False
         self.booking: Booking | None = None
         self.books = Books(self._close)
@@ -86,21 +86,21 @@ class Engine:
 
     # ---- one logical batch -----------------------------------------------------------------------------------
 
-    def deliver(self, rows: int, *, null: bool = False, groups: Sequence[int] | None = None) -> None:
+    def deliver(self, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         """Announce the next physical batch.
 
         Args:
             rows: its records.
             null: a placeholder whose gradient counts as zero.
-            groups: sizes of the groups that the rows are summed in, chosen record by record (condition 3 in `products`).
-                None: consecutive ones, for neighbours that keep every other record in its place.
+            groups: that the rows are summed in, chosen record by record (condition 3 in `products`). None: consecutive
+                ones, for neighbours that keep every other record in its place.
 
         Raises:
             PrivacyError: rows of the piece before have not been through a backward pass.
         """
         self.require_all_closed()
         self._rows_open, self._null = rows, null
-        self._groups = None if groups is None else tuple(groups)
+        self._groups = groups
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
@@ -135,7 +135,6 @@ class Engine:
                 for i, parts in uses.items()
             }
             self._add_clipped(merged, rows)
-            self._rows_summed += rows
 
     def _uses(self, finished: Pass) -> tuple[dict[int, list[Contribution]], int]:
         """The pass's contributions by parameter, and its number of records, which all layers must agree on."""
@@ -169,7 +168,6 @@ class Engine:
 
     def _add_clipped(self, merged: dict[int, Contribution], rows: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
-        sums = self.split(self._sums_so_far())
         scale = self._from_loss_to_records(rows)
         groups = self._groups_of(rows)
         device = self.parameters[0].device
@@ -182,16 +180,17 @@ class Engine:
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
         weights = factors * scale
         for i, contribution in merged.items():
-            contribution.add_weighted_sum(sums[i].view(-1), weights.to(sums[i].device), groups)
+            total = self._sums[i]
+            contribution.add_weighted_sum(total, weights.to(total.total.device), groups)
 
-    def _groups_of(self, rows: int) -> Sequence[int]:
+    def _groups_of(self, rows: int) -> Groups:
         """The groups that the rows of a pass are summed in."""
         if self.partial_backward:
-            return [1] * rows  # which records share a pass is the caller's affair, so none may share a product
+            return [[1]] * rows  # which records share a pass is the caller's affair, so none may share a product
         if self._groups is None:
             return consecutive_groups(rows)
-        if sum(self._groups) != rows:
-            raise ValueError(f"groups must add up to the {rows} rows of the pass, got {sum(self._groups)}.")
+        if sum(map(sum, self._groups)) != rows:
+            raise ValueError(f"groups must add up to the {rows} rows of the pass, got {self._groups}.")
         return self._groups
 
     def _from_loss_to_records(self, rows: int) -> float:
@@ -206,17 +205,10 @@ class Engine:
         Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`. The vectors are
         used again: they hold the sums until the next backward pass.
         """
-        buffers = self._sums_so_far()
-        self._rows_summed = self._rows_open = 0
-        return buffers
-
-    def _sums_so_far(self) -> list[Tensor]:
-        """The buffers; zeros before the first rows of a logical batch are added."""
-        if not self._buffers:
-            self._buffers = [torch.zeros(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
-        elif not self._rows_summed:
-            for buffer in self._buffers:
-                buffer.zero_()
+        for total in self._sums:
+            total.settle()
+            total.restart()
+        self._rows_open = 0
         return self._buffers
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:

@@ -3,8 +3,9 @@
 Clipping promises that one record moves the sum by at most C. Arithmetic in float32 breaks the promise: adding a record
 changes how every other record's term is rounded, and those errors grow with the batch (9,194 bounded records, added in
 order, moved by 1.49 C). So a batch is summed in *groups*: each group is one float32 product, and the groups' sums are
-added in float64. A record's group is chosen without looking at the other records, so one record touches the rounding
-of its own group only, and that error fits into a small margin: records are clipped to ``C (1 - margin)``.
+added in float64. A record's group is chosen without looking at the other records, so one record touches the rounding of
+its own group (and of the few that are added up with it), and that error fits into a small margin: records are clipped to
+``C (1 - margin)``.
 
 **Theorem.** Let u be the unit roundoff of the books' dtype and B at least the number of records in a physical batch. Let
 two batches differ in one record, and suppose that
@@ -15,18 +16,22 @@ two batches differ in one record, and suppose that
    C (1 - margin);
 3. every other record belongs to the same group in both, in the same order, and the product of a group is a function of
    its rows (they start on 64-byte boundaries, so that the kernel finds them aligned alike);
-4. a float32 product sums at most k = `GROUP_ROWS` rows; larger groups are multiplied in float64.
+4. a float32 product sums at most k = `GROUP_ROWS` rows (larger groups are multiplied in float64), and only the at most
+   m = `BLOCK_GROUPS` groups of a *block*, always the same ones, are added in float32.
 
 Then the computed sums differ by at most C if ``margin >= 2^-8 + 4 u B``.
 
-*Proof.* Groups without the record are equal in both. The product of a group of s <= k rows has, in whatever order it is
-summed, an error of at most gamma_{s+2} times the sum of the absolute values of its terms (Higham 2002, section 3.1; the
-two extra roundings are those of c_i and of c_i g_i). Its terms are the entries of the c_i G_i themselves, one row to a
-record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2) u); in both
-worlds together at most 2 (k + 2) u' k C < 0.96 * 2^-8 C for k = 176. Adding the groups in float64 costs a relative 2^-53
-for each addition of at most B / k + 1, far below 4 u. The common factor moves the other records' sum by at most
+*Proof.* What does not contain the record is equal in both. The product of a group of s <= k rows has, in whatever order
+it is summed, an error of at most gamma_{s+2} times the sum of the absolute values of its terms (Higham 2002, section 3.1;
+the two extra roundings are those of c_i and of c_i g_i). Its terms are the entries of the c_i G_i themselves, one row to a
+record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2) u). Adding m
+groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k) u' C, which is
+0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition of at most B, far
+below the rest. The common factor moves the other records' sum by at most
 ``4 u B C``. The differing record itself adds at most C (1 - margin).  QED.
 (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
+
+`Groups` are written as blocks of group sizes, e.g. ((112, 98, 120, 105), (110, 99)).
 
 Under zero-out and replace-one, neighbours have equally many rows: consecutive groups of k rows satisfy condition 3. Under
 add-or-remove-one a removed record shifts all that follow it, so there the sampler draws each record's group with a coin
@@ -36,14 +41,17 @@ What this does not cover, and no per-sample clipping in floating point can: that
 record j differently in the company of record i (other kernels for other batch sizes, other padding).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+Groups = Sequence[Sequence[int]]
+
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 SUM_MARGIN = 2.0**-8  # of float32 sums
-GROUP_ROWS = 176  # k of the theorem
+GROUP_ROWS = 160  # k of the theorem
+BLOCK_GROUPS = 4  # m of the theorem
 FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
 ALIGNMENT = 64  # bytes
 NORM_BLOCK = 1024  # entries whose squares are added in float32
@@ -74,17 +82,22 @@ def margin(dtype: torch.dtype, capacity: int) -> float:
     return share
 
 
-def consecutive_groups(rows: int) -> list[int]:
-    """Sizes of groups for neighbours that keep every other record in its place."""
+def consecutive_groups(rows: int) -> Groups:
+    """Groups for neighbours that keep every other record in its place."""
     whole, rest = divmod(rows, GROUP_ROWS)
-    return [GROUP_ROWS] * whole + [rest] * (rest > 0)
+    sizes = [GROUP_ROWS] * whole + [rest] * (rest > 0)
+    return [sizes[i : i + BLOCK_GROUPS] for i in range(0, len(sizes), BLOCK_GROUPS)]
 
 
-def slices(groups: Sequence[int]) -> Iterator[slice]:
+def slices(groups: Groups) -> Iterator[list[slice]]:
+    """The rows of each group, block by block."""
     start = 0
-    for rows in groups:
-        yield slice(start, start + rows)
-        start += rows
+    for block in groups:
+        parts = []
+        for rows in block:
+            parts.append(slice(start, start + rows))
+            start += rows
+        yield parts
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -92,35 +105,85 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
 
-def add_weighted_outer(total: Tensor, g: Tensor, a: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
-    """Add ``sum_r weights[r] * outer(g[r], a[r])`` to ``total`` in place.
+class Sum:
+    """A sum in float64 whose first term is written, not added: what the memory held before does not matter.
+
+    Attributes:
+        total: float64, the place of the sum; read it only after `settle`.
+    """
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+        self._empty = True
+
+    def restart(self) -> None:
+        self._empty = True
+
+    def settle(self) -> Tensor:
+        """The sum so far: zeros if there was no term."""
+        if self._empty:
+            self.total.zero_()
+            self._empty = False
+        return self.total
+
+    def add(self, term: Tensor) -> None:
+        """Add a term of any float dtype and of any shape with as many entries."""
+        term = term.view(self.total.shape)
+        if self._empty:
+            self.total.copy_(term)
+            self._empty = False
+        else:
+            self.total.add_(term)
+
+
+def add_weighted_outer(total: Sum, g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> None:
+    """Add ``sum_r weights[r] * outer(g[r], a[r])`` to ``total``, as if of shape (p, d).
 
     Args:
-        total: float64, shape (p, d).
         g, a: the books' dtype, shapes (R, p) and (R, d); finite.
         weights: float64, shape (R,); zero where a row does not count.
-        groups: sizes of the groups that the rows are summed in; they add up to R.
+        groups: that the rows are summed in; they add up to R.
     """
     narrow = None if g.dtype == torch.float64 else weights.to(g.dtype)[:, None]
-    for part in slices(groups):
+
+    def product(part: slice) -> Tensor:
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            total.add_(torch.mm((g[part] * narrow[part]).T, aligned(a[part])))
-            continue
+            return torch.mm((g[part] * narrow[part]).T, aligned(a[part]))
+        exact = g.new_zeros(g.shape[1], a.shape[1], dtype=torch.float64)
         for start in range(part.start, part.stop, FLOAT64_ROWS):
             rows = slice(start, min(start + FLOAT64_ROWS, part.stop))
-            total.addmm_((g[rows].double() * weights[rows, None]).T, a[rows].double())
+            exact.addmm_((g[rows].double() * weights[rows, None]).T, a[rows].double())
+        return exact
+
+    add_groups(total, product, groups)
 
 
-def add_weighted_rows(total: Tensor, values: Tensor, weights: Tensor, groups: Sequence[int]) -> None:
-    """Add ``sum_r weights[r] * values[r]`` to ``total`` in place: values of shape (R, N), total float64 of shape (N,)."""
+def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Groups) -> None:
+    """Add ``sum_r weights[r] * values[r]`` to ``total``: values of shape (R, N)."""
     narrow = None if values.dtype == torch.float64 else weights.to(values.dtype)
-    for part in slices(groups):
+
+    def product(part: slice) -> Tensor:
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            total.add_(torch.mv(aligned(values[part]).T, narrow[part]))
-            continue
+            return torch.mv(aligned(values[part]).T, narrow[part])
+        exact = values.new_zeros(values.shape[1], dtype=torch.float64)
         for start in range(part.start, part.stop, FLOAT64_ROWS):
             rows = slice(start, min(start + FLOAT64_ROWS, part.stop))
-            total.addmv_(values[rows].double().T, weights[rows])
+            exact.addmv_(values[rows].double().T, weights[rows])
+        return exact
+
+    add_groups(total, product, groups)
+
+
+def add_groups(total: Sum, product: Callable[[slice], Tensor], groups: Groups) -> None:
+    """Add the groups' products to ``total``: those of a block in their own dtype first."""
+    for block in slices(groups):
+        terms = [product(part) for part in block if part.stop > part.start]
+        if len({term.dtype for term in terms}) == 1:
+            for term in terms[1:]:
+                terms[0] += term
+            del terms[1:]
+        for term in terms:
+            total.add(term)
 
 
 def row_squared_norms(x: Tensor) -> Tensor:

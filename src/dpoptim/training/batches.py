@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
+from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import PoissonSampling, into_groups, number_of_groups
+from dpoptim.sampling import EXPECTED_GROUP, PoissonSampling, into_groups, number_of_groups
 
 Indices = NDArray[np.int64]
 
@@ -21,18 +22,18 @@ class Piece:
     """A physical batch.
 
     Attributes:
-        groups: how many records each of its groups has; they arrive in this order.
+        groups: blocks of groups of records, by their sizes; they arrive in this order.
         null: whether its record stands in for an empty batch.
         last: whether it ends the step.
     """
 
-    groups: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     null: bool
     last: bool
 
     @property
     def rows(self) -> int:
-        return sum(self.groups)
+        return sum(map(sum, self.groups))
 
 
 class BatchQueue:
@@ -82,6 +83,9 @@ class PieceSampler(Sampler[list[int]]):
     ) -> None:
         self.batches, self.size, self._coins = batches, physical_batch_size, coins
         self._groups = number_of_groups(expected_batch, physical_batch_size)
+        # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks of one.
+        roomy = physical_batch_size is None or physical_batch_size >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
+        self._block = BLOCK_GROUPS if roomy else 1
         self.drawn: deque[Piece] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -92,27 +96,36 @@ class PieceSampler(Sampler[list[int]]):
         for indices in self.batches.ahead():
             if len(indices) == 0:
                 # The step must still happen: record 0 is delivered, and counts as zero.
-                self.drawn.append(Piece((1,), null=True, last=True))
+                self.drawn.append(Piece(((1,),), null=True, last=True))
                 yield np.zeros(1, dtype=np.int64)
                 continue
-            pieces = list(self._cut(into_groups(self._coins, indices, self._groups)))
-            for number, groups in enumerate(pieces, 1):
-                self.drawn.append(Piece(tuple(map(len, groups)), null=False, last=number == len(pieces)))
-                yield np.concatenate(groups)
+            groups = into_groups(self._coins, indices, self._groups)
+            blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
+            pieces = list(self._cut(blocks))
+            for number, piece in enumerate(pieces, 1):
+                sizes = tuple(tuple(map(len, block)) for block in piece)
+                self.drawn.append(Piece(sizes, null=False, last=number == len(pieces)))
+                yield np.concatenate([group for block in piece for group in block])
 
-    def _cut(self, groups: list[Indices]) -> Iterator[list[Indices]]:
-        """Pieces of whole groups where they fit; a group that does not fit into memory by itself is cut."""
-        piece: list[Indices] = []
-        rows = 0
-        for group in groups:
-            size = self.size or max(1, len(group))
-            for part in (group[start : start + size] for start in range(0, len(group), size)):
-                if self.size is not None and rows + len(part) > self.size:
+    def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
+        """Pieces of whole blocks where they fit; a block that does not fit into memory by itself is cut."""
+        piece: list[list[Indices]] = []
+        for whole in blocks:
+            for block in [whole] if self._fits([whole]) else self._single_groups(whole):
+                if piece and not self._fits([*piece, block]):
                     yield piece
-                    piece, rows = [], 0
-                piece.append(part)
-                rows += len(part)
+                    piece = []
+                piece.append(block)
         yield piece
+
+    def _fits(self, blocks: list[list[Indices]]) -> bool:
+        return self.size is None or sum(len(group) for block in blocks for group in block) <= self.size
+
+    def _single_groups(self, block: list[Indices]) -> Iterator[list[Indices]]:
+        assert self.size is not None
+        for group in block:
+            for start in range(0, max(1, len(group)), self.size):
+                yield [group[start : start + self.size]]
 
 
 def deliveries(
