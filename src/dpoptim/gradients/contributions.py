@@ -93,15 +93,24 @@ class Direct:
         return Direct(zero_outside(self.values, keep))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outer:
     """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d). Never formed: |g| |a| is their norm."""
 
     g: Tensor
     a: Tensor
+    _left: Tensor | None = field(default=None, repr=False)
+
+    def left_squared_norms(self) -> Tensor:
+        """Squared norms of ``g``, measured once for a weight and its bias."""
+        if self._left is None:
+            self._left = row_squared_norms(self.g)
+        return self._left
 
     def squared_norms(self, groups: Groups) -> Tensor:
-        left, right = row_squared_norms(self.g), row_squared_norms(self.a)
+        left, right = self.left_squared_norms(), row_squared_norms(self.a)
+        if self.g.dtype == torch.float32:
+            return left * right  # each factor is infinite beyond 1e19, where the products would leave the float32 range
         squared = left * right
         squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
         return squared
@@ -114,6 +123,25 @@ class Outer:
 
     def without(self, keep: Tensor) -> "Outer":
         return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep))
+
+
+@dataclass(frozen=True)
+class Left:
+    """Gradients ``g[i]`` of a bias whose weight has the gradients ``outer(g[i], a[i])``."""
+
+    outer: Outer
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        return self.outer.left_squared_norms()
+
+    def materialise(self, records: slice) -> Tensor:
+        return self.outer.g[records]
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        add_weighted_rows(total, self.outer.g, weights, groups)
+
+    def without(self, keep: Tensor) -> "Left":
+        return Left(self.outer.without(keep))
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -171,10 +172,9 @@ class Engine:
         scale = self._from_loss_to_records(rows)
         groups = self._groups_of(rows)
         device = self.parameters[0].device
-        squared = torch.zeros(rows, dtype=torch.float64, device=device)
-        for contribution in merged.values():
-            squared += contribution.squared_norms(groups).to(device)
-        factors = self.clipping.factors(squared * scale**2, self.margin)
+        measured = [contribution.squared_norms(groups).to(device) for contribution in merged.values()]
+        squared = torch.stack(measured).sum(0) * scale**2
+        factors = self.clipping.factors(squared, self.margin)
         countable = factors > 0
         if not bool(countable.all()):
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
@@ -197,7 +197,7 @@ class Engine:
         """From the gradients of a mean to the records' own: the inverse of the factor that autograd used, rounding too."""
         if self.reduction == "sum":
             return 1.0
-        return 1 / float(torch.tensor(1 / rows, dtype=self.parameters[0].dtype))
+        return 1 / (float(np.float32(1 / rows)) if self.parameters[0].dtype == torch.float32 else 1 / rows)
 
     def take(self) -> list[Tensor]:
         """The clipped sums of the logical batch, and a fresh start: one flat float64 vector for each device.
