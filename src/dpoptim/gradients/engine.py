@@ -3,7 +3,7 @@
 Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad`` stays None.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -32,6 +32,8 @@ class Engine:
         reduction: how the user's loss combines the rows of one backward pass.
         partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
             which only the caller can know; without it every piece takes exactly one pass over all its rows.
+        twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
+            the two contributions added up, cross terms included.
 
     Raises:
         PrivacyError: a layer or option that cannot be clipped record by record, by name.
@@ -48,10 +50,12 @@ class Engine:
         capacity: int,
         reduction: Reduction = "mean",
         partial_backward: bool = False,
+        twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
         self.partial_backward = partial_backward
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        twins = twins or {}
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins]
         if not named:
             raise ValueError("model has no parameter that requires a gradient; there is nothing to train.")
         for name, p in named:
@@ -62,6 +66,7 @@ class Engine:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
+        self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
         self.margin = margin(min((p.dtype for p in self.parameters), key=lambda d: d.itemsize), capacity)
         by_device: dict[torch.device, list[int]] = {}
         for p in self.parameters:

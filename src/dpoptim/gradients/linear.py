@@ -1,0 +1,186 @@
+"""Generalised linear models in closed form: clipped gradient sums from two matrix products, no autograd.
+
+With scores ``s = V (x, 1)`` a record's gradient is ``outer(r, (x, 1))``, where ``r`` is the derivative of its loss by
+the scores; its norm is ``|r| |(x, 1)|``. A combination of gradients at several points has the same shape,
+``sum_j c_j grad f(w_j) = outer(sum_j c_j r_j, (x, 1))``, so clipping a *difference* of gradients costs no more.
+
+| loss       | value                                     | r                       | y                           |
+|------------|-------------------------------------------|-------------------------|-----------------------------|
+| softmax    | log sum exp(s) - s_y                      | softmax(s) - e_y        | class 0..p-1, shape (B,)    |
+| logistic   | log(1 + e^s) - y s                        | sigmoid(s) - y          | 0, 1 or between, shape (B,) |
+| squared    | |s - y|^2 / 2                             | s - y                   | shape (B,) or (B, p)        |
+| huber      | as squared, linear where |s - y| > delta  | (s - y) cut to +-delta  | shape (B,) or (B, p)        |
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpoptim.clipping import SMALLEST_NORM, Clipping
+from dpoptim.gradients.contributions import LARGEST_ENTRY, zero_outside
+from dpoptim.gradients.engine import exact_arithmetic
+from dpoptim.gradients.products import add_weighted_outer, chunk_rows, margin, row_squared_norms
+
+Loss = Literal["softmax", "logistic", "squared", "huber"]
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """A generalised linear model; its parameters are one float64 vector w of shape (d,), d = outputs * columns.
+
+    Args:
+        loss: ``"softmax"``, ``"logistic"`` (binary, one output), ``"squared"`` or ``"huber"``.
+        features: columns of x, at least 1.
+        outputs: p, the classes of softmax (at least 2) or the targets of a regression.
+        intercept: append a 1 to every record; w viewed as (outputs, columns) has the intercepts in its last column.
+        huber_delta: where the Huber loss becomes linear, > 0.
+
+    Raises:
+        ValueError: a setting out of range.
+    """
+
+    loss: Loss
+    features: int
+    outputs: int = 1
+    intercept: bool = True
+    huber_delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.loss not in get_args(Loss):
+            raise ValueError(f"loss must be one of {', '.join(map(repr, get_args(Loss)))}, got {self.loss!r}.")
+        if self.features < 1:
+            raise ValueError(f"features must be at least 1, got {self.features!r}.")
+        least, most = {"softmax": (2, math.inf), "logistic": (1, 1)}.get(self.loss, (1, math.inf))
+        if not least <= self.outputs <= most:
+            fix = "use loss='softmax' for several classes" if self.loss == "logistic" else f"give at least {least}"
+            raise ValueError(f"outputs={self.outputs!r} does not fit loss={self.loss!r}; {fix}.")
+        if not 0 < self.huber_delta < math.inf:
+            raise ValueError(f"huber_delta must be a finite number above 0, got {self.huber_delta!r}.")
+
+    @property
+    def columns(self) -> int:
+        """Columns of a record with its appended 1."""
+        return self.features + int(self.intercept)
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of parameters."""
+        return self.outputs * self.columns
+
+    def scores(self, w: Tensor, x: Tensor) -> Tensor:
+        """s of shape (B, p) in the dtype of ``x``, for x of shape (B, features)."""
+        matrix = w.view(self.outputs, self.columns).to(x.dtype)
+        if self.intercept:
+            return torch.addmm(matrix[:, -1], x, matrix[:, :-1].T)
+        return x @ matrix.T
+
+    def residuals(self, scores: Tensor, y: Tensor) -> Tensor:
+        """r of shape (B, p), float64. A class out of range gives NaN, so that the record counts as zero."""
+        s = scores.double()
+        if self.loss == "softmax":
+            label = y.clamp(0, self.outputs - 1).long()
+            r = s.softmax(1)
+            r.scatter_add_(1, label[:, None], -torch.ones_like(r[:, :1]))
+            r[(y != label)] = torch.nan
+            return r
+        target = y.double().view(len(s), -1)
+        if self.loss == "logistic":
+            return s.sigmoid() - target
+        return s - target if self.loss == "squared" else (s - target).clamp(-self.huber_delta, self.huber_delta)
+
+    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Each record's loss, float64, shape (B,)."""
+        s = scores.double()
+        if self.loss == "softmax":
+            return F.cross_entropy(s, y.long(), reduction="none")
+        target = y.double().view(len(s), -1)
+        if self.loss == "logistic":
+            return (F.softplus(s) - target * s).sum(1)
+        if self.loss == "squared":
+            return (s - target).square().sum(1) / 2
+        return F.huber_loss(s, target.expand_as(s), reduction="none", delta=self.huber_delta).sum(1)
+
+    def lipschitz(self, radius: float) -> float:
+        """L0: an upper bound on a record's gradient norm where ``|(x, 1)| <= radius``; infinite for squared loss."""
+        slope = {"softmax": math.sqrt(2), "logistic": 1.0, "squared": math.inf}
+        return slope.get(self.loss, self.huber_delta * math.sqrt(self.outputs)) * radius
+
+    def smoothness(self, radius: float) -> float:
+        """L1: an upper bound on the curvature of a record's loss where ``|(x, 1)| <= radius``."""
+        curvature = {"softmax": 0.5, "logistic": 0.25}  # the largest eigenvalues of the losses' Hessians by the scores
+        return curvature.get(self.loss, 1.0) * radius**2
+
+    def squared_row_norms(self, x: Tensor) -> Tensor:
+        """``|(x, 1)|^2`` of each record, float64, shape (B,)."""
+        return row_squared_norms(x) + int(self.intercept)
+
+    def clipped_sum(
+        self,
+        x: Tensor,
+        y: Tensor,
+        terms: Sequence[tuple[float, Tensor]],
+        bound: float,
+        *,
+        capacity: int,
+        squared_row_norms: Tensor | None = None,
+    ) -> Tensor:
+        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over the records of a batch: float64, shape (d,). Private.
+
+        Args:
+            x: float32 or float64, shape (B, features); see `as_rows`.
+            y: targets, as in the table above.
+            terms: pairs (c_j, w_j), at least one; w_j float64 of shape (d,).
+            bound: the largest norm of one record's combination, > 0; flat clipping.
+            capacity: the most records that any logical sum holds (n, or `PoissonSampling.capacity`); public. Batches
+                that belong to one logical sum may be added in float64.
+            squared_row_norms: what `squared_row_norms` returns for x, to save computing it again.
+
+        **Guarantee.** For two data sets that differ in one record, the sums differ by at most ``bound`` if the record is
+        there in one only (twice that if it has another value), rounding included, whatever the records hold: what is not
+        finite counts as zero. (`products` proves it; nothing here scales by a batch's size, so float64 sums need the
+        float64 margin only. It does not cover that a matrix product rounds a row differently in other company.)
+        """
+        bound, scale = scaled(bound)
+        with torch.no_grad(), exact_arithmetic():
+            r = torch.zeros(len(x), self.outputs, dtype=torch.float64, device=x.device)
+            for coefficient, w in terms:
+                r.add_(self.residuals(self.scores(w, x), y), alpha=coefficient * scale)
+            g = r.to(x.dtype)  # the very numbers that are summed
+            rows = self.squared_row_norms(x) if squared_row_norms is None else squared_row_norms
+            left = row_squared_norms(g)
+            squared = left * rows
+            squared[(left > LARGEST_ENTRY**2) | (rows > LARGEST_ENTRY**2)] = torch.inf
+            rows_per_product = chunk_rows(x.dtype, capacity)
+            summed_in = torch.float64 if rows_per_product == 0 else x.dtype
+            factors = Clipping(bound).factors(squared, margin(summed_in, capacity))
+            countable = factors > 0
+            if not bool(countable.all()):
+                g, x = zero_outside(g, countable), zero_outside(x, countable)
+            total = torch.zeros(self.outputs, self.columns, dtype=torch.float64, device=x.device)
+            add_weighted_outer(total[:, : self.features], g, x, factors, rows_per_product)
+            if self.intercept:
+                total[:, -1] = factors @ g.double()
+            return total.view(-1) / scale
+
+
+def scaled(bound: float) -> tuple[float, float]:
+    """The bound times a power of two that takes it out of the range where float32 is coarse, and that power."""
+    if not 0 < bound < math.inf:
+        raise ValueError(f"bound must be a finite number above 0, got {bound!r}.")
+    scale = 1.0 if bound >= SMALLEST_NORM else 2.0 ** (1 - math.frexp(bound)[1])
+    return bound * scale, scale
+
+
+def as_rows(values: Any) -> Tensor:
+    """Rows of a numpy array, memory map or tensor as a tensor: float64 stays, other floats and pixels become float32.
+
+    A slice of a memory map is read here, so stream in chunks: ``as_rows(x[start:stop])``.
+    """
+    rows = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    return rows if rows.dtype == torch.float64 else rows.to(torch.float32)

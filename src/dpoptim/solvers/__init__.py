@@ -1,0 +1,1 @@
+"""Whole-run algorithms for empirical and population risk."""

@@ -1,0 +1,191 @@
+"""What a solver needs of a loss: sums over records of clipped combinations of gradients, at any points."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.linear import LinearModel, as_rows, scaled
+
+Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
+
+
+class Problem(Protocol):
+    """A loss f(w; z) of parameters w, one float64 vector, and a record z; and a public part that sees no record."""
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of parameters."""
+        ...
+
+    def initial(self) -> Tensor:
+        """A public starting point: float64, shape (d,)."""
+        ...
+
+    def prepare(self, records: tuple[Any, ...]) -> Any:
+        """Turn a chunk of the data, one slice of every array, into what the other methods take as ``batch``."""
+        ...
+
+    def clipped_sum(self, batch: Any, terms: Terms, bound: float) -> Tensor:
+        """``sum over the batch's records of clip(sum_j c_j grad f(w_j; z), bound)``: float64, shape (d,). Private.
+
+        **Guarantee.** One record changes the sum by at most ``bound`` (by twice that if it takes another value),
+        rounding included; a record whose gradient is not finite counts as zero.
+        """
+        ...
+
+    def total_loss(self, batch: Any, w: Tensor) -> float:
+        """``sum over the batch's records of f(w; z)``. Private: for public data only."""
+        ...
+
+    def penalty(self, w: Tensor) -> float:
+        """The public part of the objective, such as ``l2 |w|^2 / 2``."""
+        ...
+
+    def penalty_gradient(self, w: Tensor) -> Tensor:
+        """Its gradient: float64, shape (d,)."""
+        ...
+
+
+class LinearProblem:
+    """A generalised linear model in closed form. Batches are (x, y), from `prepare` or by hand.
+
+    Args:
+        model: loss and shape.
+        capacity: the most records in one logical sum: n for full-batch solvers, the batch size for single-pass ones.
+        l2: strength of the public penalty ``l2 |V|^2 / 2`` on all parameters but the intercepts; >= 0.
+    """
+
+    def __init__(self, model: LinearModel, *, capacity: int, l2: float = 0.0) -> None:
+        if not l2 >= 0:
+            raise ValueError(f"l2 must be a number >= 0, got {l2!r}.")
+        self.model, self.capacity, self.l2 = model, capacity, l2
+
+    @property
+    def dimension(self) -> int:
+        return self.model.dimension
+
+    def initial(self) -> Tensor:
+        return torch.zeros(self.dimension, dtype=torch.float64)
+
+    def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        x, y = as_rows(records[0]), torch.as_tensor(records[1])
+        return x, y, self.model.squared_row_norms(x)
+
+    def clipped_sum(self, batch: tuple[Tensor, ...], terms: Terms, bound: float) -> Tensor:
+        x, y, *norms = batch
+        return self.model.clipped_sum(
+            x, y, terms, bound, capacity=self.capacity, squared_row_norms=norms[0] if norms else None
+        )
+
+    def total_loss(self, batch: tuple[Tensor, ...], w: Tensor) -> float:
+        return float(self.model.losses(self.model.scores(w, batch[0]), batch[1]).sum())
+
+    def penalty(self, w: Tensor) -> float:
+        return 0.5 * float(w @ self.penalty_gradient(w))
+
+    def penalty_gradient(self, w: Tensor) -> Tensor:
+        gradient = self.l2 * w
+        if self.model.intercept:
+            gradient.view(self.model.outputs, -1)[:, -1] = 0
+        return gradient
+
+
+class ModuleProblem:
+    """Any module whose records do not see each other, with a loss for each record. Batches are (input, target).
+
+    Gradients at several points come from twins of the model that share one entry in the books, so a difference of
+    gradients is clipped as exactly as a tied weight. The twins run in ``eval()`` mode: dropout would differ between them.
+
+    Args:
+        model: the module; it is copied and left as it is. Its parameters are the starting point.
+        loss: maps (output, target) to one number for each record, shape (B,). It must raise for no record.
+        capacity: the most records in one logical sum.
+        l2: strength of the public penalty ``l2 |w|^2 / 2``; >= 0.
+
+    Raises:
+        PrivacyError: a layer that cannot be clipped record by record.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], *, capacity: int, l2: float = 0.0
+    ) -> None:
+        if not l2 >= 0:
+            raise ValueError(f"l2 must be a number >= 0, got {l2!r}.")
+        self.loss, self.capacity, self.l2 = loss, capacity, l2
+        self._model = copy.deepcopy(model).eval()
+        self._twins: dict[int, tuple[Twins, Engine]] = {}
+        self._booked(1)  # refuses what cannot be clipped, here and not later
+
+    @property
+    def dimension(self) -> int:
+        return self.initial().numel()
+
+    def initial(self) -> Tensor:
+        return torch.cat([p.detach().double().flatten() for p in self._model.parameters() if p.requires_grad])
+
+    def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.as_tensor(part) for part in records)
+        return x, y
+
+    def clipped_sum(self, batch: tuple[Tensor, Tensor], terms: Terms, bound: float) -> Tensor:
+        x, y = batch
+        twins, engine = self._booked(len(terms))
+        bound, scale = scaled(bound)
+        engine.clipping = Clipping(bound)
+        for model, (_, w) in zip(twins.models, terms, strict=True):
+            write_parameters(model, w)
+        engine.deliver(len(x))
+        with torch.enable_grad():
+            losses = [self.loss(output, y) for output in twins(x)]
+            combined = [(c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)]
+            torch.autograd.backward(torch.stack(combined).sum())
+        return torch.cat([part.flatten() for part in engine.split(engine.take())]) / scale
+
+    def total_loss(self, batch: tuple[Tensor, Tensor], w: Tensor) -> float:
+        write_parameters(self._model, w)
+        with torch.no_grad():
+            return float(self.loss(self._model(batch[0]), batch[1]).double().sum())
+
+    def penalty(self, w: Tensor) -> float:
+        return 0.5 * self.l2 * float(w @ w)
+
+    def penalty_gradient(self, w: Tensor) -> Tensor:
+        return self.l2 * w
+
+    def _booked(self, points: int) -> tuple["Twins", Engine]:
+        """As many copies of the model as there are points, on one set of books."""
+        if points not in self._twins:
+            twins = Twins([copy.deepcopy(self._model) for _ in range(points)])
+            engine = Engine(twins, Clipping(1.0), capacity=self.capacity, reduction="sum", twins=twins.same())
+            engine.attach()
+            self._twins[points] = twins, engine
+        return self._twins[points]
+
+
+class Twins(nn.Module):
+    """Copies of one model, run on the same input."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [model(x) for model in self.models]
+
+    def same(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Each parameter of the second and later copies, with the first copy's parameter that it stands for."""
+        first, *others = self.models
+        return {p: q for other in others for p, q in zip(other.parameters(), first.parameters(), strict=True)}
+
+
+def write_parameters(model: nn.Module, w: Tensor) -> None:
+    """Write the vector ``w`` (shape (d,)) into the model's trainable parameters, in their order."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p, part in zip(trainable, w.split([p.numel() for p in trainable]), strict=True):
+            p.copy_(part.view_as(p))
