@@ -54,26 +54,31 @@ GROUP_ROWS = 160  # k of the theorem
 BLOCK_GROUPS = 4  # m of the theorem
 FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
 ALIGNMENT = 64  # bytes
+SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
+LEAST_BATCHED = 8  # blocks
+BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
 NORM_BLOCK = 1024  # entries whose squares are added in float32
 SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
 
 
-def margin(dtype: torch.dtype, capacity: int) -> float:
+def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> float:
     """Share of the clip norm that is given up so that rounding cannot exceed it.
 
     Args:
         dtype: dtype of the books (float32 or float64).
-        capacity: B of the theorem, records in a physical batch, at least 1.
+        capacity: B of the theorem, records in a batch, at least 1.
+        common_factor: whether all gradients carry a factor that depends on how many there are, such as a mean's.
 
     Returns:
-        2^-8 + capacity * 2^-22 for float32; for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records.
+        2^-8 + capacity * 2^-22 for float32 (without a common factor: capacity * 2^-32 instead, for adding up the groups);
+        for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records.
 
     Raises:
         ValueError: a float32 batch so large that rounding could eat most of the bound.
     """
     if dtype != torch.float32:
         return max(2.0**-20, capacity * 2.0**-32)
-    share = SUM_MARGIN + 4 * UNIT_ROUNDOFF[dtype] * capacity
+    share = SUM_MARGIN + (4 * UNIT_ROUNDOFF[dtype] if common_factor else 2.0**-32) * capacity
     if share > 0.5:
         raise ValueError(
             f"a batch of {capacity} records is too large to be summed in float32 with a proven bound. "
@@ -145,17 +150,34 @@ def add_weighted_outer(total: Sum, g: Tensor, a: Tensor, weights: Tensor, groups
         groups: that the rows are summed in; they add up to R.
     """
     narrow = None if g.dtype == torch.float64 else weights.to(g.dtype)[:, None]
+    start = 0
+    if narrow is not None and len(groups) > LEAST_BATCHED and total.total.numel() <= SMALL_RESULT:
+        start = equal_groups(groups)
+        for first in range(0, start, BATCHED_ROWS):
+            rows = slice(first, min(first + BATCHED_ROWS, start))
+            left = (g[rows] * narrow[rows]).view(-1, GROUP_ROWS, g.shape[1])
+            right = aligned(a[rows]).view(-1, GROUP_ROWS, a.shape[1])
+            total.add(torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64))
+        groups = groups[start // (BLOCK_GROUPS * GROUP_ROWS) :]
 
     def product(part: slice) -> Tensor:
+        part = slice(part.start + start, part.stop + start)
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
             return torch.mm((g[part] * narrow[part]).T, aligned(a[part]))
         exact = g.new_zeros(g.shape[1], a.shape[1], dtype=torch.float64)
-        for start in range(part.start, part.stop, FLOAT64_ROWS):
-            rows = slice(start, min(start + FLOAT64_ROWS, part.stop))
+        for first in range(part.start, part.stop, FLOAT64_ROWS):
+            rows = slice(first, min(first + FLOAT64_ROWS, part.stop))
             exact.addmm_((g[rows].double() * weights[rows, None]).T, a[rows].double())
         return exact
 
     add_groups(total, product, groups)
+
+
+def equal_groups(groups: Groups) -> int:
+    """Rows in leading blocks of full groups, as `consecutive_groups` makes them: one batched product does them all."""
+    full = [GROUP_ROWS] * BLOCK_GROUPS
+    blocks = next((i for i, block in enumerate(groups) if list(block) != full), len(groups))
+    return blocks * BLOCK_GROUPS * GROUP_ROWS
 
 
 def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Groups) -> None:
