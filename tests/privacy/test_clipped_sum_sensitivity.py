@@ -21,7 +21,7 @@ from dpoptim.gradients.products import (
     row_squared_norms,
 )
 from dpoptim.sampling import number_of_groups
-from support import CASES, Case, by_engine, joint_norm
+from support import CASES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 FLOAT_CASES = [case for case in CASES if not case.integers]
 
@@ -272,6 +272,51 @@ def test_one_record_with_extreme_factors_adds_at_most_the_bound(
     clip_norm = 10.0**clip_exponent
     total = cotangent_sum(model, x, g, clip_norm, 1)
     assert joint_norm(total) <= clip_norm
+
+
+@pytest.fixture
+def claimed_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "_claims", lambda self, layer, contribution: True)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    size=st.integers(-8, 12),
+    residue=st.integers(-9, 0),
+    clip_exponent=st.integers(-6, 3),
+    records=st.integers(2, 5),
+    seed=st.integers(0, 50),
+)
+@pytest.mark.usefixtures("claimed_norms")
+def test_a_wrong_claim_never_breaks_the_bound(size: int, residue: int, clip_exponent: int, records: int, seed: int) -> None:
+    """Positions that all but cancel: the Gram form's rounding is larger than the gradient that is left."""
+    torch.manual_seed(seed)
+    model = LinearLoss(32, 24)
+    signs = torch.tensor([1.0, -1.0]).repeat(8)[None, :, None]
+    x = 10.0**size * (torch.randn(records, 1, 32) * signs + 10.0**residue * torch.randn(records, 16, 32))
+    g = torch.ones(records, 16, 24) + 10.0**residue * torch.randn(records, 16, 24)
+    clip_norm = 10.0**clip_exponent
+    for one in range(records):
+        total = cotangent_sum(model, x[one : one + 1], g[one : one + 1], clip_norm, 1)
+        assert joint_norm(total) <= clip_norm
+    keep = range(1, records)
+    whole, without = (cotangent_sum(model, x[rows], g[rows], clip_norm, records) for rows in (range(records), keep))
+    assert joint_norm([a - b for a, b in zip(whole, without, strict=True)]) <= clip_norm
+
+
+@pytest.mark.usefixtures("claimed_norms")
+def test_claimed_norms_give_the_same_sum() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 24), nn.Tanh(), nn.Linear(24, 16))
+    x, target = torch.randn(40, 8, 32), torch.randn(40)
+    truth = vmap_gradients(model, x, target)
+    clipping = Clipping(float(torch.cat([t.flatten(1) for t in truth], 1).norm(dim=1).median()))
+    expected = clipped(truth, clipping, 40)
+    sums = by_engine(model, x, target, clipping, capacity=40)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(expected)
+    x[3, 2, 1] = math.nan
+    x[5] = math.inf
+    assert all(bool(torch.isfinite(s).all()) for s in by_engine(model, x, target, clipping, capacity=40))
 
 
 def test_the_clipped_record_by_an_independent_formula() -> None:

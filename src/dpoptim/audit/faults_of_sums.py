@@ -20,7 +20,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients import engine as engine_module
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Pass
-from dpoptim.gradients.contributions import Contribution, Direct, Formed, Outer, merge, positions
+from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer, Positions, merge, positions
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import linear
 from dpoptim.gradients.products import Groups, Sum
@@ -54,8 +54,12 @@ class _Renormed:
         return self.honest.without(keep)
 
 
-def bias_left_out() -> AbstractContextManager[Any]:
-    return patch.object(Direct, "squared_norms", lambda self, groups: torch.zeros(len(self.values), dtype=torch.float64))
+@contextmanager
+def bias_left_out() -> Iterator[None]:
+    unmeasured = patch.object(Left, "squared_norms", lambda self, groups: self.outer.g.new_zeros(len(self.outer.g)).double())
+    formed = patch.object(Direct, "squared_norms", lambda self, groups: torch.zeros(len(self.values), dtype=torch.float64))
+    with unmeasured, formed:
+        yield
 
 
 def one_layer_not_clipped() -> AbstractContextManager[Any]:
@@ -78,7 +82,7 @@ def cross_terms_left_out() -> AbstractContextManager[Any]:
 
 
 def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
-    def by_size(g: Tensor, a: Tensor) -> Outer | Formed | _Renormed:
+    def by_size(g: Tensor, a: Tensor) -> Outer | Positions | _Renormed:
         honest = positions(g, a)
         if g.shape[0] < 4:
             return honest

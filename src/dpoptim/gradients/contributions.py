@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dpoptim.gradients.products import (
     GROUP_ROWS,
+    UNIT_ROUNDOFF,
     Groups,
     Sum,
     add_weighted_outer,
@@ -168,17 +169,13 @@ class Formed:
         values = self.form(records) if self._kept is None else self._kept[records]
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
-    def _parts(self, groups: Groups) -> Iterator[slice]:
-        """Records that are formed at once: a group, or less where it would leave the cache."""
-        size = max(1, CACHE_BLOCK // max(1, self.entries, self.per_record))
-        for group in chain.from_iterable(slices(groups)):
-            for start in range(group.start, group.stop, size):
-                yield slice(start, min(start + size, group.stop))
+    def _parts(self, group: slice) -> Iterator[slice]:
+        return parts_of(group, max(self.entries, self.per_record))
 
     def squared_norms(self, groups: Groups) -> Tensor:
         keeps = self.records * self.entries <= MEMORY_CAP
         squared = []
-        for part in self._parts(groups):
+        for part in chain.from_iterable(map(self._parts, all_groups(groups))):
             values = self.form(part)
             squared.append(row_squared_norms(values))  # while they are in cache
             if keeps and len(values) == self.records:
@@ -193,23 +190,121 @@ class Formed:
         if self._kept is not None:
             add_weighted_rows(total, self.materialise(slice(0, self.records)), weights, groups)
             return
-        too_large = any(rows > GROUP_ROWS for block in groups for rows in block)
-        for part in self._parts(groups):
-            values = self.materialise(part)
-            # A float32 sum over a part of a group that is too large could err by more than its share of the margin.
-            add_weighted_rows(total, values.double() if too_large else values, weights[part], [[len(values)]])
+        for group in all_groups(groups):
+            add_group(total, group, self._parts(group), lambda part: (self.materialise(part), weights[part]))
 
     def without(self, keep: Tensor) -> "Formed":
         return Formed(self.form, self.records, self.entries, self.per_record, keep, self._kept)
 
 
-def positions(g: Tensor, a: Tensor) -> Outer | Formed:
+@dataclass
+class Positions:
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+
+    They are formed and kept if memory allows. Where that is dear, `by_claims` gets by without: the norm that enters the
+    clip factor is *claimed* by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are
+    formed to be summed, part by part, and whichever is longer than claimed is shortened to what was claimed. So the
+    bound holds whatever the rounding of the claim.
+    """
+
+    g: Tensor
+    a: Tensor
+    claims: bool = False
+    _kept: Tensor | None = field(default=None, repr=False)
+    _claimed: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def entries(self) -> int:
+        return self.g.shape[2] * self.a.shape[2]
+
+    def by_claims(self) -> "Positions":
+        return Positions(self.g, self.a, claims=True)
+
+    def materialise(self, records: slice) -> Tensor:
+        return self._form(records) if self._kept is None else self._kept[records]
+
+    def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
+        g, a = self.g[part], self.a[part]
+        if out is None:
+            out = g.new_empty(len(g), self.entries)
+        torch.bmm(g.transpose(1, 2), a, out=out.view(len(g), g.shape[2], a.shape[2]))
+        return out
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        if self.claims:
+            self._claimed = claimed_squared_norms(self.g, self.a)
+            return self._claimed
+        records = len(self.g)
+        if records * self.entries <= MEMORY_CAP:
+            self._kept = self.g.new_empty(records, self.entries)
+        squared = []
+        for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
+            squared.append(row_squared_norms(self._form(part, None if self._kept is None else self._kept[part])))
+        return squared[0] if len(squared) == 1 else torch.cat(squared)
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        if self._kept is not None:
+            add_weighted_rows(total, self._kept, weights, groups)
+            return
+        scratch: Tensor | None = None
+
+        def formed(part: slice) -> tuple[Tensor, Tensor]:
+            nonlocal scratch
+            if scratch is None or len(scratch) < part.stop - part.start:
+                scratch = self.g.new_empty(part.stop - part.start, self.entries)
+            values = self._form(part, scratch[: part.stop - part.start])
+            if self._claimed is None:
+                return values, weights[part]
+            return values, weights[part] * (self._claimed[part] / row_squared_norms(values)).sqrt().clamp(max=1.0)
+
+        for group in all_groups(groups):
+            add_group(total, group, parts_of(group, self.entries), formed)
+
+    def without(self, keep: Tensor) -> "Positions":
+        kept = None if self._kept is None else zero_outside(self._kept, keep)
+        claimed = None if self._claimed is None else zero_outside(self._claimed, keep)
+        return Positions(zero_outside(self.g, keep), zero_outside(self.a, keep), self.claims, kept, claimed)
+
+
+def claimed_squared_norms(g: Tensor, a: Tensor) -> Tensor:
+    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,)."""
+    left, right = torch.bmm(g, g.transpose(1, 2)), torch.bmm(a, a.transpose(1, 2))
+    lengths = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1, dtype=torch.float64)
+    squared = left.mul_(right).sum((1, 2)).double().clamp_(min=0)
+    return squared + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
+
+
+def positions(g: Tensor, a: Tensor) -> Outer | Positions:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d)."""
-    B, T, p = g.shape
-    d = a.shape[2]
-    if T == 1:
-        return Outer(g[:, 0], a[:, 0])
-    return Formed(lambda part: torch.bmm(g[part].transpose(1, 2), a[part]).flatten(1), B, p * d, p * d)
+    return Outer(g[:, 0], a[:, 0]) if g.shape[1] == 1 else Positions(g, a)
+
+
+def all_groups(groups: Groups) -> Iterator[slice]:
+    return chain.from_iterable(slices(groups))
+
+
+def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
+    """Records of a group that are formed at once: what stays in cache, one at least."""
+    size = max(1, CACHE_BLOCK // max(1, elements_per_record))
+    for start in range(group.start, group.stop, size):
+        yield slice(start, min(start + size, group.stop))
+
+
+def add_group(total: Sum, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+    """Add one group's weighted sum, formed part by part: one float32 sum (see `products`), float64 if it is too large.
+
+    Args:
+        formed: maps a slice of records to their gradients, shape (b, entries), and weights, float64 of shape (b,).
+    """
+    sum_of_group: Tensor | None = None
+    for part in parts:
+        values, weights = formed(part)
+        if group.stop - group.start > GROUP_ROWS:
+            values = values.double()
+        rows, factors = values.T, weights.to(values.dtype)
+        sum_of_group = torch.mv(rows, factors) if sum_of_group is None else sum_of_group.addmv_(rows, factors)
+    if sum_of_group is not None:
+        total.add(sum_of_group)
 
 
 @dataclass

@@ -15,10 +15,11 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import Contribution, merge
+from dpoptim.gradients.contributions import Contribution, Positions, merge
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin
 
 Reduction = Literal["mean", "sum"]
+KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
 
 
 class Engine:
@@ -32,6 +33,8 @@ class Engine:
         reduction: how the user's loss combines the rows of one backward pass.
         partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
             which only the caller can know; without it every piece takes exactly one pass over all its rows.
+        positions: how many positions (of a sequence, say) each record has in a layer, by the layer's name; public, from
+            the shape of a record. Only speed depends on it.
         twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
             the two contributions added up, cross terms included.
 
@@ -50,10 +53,12 @@ class Engine:
         capacity: int,
         reduction: Reduction = "mean",
         partial_backward: bool = False,
+        positions: Mapping[str, int] | None = None,
         twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
         self.partial_backward = partial_backward
+        self.positions = dict(positions or {})
         twins = twins or {}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins]
         if not named:
@@ -160,8 +165,18 @@ class Engine:
                 )
             contributions = entry.contributions()
             for key, place in held.items():
-                uses.setdefault(place, []).append(contributions[key])
+                contribution = contributions[key]
+                if isinstance(contribution, Positions) and self._claims(entry.layer, contribution):
+                    contribution = contribution.by_claims()
+                uses.setdefault(place, []).append(contribution)
         return uses, 0 if first is None else first.records
+
+    def _claims(self, layer: str, contribution: Positions) -> bool:
+        """Whether claiming norms is cheaper than forming gradients. By public numbers alone, so that no record's factor
+        depends on the others."""
+        T = self.positions.get(layer)
+        p, d = contribution.g.shape[2], contribution.a.shape[2]
+        return T is not None and self.capacity * p * d > KEPT_GRADIENTS and T * (p + d) < 0.8 * p * d
 
     def _places_of(self, module: nn.Module) -> dict[str, int]:
         """Where a layer's trainable parameters stand in `parameters`. They stay the same while the model is attached."""
