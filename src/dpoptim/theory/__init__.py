@@ -1,0 +1,1 @@
+"""The papers' settings and bounds as functions. Nothing here sets noise."""
