@@ -1,1 +1,1 @@
-"""The papers' experiments, run again with this library."""
+"""The papers' tables, figures and rates, computed anew."""

@@ -1,1 +1,1 @@
-"""The papers' settings and bounds as functions. Nothing here sets noise."""
+"""The papers' settings and bounds as functions of public numbers. Nothing here sets noise."""
