@@ -4,6 +4,7 @@ Left of it everything is private; what it releases may be logged, plotted and sa
 ledger before the first noisy sum exists, so a crash can only count too much.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from functools import cached_property
 import dp_accounting
 from torch import Tensor
 
+from dpoptim.accounting.filters import GaussianFilter, selection_mu
 from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.errors import PrivacyError
 from dpoptim.noise.correlated.mechanism import Mechanism, NoiseState
 from dpoptim.noise.gaussian import add_normal
+from dpoptim.noise.gumbel import standard_gumbel
 from dpoptim.noise.stream import KeyStream
 
 
@@ -131,6 +134,89 @@ class Gate:
     def finish(self) -> None:
         """Mark the run as completed. It counts in full either way, so a failure here is no reason to lose its results."""
         if self._ledger is None or self.reservation is None:
+            return
+        try:
+            self._ledger.commit(self.reservation)
+        except LedgerError as error:
+            warnings.warn(f"the run is charged, but could not be marked as completed: {error}", RuntimeWarning, stacklevel=3)
+
+
+NORM_ROUNDING = 1 + 2.0**-20  # covers what `accurate_norm` rounds, up to 2^31 records of the bound's norm
+
+
+def accurate_norm(total: Tensor) -> float:
+    """Euclidean norm of a float64 tensor, to 2^-52 of its value however many entries there are."""
+    return math.sqrt(math.fsum(total.square().flatten().tolist()))
+
+
+class FilteredGate:
+    """Releases whose noise may depend on what was released before, within a budget of mu-GDP fixed beforehand.
+
+    The whole budget is reserved before the first release; a filter is asked before every one. What is not spent stays
+    reserved: where a run stops may have been read off its outputs.
+
+    Args:
+        mu: the budget, > 0.
+        neighboring: the relation of the guarantee, by name.
+        ledger, noise, label: as for `Gate`.
+    """
+
+    def __init__(self, *, mu: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str) -> None:
+        self.filter = GaussianFilter(mu)
+        self.neighboring, self.label = neighboring, label
+        self.neighbours_differ_by = 2.0 if neighboring == "replace-one" else 1.0  # in norm bounds
+        self.event = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / mu)
+        self.reservation: Reservation | None = None
+        self._ledger, self._noise = ledger, noise
+        ledger.check(self.event, neighboring)
+
+    def release_sum(self, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
+        """``total`` (float64) with Gaussian noise of standard deviation `deviation`, at the price ``mu``.
+
+        Raises:
+            PrivacyError: the filter does not admit it; nothing is drawn.
+            LedgerError: the reservation was refused or could not be written; nothing is drawn.
+
+        **Guarantee.** mu-GDP, if one record adds at most ``norm_bound`` to the sum, in Euclidean norm.
+        """
+        self._pay(mu)
+        released = total.clone()
+        add_normal(self._noise, released, self.deviation(norm_bound, mu))
+        return released
+
+    def release_norm(self, total: Tensor, *, norm_bound: float, mu: float) -> float:
+        """The Euclidean norm of ``total`` with Gaussian noise; may be negative. Errors and price as for `release_sum`.
+
+        **Guarantee.** mu-GDP under the same condition, by the triangle inequality.
+        """
+        norm = total.new_tensor([accurate_norm(total)])
+        return float(self.release_sum(norm, norm_bound=norm_bound * NORM_ROUNDING, mu=mu))
+
+    def select(self, scores: Sequence[float], *, norm_bound: float, epsilon: float) -> int:
+        """The index of a high score: the exponential mechanism, by Gumbel noise. Price: `filters.selection_mu`.
+
+        **Guarantee.** epsilon-DP, if every score is plus or minus the `accurate_norm` of a sum to which one record adds at
+        most ``norm_bound`` in Euclidean norm.
+        """
+        self._pay(selection_mu(epsilon))
+        scale = 2 * self.neighbours_differ_by * norm_bound * NORM_ROUNDING / epsilon
+        noise = standard_gumbel(self._noise, len(scores))
+        return max(range(len(scores)), key=lambda i: scores[i] / scale + float(noise[i]))
+
+    def deviation(self, norm_bound: float, mu: float) -> float:
+        """Standard deviation of the noise on a sum with this norm bound, at this price; rounded up."""
+        return self.neighbours_differ_by * norm_bound / mu * (1 + 2.0**-40)
+
+    def _pay(self, mu: float) -> None:
+        if not self.filter.ask(mu):
+            self.filter.charge(mu)  # says why not
+        if self.reservation is None:
+            self.reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
+        self.filter.charge(mu)
+
+    def finish(self) -> None:
+        """Mark the run as completed; see `Gate.finish`."""
+        if self.reservation is None:
             return
         try:
             self._ledger.commit(self.reservation)

@@ -7,16 +7,19 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_|randint|rand_like|cauchy_|secrets\.|torch\.distributions|rng\.normal"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_|randint|rand_like|cauchy_|secrets\.|standard_gumbel|torch\.distributions|rng\.normal"
 )
 # Who may draw at all, and what for. Only the gate may call add_normal outside noise/.
 ALLOWED = {
-    "gate.py": {"add_normal"},
+    "gate.py": {"add_normal", "standard_gumbel"},
     "noise/gaussian.py": None,
+    "noise/gumbel.py": None,
     "noise/ziggurat.py": None,
     "noise/stream.py": None,
     "noise/__init__.py": None,
     "noise/correlated/mechanism.py": {"standard_normal"},  # started by the gate alone, see below
+    "reproduce/srgd_rates.py": {"np.random", "default_rng"},  # made-up problems
+    "reproduce/one_pass.py": {"np.random", "default_rng"},  # shuffles public data
     "files.py": {"secrets."},  # names of temporary files
     "training/probe.py": {"randn", "randint"},  # made-up inputs for testing the model
     "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
@@ -28,6 +31,7 @@ ALLOWED = {
     "audit/faults.py": {"add_normal", "randn"},  # the seeded bugs
     "audit/mutants.py": {"add_normal"},  # a name in the table
     "datasets.py": {"np.random", "default_rng", "random."},  # the split of public data
+    "reproduce/kl_losses.py": {"randn", "random."},  # made-up data, and a network's first weights
     "runs/train.py": {"randperm"},  # shuffles public data for the comparison without privacy
 }
 

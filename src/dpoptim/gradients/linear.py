@@ -182,5 +182,10 @@ def as_rows(values: Any) -> Tensor:
 
     A slice of a memory map is read here, so stream in chunks: ``as_rows(x[start:stop])``.
     """
-    rows = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    rows = as_tensor(values)
     return rows if rows.dtype == torch.float64 else rows.to(torch.float32)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor as it is, anything else as a copy (memory maps may not be written, and torch has no such tensors)."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))

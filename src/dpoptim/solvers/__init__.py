@@ -1,1 +1,26 @@
 """Whole-run algorithms for empirical and population risk."""
+
+from dpoptim.solvers.adaptive_gd import adaptive_gd
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.kl_spider import kl_spider
+from dpoptim.solvers.noisy_gd import noisy_gd
+from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.problem import LinearProblem, ModuleProblem, Problem
+from dpoptim.solvers.proximal_point import proximal_point
+from dpoptim.solvers.releases import Result, Step
+from dpoptim.solvers.select_stationary import select_stationary
+
+__all__ = [
+    "Budget",
+    "LinearProblem",
+    "ModuleProblem",
+    "Objective",
+    "Problem",
+    "Result",
+    "Step",
+    "adaptive_gd",
+    "kl_spider",
+    "noisy_gd",
+    "proximal_point",
+    "select_stationary",
+]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.linear import LinearModel, as_rows, scaled
+from dpoptim.gradients.linear import LinearModel, as_rows, as_tensor, scaled
 
 Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
 
@@ -73,7 +73,7 @@ class LinearProblem:
         return torch.zeros(self.dimension, dtype=torch.float64)
 
     def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        x, y = as_rows(records[0]), torch.as_tensor(records[1])
+        x, y = as_rows(records[0]), as_tensor(records[1])
         return x, y, self.model.squared_row_norms(x)
 
     def clipped_sum(self, batch: tuple[Tensor, ...], terms: Terms, bound: float) -> Tensor:
@@ -129,7 +129,7 @@ class ModuleProblem:
         return torch.cat([p.detach().double().flatten() for p in self._model.parameters() if p.requires_grad])
 
     def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        x, y = (torch.as_tensor(part) for part in records)
+        x, y = (as_tensor(part) for part in records)
         return x, y
 
     def clipped_sum(self, batch: tuple[Tensor, Tensor], terms: Terms, bound: float) -> Tensor:

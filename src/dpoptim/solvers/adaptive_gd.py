@@ -1,0 +1,115 @@
+"""Adaptive noisy gradient descent (Menart et al. 2024, Algorithm 3): as much noise as the gradient's length allows."""
+
+import math
+
+from torch import Tensor
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.plan import whole_number
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.kl_spider import CONSTANTS, Constants
+from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+
+MOST_STEPS = 10_000
+LARGEST_RAISE = 4.0  # the last step may be this many times cheaper than wanted (twice the noise)
+
+
+def adaptive_gd(
+    objective: Objective,
+    w0: Tensor | None,
+    budget: Budget,
+    *,
+    lipschitz: float,
+    smoothness: float,
+    beta: float = 0.05,
+    constants: Constants = "practical",
+    max_steps: int = MOST_STEPS,
+    keep_iterates: bool = False,
+    ledger: Ledger | None = None,
+    label: str = "adaptive gradient descent",
+    noise_seed: int | None = None,
+) -> Result:
+    """Minimise a smooth risk without knowing its KL parameters.
+
+    Each step first releases the gradient's norm, then the gradient with noise in proportion to it; large gradients are
+    cheap, so the budget is spent where it is needed. Under the (gamma, kappa)-KL condition with kappa in [1, 2] the excess
+    risk is O~((sqrt(d) / (n sqrt(rho)))^(2 kappa / (4 - kappa)) + (1 / (n sqrt(rho)))^(kappa / 2)) (Theorem 4).
+
+    Args:
+        objective: what to minimise.
+        w0: the starting point, public, shape (d,); the problem's own by default.
+        budget: spent until the next step does not fit.
+        lipschitz: L0: every record's gradient is clipped to this norm; > 0.
+        smoothness: L1 of F; steps have size 1 / (2 L1); > 0.
+        beta: failure probability of the theorem's constants, in (0, 1).
+        constants: ``"theorem"`` (noise of length N_t / sqrt(log(n sqrt(rho) / beta))) or ``"practical"`` (N_t / 2).
+        max_steps: public cap on the number of steps, at least 1.
+        keep_iterates: return all points visited, which costs memory only.
+        ledger, label, noise_seed: see `Releases`.
+
+    Raises:
+        ValueError: a setting out of range.
+
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss: the filter is asked before each norm
+    and again before each gradient, and charged what is really drawn. (The paper charges by a formula in N_t^2, which
+    asks too little when N_t is negative, and under replace-one.)
+    """
+    w = starting_point(w0, objective)
+    releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
+    w, iterates = descend_adaptively(
+        releases,
+        w,
+        rho=releases.rho,
+        lipschitz=lipschitz,
+        smoothness=smoothness,
+        beta=beta,
+        constants=constants,
+        max_steps=max_steps,
+        keep_iterates=keep_iterates,
+    )
+    return releases.result(w, iterates)
+
+
+def descend_adaptively(
+    releases: Releases,
+    w: Tensor,
+    *,
+    rho: float,
+    lipschitz: float,
+    smoothness: float,
+    beta: float,
+    constants: Constants,
+    max_steps: int,
+    keep_iterates: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """Algorithm 3 for ``rho`` of the budget: the last point, and all of them if they are kept."""
+    lipschitz, smoothness = positive("lipschitz", lipschitz), positive("smoothness", smoothness)
+    max_steps = whole_number("max_steps", max_steps, least=1)
+    if not 0 < beta < 1:
+        raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
+    if constants not in CONSTANTS:
+        raise ValueError(f"constants must be 'theorem' or 'practical', got {constants!r}.")
+    n, size = releases.n, 1 / (2 * smoothness)
+    log = max(1.0, math.log(n * math.sqrt(rho) / beta)) if constants == "theorem" else 4.0
+    of_norm = min(math.sqrt(rho) / (2 * n), rho / 2)  # what the paper's noise on N_t costs under zero-out
+    kept = releases.rho_left - rho  # not ours to spend
+    iterates = [w] if keep_iterates else []
+    for _ in range(max_steps):
+        if releases.rho_left - kept <= of_norm:
+            break
+        norm = releases.gradient_norm(w, lipschitz=lipschitz, rho=of_norm)
+        left = releases.rho_left - kept
+        if norm <= 0:
+            break  # the gradient is lost in the norm's noise
+        wanted = releases.price(lipschitz, norm / math.sqrt(releases.dimension * log))
+        if wanted > LARGEST_RAISE * left:
+            break  # what is left would buy a direction that is mostly noise
+        gradient = releases.gradient(w, lipschitz=lipschitz, rho=min(wanted, left))
+        w = w - size * gradient
+        releases.moved(size)
+        if keep_iterates:
+            iterates.append(w)
+        if wanted >= left:
+            break
+    return w, iterates

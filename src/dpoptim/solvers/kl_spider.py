@@ -1,0 +1,204 @@
+"""KL-Spider (Menart et al. 2024, Algorithm 1): variance reduction with rounds that end when the gradient is small."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+
+Constants = Literal["theorem", "practical"]
+MOST_ROUNDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class SpiderConstants:
+    """The numbers that the analysis of Algorithm 1 fixes; they change what is achieved, never the guarantee.
+
+    Attributes:
+        descent: a step lowers the risk by at least Phi^(2/kappa) / (descent gamma^2 L1).
+        floor: the last threshold is ``(floor gamma L0 sqrt(K d log(1/beta')) / (n sqrt(rho)))^kappa``.
+        step: a step has the length ``Phi^(1/kappa) / (step gamma L1)``.
+        stop: a round ends when the gradient's estimate is shorter than ``stop Phi^(1/kappa) / gamma``.
+        union: whether the floor covers all steps at once by log(1/beta'), or one typical step.
+    """
+
+    descent: float
+    floor: float
+    step: float
+    stop: float
+    union: bool
+
+
+CONSTANTS = {
+    "theorem": SpiderConstants(descent=64, floor=32, step=4, stop=7 / 8, union=True),
+    # The same argument for a typical error, which is orthogonal to the gradient and 1/4 of the threshold.
+    "practical": SpiderConstants(descent=6, floor=4, step=2, stop=3 / 4, union=False),
+}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: its target for the excess risk, its most steps, and the length of each."""
+
+    target: float
+    steps: int
+    difference_bound: float  # L1 times the length of a step
+    stop_below: float
+
+
+def spider_schedule(
+    *,
+    n: int,
+    dimension: int,
+    rho: float,
+    lipschitz: float,
+    smoothness: float,
+    kl_gamma: float,
+    kl_exponent: float,
+    risk_bound: float,
+    beta: float,
+    constants: Constants,
+) -> tuple[Round, ...]:
+    """The rounds of Algorithm 1, lines 2 to 7: a function of public numbers. T_k is rounded up.
+
+    Raises:
+        ValueError: settings that ask for more than a million rounds.
+    """
+    c, kappa, gamma = CONSTANTS[constants], kl_exponent, kl_gamma
+    noise = gamma * lipschitz * math.sqrt(dimension) / (n * math.sqrt(rho))
+    per_halving = 1 + c.descent * gamma**2 * smoothness * risk_bound ** (-(2 - kappa) / kappa)
+    wanted = per_halving * (math.log(risk_bound) - kappa * math.log(noise))
+    if wanted > MOST_ROUNDS:
+        raise ValueError(
+            f"the settings ask for {wanted:.3g} rounds: kl_gamma^2 * smoothness = {gamma**2 * smoothness:.3g} is large "
+            "against risk_bound^((2-kappa)/kappa). Fix: a smaller smoothness, or adaptive_gd, which needs no kl_gamma."
+        )
+    rounds = max(1, math.ceil(wanted))
+    spread = noise * math.sqrt(rounds)
+    union = 1.0
+    if c.union:
+        # beta' of line 3; a union over the steps, so it is never above beta / K.
+        share = beta / rounds * min(1.0, (spread / risk_bound ** (1 / kappa)) ** (2 - kappa))
+        union = math.sqrt(math.log(1 / share))
+    floor = min((c.floor * spread * union) ** kappa, risk_bound)
+    factor = 1 + risk_bound ** ((2 - kappa) / kappa) / (c.descent * gamma**2 * smoothness)
+    schedule, target = [], risk_bound
+    for _ in range(rounds):
+        target = max(target / factor, floor)
+        steps = math.ceil((risk_bound / target) ** ((2 - kappa) / kappa) * (1 - 1e-12))
+        scale = target ** (1 / kappa) / gamma
+        schedule.append(Round(target, steps, scale / c.step, c.stop * scale))
+    return tuple(schedule)
+
+
+def kl_spider(
+    objective: Objective,
+    w0: Tensor | None,
+    budget: Budget,
+    *,
+    lipschitz: float,
+    smoothness: float,
+    kl_gamma: float,
+    kl_exponent: float,
+    risk_bound: float | None = None,
+    beta: float = 0.05,
+    constants: Constants = "practical",
+    anchor_share: float | None = None,
+    ledger: Ledger | None = None,
+    label: str = "KL-Spider",
+    noise_seed: int | None = None,
+) -> Result:
+    """Minimise a smooth risk with ``F(w) - min F <= (kl_gamma |grad F(w)|)^kl_exponent``, kl_exponent in [1, 2].
+
+    Excess risk O~((kl_gamma L0 sqrt(d) / (n sqrt(rho)))^kl_exponent), which is optimal up to logarithms (Theorem 1).
+    Each round draws one noisy gradient and then follows noisy gradient *differences*, whose sensitivity is smaller.
+
+    Args:
+        objective: what to minimise.
+        w0: the starting point, public, shape (d,); the problem's own by default.
+        budget: K rounds get equal parts of what is left, so what a round that ends early leaves goes to the later ones.
+        lipschitz: L0: every record's gradient is clipped to this norm; > 0.
+        smoothness: L1: every record's gradient difference is clipped to L1 times the length of the step; > 0.
+        kl_gamma, kl_exponent: gamma > 0 and kappa in [1, 2] of the condition.
+        risk_bound: F0, a public bound on F(w0) - min F; (kl_gamma * lipschitz)^kappa by default, and at most that.
+        beta: failure probability of the theorem's constants, in (0, 1).
+        constants: ``"theorem"`` (astronomically safe) or ``"practical"``; see `SpiderConstants`.
+        anchor_share: share of a round's budget for its full gradient; by default 1/2 with the theorem's constants, else
+            the share that makes the noise at the round's end smallest. A round of one step needs no difference at all.
+        ledger, label, noise_seed: see `Releases`.
+
+    Raises:
+        ValueError: a setting out of range.
+
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss, however wrong the constants: at the
+    largest numbers of steps the prices add up to exactly the budget, and no path costs more. (The paper's Theorem 1 says
+    rho, its Lemma 8 proves 2 rho, and its loop makes one more step a round than either.)
+    """
+    lipschitz, smoothness = positive("lipschitz", lipschitz), positive("smoothness", smoothness)
+    kl_gamma = positive("kl_gamma", kl_gamma)
+    if not 1 <= kl_exponent <= 2:
+        raise ValueError(f"kl_exponent must be in [1, 2], got {kl_exponent!r}; proximal_point takes exponents above 2.")
+    if not 0 < beta < 1:
+        raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
+    if anchor_share is not None and not 0 < anchor_share < 1:
+        raise ValueError(f"anchor_share must be in (0, 1), got {anchor_share!r}.")
+    if constants not in CONSTANTS:
+        raise ValueError(f"constants must be 'theorem' or 'practical', got {constants!r}.")
+    largest = (kl_gamma * lipschitz) ** kl_exponent
+    w = starting_point(w0, objective)
+    releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
+    schedule = spider_schedule(
+        n=objective.n,
+        dimension=objective.dimension,
+        rho=releases.rho,
+        lipschitz=lipschitz,
+        smoothness=smoothness,
+        kl_gamma=kl_gamma,
+        kl_exponent=kl_exponent,
+        risk_bound=min(largest if risk_bound is None else positive("risk_bound", risk_bound), largest),
+        beta=beta,
+        constants=constants,
+    )
+    fixed_share = anchor_share or (0.5 if constants == "theorem" else None)
+    for number, round_ in enumerate(schedule):
+        rho = releases.rho_left / (len(schedule) - number)
+        w = run_round(releases, w, round_, rho, lipschitz, smoothness, fixed_share)
+    return releases.result(w)
+
+
+def run_round(
+    releases: Releases,
+    w: Tensor,
+    round_: Round,
+    rho: float,
+    lipschitz: float,
+    smoothness: float,
+    anchor_share: float | None,
+) -> Tensor:
+    """Lines 8 to 17: an anchor, then differences, until the estimate is short or the steps are used up."""
+    differences = round_.steps - 1  # the one after the last step would tell nobody anything
+    if differences == 0:
+        share = 1.0
+    elif anchor_share is not None:
+        share = anchor_share
+    else:  # minimises L0^2 / share + differences^2 bound^2 / (1 - share)
+        share = lipschitz / (lipschitz + differences * round_.difference_bound)
+    length = round_.difference_bound / smoothness
+    estimate = releases.gradient(w, lipschitz=lipschitz, rho=share * rho)
+    for t in range(round_.steps):
+        norm = float(torch.linalg.vector_norm(estimate))
+        if norm < round_.stop_below:
+            return w  # the point whose gradient is short, not the one before it
+        new = w - (length / norm) * estimate
+        releases.moved(length / norm)
+        if t < differences:
+            price = (1 - share) * rho / differences
+            estimate = estimate + releases.difference(new, w, bound=round_.difference_bound, rho=price)
+        w = new
+    return w

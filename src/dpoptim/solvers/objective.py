@@ -1,0 +1,76 @@
+"""An empirical risk: a loss, and the private records that it is averaged over."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
+from dpoptim.errors import PrivacyError
+from dpoptim.solvers.problem import Problem, Terms
+
+
+class Objective:
+    """``F(w) = (1/n) sum_i f(w; z_i) + penalty(w)`` over a private data set. What it computes is private.
+
+    Args:
+        problem: the loss, e.g. `LinearProblem` or `ModuleProblem`.
+        data: arrays of equal length, records on the first axis (such as x and y): tensors, numpy arrays or memory maps.
+            Memory maps are streamed at every pass, the rest is prepared once.
+        neighboring: ``"zero-out"`` (a record may contribute nothing) or ``"replace-one"``; n is public under both.
+        chunk: records taken at a time. It changes speed and memory only.
+
+    Raises:
+        ValueError: arrays of unequal length or without records, or another relation.
+    """
+
+    def __init__(self, problem: Problem, data: Sequence[Any], *, neighboring: str = "zero-out", chunk: int = 8192) -> None:
+        lengths = {len(part) for part in data}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(f"data must be arrays of one length, at least 1, got lengths {[len(part) for part in data]}.")
+        self.neighboring = neighboring_name(parse_neighboring(neighboring))
+        if self.neighboring == "add-or-remove-one":
+            raise ValueError(
+                "neighboring='add-or-remove-one' would make n private, but the solvers divide by it. "
+                "Fix: neighboring='zero-out' or 'replace-one'."
+            )
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {chunk!r}.")
+        self.problem = problem
+        self.n = lengths.pop()
+        streamed = any(isinstance(part, np.memmap) for part in data)
+        self._data, self._chunk = tuple(data), chunk
+        self._prepared = None if streamed else list(self._stream())
+
+    @property
+    def dimension(self) -> int:
+        """d, the number of parameters."""
+        return self.problem.dimension
+
+    def clipped_sum(self, terms: Terms, bound: float) -> Tensor:
+        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)``: float64, shape (d,). Private.
+
+        **Guarantee.** Zeroing out a record changes it by at most ``bound``, replacing one by at most twice that.
+        """
+        total = torch.zeros(self.dimension, dtype=torch.float64)
+        for batch in self._prepared or self._stream():
+            total += self.problem.clipped_sum(batch, terms, bound)
+        return total
+
+    def risk(self, w: Tensor, *, data_is_public: bool) -> float:
+        """F(w), unclipped. No privacy at all: for public and synthetic data.
+
+        Raises:
+            PrivacyError: without ``data_is_public=True``.
+        """
+        if not data_is_public:
+            raise PrivacyError("the risk of private data is private. Fix: look at it on public data, and say so.")
+        losses = (self.problem.total_loss(batch, w) for batch in self._prepared or self._stream())
+        return math.fsum(losses) / self.n + self.problem.penalty(w)
+
+    def _stream(self) -> Iterator[Any]:
+        for start in range(0, self.n, self._chunk):
+            yield self.problem.prepare(tuple(part[start : start + self._chunk] for part in self._data))

@@ -1,0 +1,120 @@
+"""The proximal point method (Menart et al. 2024, Algorithm 2), with Algorithm 4 inside."""
+
+import math
+
+from torch import Tensor
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.plan import whole_number
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.kl_spider import CONSTANTS, Constants
+from dpoptim.solvers.noisy_gd import strongly_convex_descent
+from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+
+PRACTICAL_INNER_STEPS = 100
+DESCENT = {"theorem": 32.0, "practical": 2.0}  # a call lowers the risk by at least F / (1 + DESCENT gamma^2 L ...)
+
+
+def proximal_rounds(
+    *,
+    n: int,
+    dimension: int,
+    rho: float,
+    lipschitz: float,
+    weak_convexity: float,
+    kl_gamma: float,
+    kl_exponent: float,
+    risk_bound: float,
+    constants: Constants,
+) -> int:
+    """T of Algorithm 2, line 1, rounded up, at least 1."""
+    noise = kl_gamma * lipschitz * math.sqrt(dimension) / (n * math.sqrt(rho))
+    growth = risk_bound ** ((kl_exponent - 2) / kl_exponent)
+    per_halving = 1 + DESCENT[constants] * growth * kl_gamma**2 * weak_convexity
+    return max(1, math.ceil(per_halving * (math.log(risk_bound) - kl_exponent * math.log(noise))))
+
+
+def proximal_point(
+    objective: Objective,
+    w0: Tensor | None,
+    budget: Budget,
+    *,
+    lipschitz: float,
+    weak_convexity: float,
+    kl_gamma: float,
+    kl_exponent: float,
+    risk_bound: float | None = None,
+    smoothness: float | None = None,
+    beta: float = 0.05,
+    constants: Constants = "practical",
+    inner_steps: int | None = None,
+    ledger: Ledger | None = None,
+    label: str = "proximal point",
+    noise_seed: int | None = None,
+) -> Result:
+    """Minimise a weakly convex, possibly non-smooth risk under the KL condition with kl_exponent >= 2.
+
+    T times, noisy gradient descent on ``F(w) + L |w - w_{t-1}|^2`` for an equal part of the budget. Excess risk
+    O~((kl_gamma L0 sqrt(d (1 + F0^((kappa-2)/kappa) kl_gamma^2 L)) / (n sqrt(rho)))^kappa) (Theorem 2).
+
+    Args:
+        objective: what to minimise.
+        w0: the starting point, public, shape (d,); the problem's own by default.
+        budget: spent in equal parts.
+        lipschitz: L0: every record's gradient is clipped to this norm; > 0.
+        weak_convexity: L: F + L/2 |w|^2 is convex; > 0 (any positive number for a convex F).
+        kl_gamma, kl_exponent: gamma > 0 and kappa >= 2 of the condition.
+        risk_bound: F0, a public bound on F(w0) - min F; (kl_gamma * lipschitz)^kappa by default, and at most that.
+        smoothness: caps the inner steps, see `noisy_gd`.
+        beta: failure probability of the theorem's constants, in (0, 1).
+        constants: ``"theorem"`` or ``"practical"`` (fewer rounds; at most 100 inner steps).
+        inner_steps: noisy gradients in each round, instead of what the constants say.
+        ledger, label, noise_seed: see `Releases`.
+
+    Raises:
+        ValueError: a setting out of range.
+
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss. The quadratic is public, so the
+    sensitivity is that of F alone.
+    """
+    lipschitz, kl_gamma = positive("lipschitz", lipschitz), positive("kl_gamma", kl_gamma)
+    weak_convexity = positive("weak_convexity", weak_convexity)
+    if not 2 <= kl_exponent < math.inf:
+        raise ValueError(f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes exponents up to 2.")
+    if not 0 < beta < 1:
+        raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
+    if constants not in CONSTANTS:
+        raise ValueError(f"constants must be 'theorem' or 'practical', got {constants!r}.")
+    largest = (kl_gamma * lipschitz) ** kl_exponent
+    w = starting_point(w0, objective)
+    releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
+    rounds = proximal_rounds(
+        n=objective.n,
+        dimension=objective.dimension,
+        rho=releases.rho,
+        lipschitz=lipschitz,
+        weak_convexity=weak_convexity,
+        kl_gamma=kl_gamma,
+        kl_exponent=kl_exponent,
+        risk_bound=min(largest if risk_bound is None else positive("risk_bound", risk_bound), largest),
+        constants=constants,
+    )
+    rho = releases.rho / rounds
+    if inner_steps is None:
+        log = math.log(2 * rounds / beta) if constants == "theorem" else 1.0
+        steps = max(1, math.ceil(objective.n**2 * rho * log**2 / objective.dimension))  # Theorem 9
+        inner_steps = steps if constants == "theorem" else min(steps, PRACTICAL_INNER_STEPS)
+    else:
+        inner_steps = whole_number("inner_steps", inner_steps, least=1)
+    for _ in range(rounds):
+        w = strongly_convex_descent(
+            releases,
+            w,
+            rho=rho,
+            lipschitz=lipschitz,
+            steps=inner_steps,
+            weak_convexity=weak_convexity,
+            smoothness=smoothness,
+        )
+    return releases.result(w)

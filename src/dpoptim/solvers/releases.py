@@ -1,0 +1,207 @@
+"""What a solver may learn about its data: noisy gradients, differences, norms and choices, each paid for beforehand.
+
+Prices are in ``rho = mu^2 / 2``. A solver sees only what this returns, so everything it computes is post-processing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.filters import selection_epsilon
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.gate import FilteredGate, accurate_norm
+from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import real_number
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.problem import Terms
+
+Kind = Literal["gradient", "difference", "norm", "selection"]
+SEEDED = "seeded: not for release"
+PLANNED = 1 - 1e-10  # share of the budget that plans divide up, so that rounding cannot keep their last step out
+
+SUREST_CHOICE = 40.0  # mu beyond which a selection has nothing left to gain
+
+
+@dataclass(frozen=True)
+class Step:
+    """One release, all of it public.
+
+    Attributes:
+        kind: what was asked.
+        rho: what it cost.
+        noise: standard deviation on the mean over n records (of each coordinate; of the Gumbel noise for a selection).
+        norm: Euclidean norm of the released vector, or the released number itself.
+        step_size: how far the solver then went along it; 0 if it did not move.
+    """
+
+    kind: Kind
+    rho: float
+    noise: float
+    norm: float
+    step_size: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a solver returns; all of it is covered by ``guarantee``, and may be published.
+
+    Attributes:
+        weights: float64, shape (d,).
+        guarantee: of the whole budget, which is reserved however much of it was spent.
+        trace: every release, in order.
+        iterates: the points visited, if the solver was asked to keep them.
+    """
+
+    weights: Tensor
+    guarantee: Guarantee
+    trace: tuple[Step, ...]
+    iterates: tuple[Tensor, ...] = ()
+
+    @property
+    def rho_spent(self) -> float:
+        """The sum of the prices. Not a guarantee where the solver chose from its outputs when to stop."""
+        return math.fsum(step.rho for step in self.trace)
+
+
+class Releases:
+    """Answers about one objective within one budget, which is reserved before the first of them.
+
+    Args:
+        objective: the private empirical risk.
+        budget: what all answers together may cost.
+        ledger: where it is charged; in memory by default.
+        label: public text for the ledger's entry.
+        noise_seed: makes the noise repeatable, for tests; the guarantee is then marked as not for release.
+
+    **Guarantee.** All answers together are ``guarantee``, for every loss and however each question depends on earlier
+    answers: the clipping bounds what a record can do to each, and the filter is asked before the noise is drawn.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        budget: Budget,
+        *,
+        ledger: Ledger | None = None,
+        label: str = "solver",
+        noise_seed: int | None = None,
+    ) -> None:
+        self.objective, self.n, self.dimension = objective, objective.n, objective.dimension
+        self.rho = budget.gdp**2 / 2 * PLANNED
+        self.trace: list[Step] = []
+        relation = objective.neighboring
+        self._gate = FilteredGate(
+            mu=budget.gdp,
+            neighboring=relation,
+            ledger=Ledger(neighboring=relation) if ledger is None else ledger,
+            noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "gaussian noise"),
+            label=label,
+        )
+        notes = () if noise_seed is None else (SEEDED,)
+        self.guarantee = replace(compute_epsilon(self._gate.event, budget.delta, relation), notes=notes)
+        self.neighbours_differ_by = self._gate.neighbours_differ_by  # m: 1, or 2 under replace-one
+        self._asked: tuple[Terms, float, Tensor] | None = None
+
+    @property
+    def rho_left(self) -> float:
+        """What may still be spent of the planned share. Public."""
+        return max(0.0, self.rho - self._gate.filter.spent**2 / 2)
+
+    def noise(self, bound: float, rho: float) -> float:
+        """Standard deviation on the mean that a release with this bound and price will have."""
+        return self._gate.deviation(bound, math.sqrt(2 * rho)) / self.n
+
+    def price(self, bound: float, noise: float) -> float:
+        """The rho that a standard deviation of ``noise`` on the mean costs; the inverse of `noise`."""
+        return (self.neighbours_differ_by * bound / (self.n * noise)) ** 2 / 2
+
+    def gradient(self, w: Tensor, *, lipschitz: float, rho: float) -> Tensor:
+        """grad F(w) with noise, every record's gradient clipped to ``lipschitz``; the public penalty comes on top."""
+        released = self._mean("gradient", [(1.0, w)], lipschitz, rho)
+        return released + self.objective.problem.penalty_gradient(w)
+
+    def difference(self, new: Tensor, old: Tensor, *, bound: float, rho: float) -> Tensor:
+        """grad F(new) - grad F(old) with noise, every record's difference clipped to ``bound``."""
+        penalty = self.objective.problem.penalty_gradient
+        released = self._mean("difference", [(1.0, new), (-1.0, old)], bound, rho)
+        return released + penalty(new) - penalty(old)
+
+    def gradient_norm(self, w: Tensor, *, lipschitz: float, rho: float) -> float:
+        """|grad F(w)| with noise, every record's gradient clipped to ``lipschitz``; may be negative."""
+        total = self._sum([(1.0, w)], lipschitz) + self.n * self.objective.problem.penalty_gradient(w)
+        released = self._gate.release_norm(total, norm_bound=lipschitz, mu=math.sqrt(2 * rho)) / self.n
+        self.trace.append(Step("norm", rho, self.noise(lipschitz, rho), released))
+        return released
+
+    def least_gradient(self, points: Sequence[Tensor], *, lipschitz: float, rho: float) -> int:
+        """The index of a point with a small gradient of F (Menart et al., Theorem 5), by the exponential mechanism."""
+        mu = min(math.sqrt(2 * rho), SUREST_CHOICE)
+        epsilon, rho = selection_epsilon(mu), mu**2 / 2
+        penalty = self.objective.problem.penalty_gradient
+        scores = [-accurate_norm(self._sum([(1.0, w)], lipschitz) + self.n * penalty(w)) for w in points]
+        chosen = self._gate.select(scores, norm_bound=lipschitz, epsilon=epsilon)
+        scale = 2 * self.neighbours_differ_by * lipschitz / (epsilon * self.n)
+        self.trace.append(Step("selection", rho, scale * math.pi / math.sqrt(6), float(chosen)))
+        return chosen
+
+    def moved(self, step_size: float) -> None:
+        """Note in the trace how far the solver went along the last release."""
+        self.trace[-1] = replace(self.trace[-1], step_size=step_size)
+
+    def result(self, weights: Tensor, iterates: Sequence[Tensor] = ()) -> Result:
+        """Close the run."""
+        self._asked = None
+        self._gate.finish()
+        return Result(weights, self.guarantee, tuple(self.trace), tuple(iterates))
+
+    def _mean(self, kind: Kind, terms: Terms, bound: float, rho: float) -> Tensor:
+        total = self._sum(terms, bound)
+        released = self._gate.release_sum(total, norm_bound=bound, mu=math.sqrt(2 * rho)) / self.n
+        self.trace.append(Step(kind, rho, self.noise(bound, rho), float(released.norm())))
+        return released
+
+    def _sum(self, terms: Terms, bound: float) -> Tensor:
+        """The clipped sum, private; kept until the next question, since a norm and a gradient often share one."""
+        if self._asked is not None and same_question(self._asked[:2], (terms, bound)):
+            return self._asked[2]
+        total = self.objective.clipped_sum(terms, bound)
+        self._asked = ([(c, w.clone()) for c, w in terms], bound, total)
+        return total
+
+
+def same_question(asked: tuple[Terms, float], now: tuple[Terms, float]) -> bool:
+    """Whether two sums are of the same combination at the same points, with the same bound. All of it is public."""
+    if asked[1] != now[1] or len(asked[0]) != len(now[0]):
+        return False
+    return all(c == b and torch.equal(w, v) for (c, w), (b, v) in zip(asked[0], now[0], strict=True))
+
+
+def positive(name: str, value: object) -> float:
+    """``value`` as a finite float above 0, or a ValueError that names it."""
+    number = real_number(name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
+    return number
+
+
+def starting_point(w0: Tensor | None, objective: Objective) -> Tensor:
+    """``w0`` as a fresh float64 vector; the problem's own starting point by default.
+
+    Raises:
+        ValueError: a wrong shape, or entries that are not finite.
+    """
+    if w0 is None:
+        return objective.problem.initial()
+    if w0.shape != (objective.dimension,) or not bool(torch.isfinite(w0).all()):
+        raise ValueError(
+            f"w0 must be a finite vector of shape ({objective.dimension},), got shape {tuple(w0.shape)}; "
+            "it must not depend on the data."
+        )
+    return w0.double().clone()

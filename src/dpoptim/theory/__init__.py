@@ -1,0 +1,1 @@
+"""The papers' settings and bounds as functions of public numbers. Nothing here sets noise."""
