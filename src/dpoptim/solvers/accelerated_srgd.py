@@ -139,14 +139,14 @@ def accelerated_srgd(
         raise ValueError(f"problem was made for batches of {capacity} records; make it with capacity={settings.batch_size}.")
     stream = batches(data, settings.batch_size, settings.steps)
     multiplier = 0.0 if budget is None else (2.0 if relation == "replace-one" else 1.0) / budget.gdp
-    event = dp_accounting.GaussianDpEvent(multiplier) if budget is not None else dp_accounting.NonPrivateDpEvent()
     query = CorrelatedSum(settings.clip_norm, multiplier, settings.noise, settings.steps)
+    event = dp_accounting.NonPrivateDpEvent() if budget is None else query.event
     gate = Gate(
         event=event,
         neighboring=relation,
         query=query,
         releases=settings.steps,
-        ledger=None if budget is None else ledger or Ledger(neighboring=relation),
+        ledger=None if budget is None else (Ledger(neighboring=relation) if ledger is None else ledger),
         noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "gaussian noise"),
         label=label,
     )
