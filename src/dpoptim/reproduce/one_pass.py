@@ -62,7 +62,7 @@ def accuracy(w: Tensor, arrays: Arrays) -> float:
 
 
 def train(settings: SRGD, data: Arrays, epsilon: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The last weights and the mean iterate after one pass over the records in an order drawn from ``seed``, which looks at no record."""
+    """Last weights and mean iterate after one pass, in an order drawn from ``seed``, which looks at no record."""
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))
     problem = LinearProblem(MODEL, capacity=settings.batch_size)
     shuffled = data[0][order], data[1][order]
