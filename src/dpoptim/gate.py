@@ -50,6 +50,11 @@ class CorrelatedSum:
     participations: int = 1
     separation: int | None = None
 
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """What the whole run costs."""
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
     @cached_property
     def standard_deviation(self) -> float:
         """Of the entries of z, from which the mechanism makes the noise; see `noise.correlated.mechanism`."""
