@@ -5,6 +5,7 @@ public; on private data that choice would have to be paid for). Then all methods
 """
 
 import csv
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,7 +18,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.datasets import FASHION_MNIST_DIRECTORY, load_fashion_mnist
+from dpoptim.datasets import FASHION_MNIST_DIRECTORY, Data, hold_out_fifth, load_fashion_mnist
 from dpoptim.gate import Gate
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods import DPSGD
@@ -35,7 +36,6 @@ from dpoptim.solvers import (
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0)
-L2 = 1e-3
 Settings = Mapping[str, float]
 
 
@@ -45,6 +45,7 @@ class Case:
 
     name: str
     model: LinearModel
+    l2: float
     x: Tensor
     y: Tensor
     x_test: Tensor
@@ -52,7 +53,7 @@ class Case:
 
     @cached_property
     def problem(self) -> LinearProblem:
-        return LinearProblem(self.model, capacity=len(self.x), l2=L2)
+        return LinearProblem(self.model, capacity=len(self.x), l2=self.l2)
 
     @cached_property
     def objective(self) -> Objective:
@@ -68,7 +69,7 @@ class Case:
             return self.objective.risk(w, data_is_public=True), gradient.numpy()
 
         start = np.zeros(self.problem.dimension)
-        found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "gtol": 1e-6})
+        found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "gtol": 1e-6})
         return float(found.fun)
 
     def excess_risk(self, w: Tensor) -> float:
@@ -86,28 +87,29 @@ def breast_cancer() -> Case:
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
-    x = (x - x.mean(0)) / x.std(0) / np.sqrt(x.shape[1])
-    order = np.random.default_rng(0).permutation(len(x))
-    held_out, rest = order[: len(x) // 5], order[len(x) // 5 :]
-    parts = [torch.from_numpy(part) for part in (x[rest], y[rest], x[held_out], y[held_out])]
-    return Case("breast cancer", LinearModel("logistic", features=30), *parts)
+    x = (x - x.mean(0)) / x.std(0) / math.sqrt(x.shape[1])
+    data = hold_out_fifth(Data("breast cancer", x, y, None, None, ("malignant", "benign"), public=True), seed=0)
+    assert data.x_test is not None
+    assert data.y_test is not None
+    parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
+    return Case("breast cancer", LinearModel("logistic", features=30), 1e-3, *parts)
 
 
 def fashion(directory: Path, classes: Sequence[int] | None = None) -> Case:
-    """Fashion-MNIST, or two of its classes; pixels in [0, 1] over 10, so that most records are shorter than 1."""
+    """Fashion-MNIST, or two of its classes; pixels in [0, 1]."""
     data = load_fashion_mnist(directory)
     assert data.x_test is not None
     assert data.y_test is not None
     parts = []
     for images, labels in ((data.x, data.y), (data.x_test, data.y_test)):
-        x, y = torch.from_numpy(images).flatten(1) / 10, torch.from_numpy(labels)
+        x, y = torch.from_numpy(images).flatten(1), torch.from_numpy(labels)
         if classes is not None:
             kept = (y == classes[0]) | (y == classes[1])
             x, y = x[kept], (y[kept] == classes[1]).long()
         parts += [x, y]
     if classes is None:
-        return Case("Fashion-MNIST", LinearModel("softmax", features=784, outputs=10), *parts)
-    return Case("t-shirt or shirt", LinearModel("logistic", features=784), *parts)
+        return Case("Fashion-MNIST", LinearModel("softmax", features=784, outputs=10), 1e-4, *parts)
+    return Case("t-shirt or shirt", LinearModel("logistic", features=784), 1e-4, *parts)
 
 
 def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
@@ -173,7 +175,7 @@ def run_kl_spider(case: Case, epsilon: float, seed: int, settings: Settings) -> 
         smoothness=settings["smoothness"],
         kl_gamma=settings["kl_gamma"],
         kl_exponent=settings["kl_exponent"],
-        risk_bound=float(np.log(max(case.model.outputs, 2))),
+        risk_bound=math.log(max(case.model.outputs, 2)),
         rounds=int(settings["rounds"]),
         noise_seed=seed,
     ).weights
@@ -190,7 +192,7 @@ def run_proximal_point(case: Case, epsilon: float, seed: int, settings: Settings
         kl_exponent=2.0,
         smoothness=settings["smoothness"],
         inner_steps=int(settings["inner_steps"]),
-        risk_bound=float(np.log(max(case.model.outputs, 2))),
+        risk_bound=math.log(max(case.model.outputs, 2)),
         noise_seed=seed,
     ).weights
 
