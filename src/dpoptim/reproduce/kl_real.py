@@ -87,7 +87,7 @@ def breast_cancer() -> Case:
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
-    x = (x - x.mean(0)) / x.std(0) / math.sqrt(x.shape[1])
+    x = (x - x.mean(0)) / x.std(0)
     data = hold_out_fifth(Data("breast cancer", x, y, None, None, ("malignant", "benign"), public=True), seed=0)
     assert data.x_test is not None
     assert data.y_test is not None
@@ -230,38 +230,21 @@ def candidates(**lists: Sequence[float]) -> list[dict[str, float]]:
     return [{name: values[i % len(values)] for name, values in lists.items()} for i in range(longest)]
 
 
+SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[2, 1, 4, 2], rounds=[50, 100, 100, 100], smoothness=[1])
+PROXIMAL = candidates(
+    lipschitz=[1, 1, 3, 3], weak_convexity=[0.01, 0.1, 0.1, 1], smoothness=[1, 1, 3, 3], kl_gamma=[1], inner_steps=[8]
+)
 METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
     "DP-SGD": (
         dp_sgd,
-        candidates(lipschitz=[0.3, 0.3, 0.3, 1.0], batch_size=[4096], epochs=[40], learning_rate=[1.0, 2.0, 4.0, 1.0]),
+        candidates(lipschitz=[1, 1, 1, 3], learning_rate=[0.1, 0.5, 2, 0.2], batch_size=[4096], epochs=[40]),
     ),
-    "noisy GD": (
-        run_noisy_gd,
-        candidates(lipschitz=[0.3, 0.3, 0.3, 1.0], steps=[50, 100, 100, 100], step_size=[8.0, 8.0, 16.0, 8.0]),
-    ),
-    "KL-Spider, kappa = 2": (
-        run_kl_spider,
-        candidates(lipschitz=[0.3, 0.3, 1.0, 1.0], smoothness=[0.05, 0.1], kl_gamma=[8.0, 8.0, 4.0, 4.0], kl_exponent=[2.0]),
-    ),
-    "KL-Spider, kappa = 1.5": (
-        run_kl_spider,
-        candidates(lipschitz=[0.3, 0.3, 1.0, 1.0], smoothness=[0.05, 0.1], kl_gamma=[8.0, 8.0, 4.0, 4.0], kl_exponent=[1.5]),
-    ),
-    "proximal point": (
-        run_proximal_point,
-        candidates(
-            lipschitz=[0.3],
-            weak_convexity=[0.003, 0.01, 0.003, 0.01],
-            kl_gamma=[5.0],
-            smoothness=[0.1],
-            inner_steps=[10, 10, 5, 5],
-        ),
-    ),
-    "adaptive GD": (run_adaptive_gd, candidates(lipschitz=[0.3, 0.3, 0.3, 1.0], smoothness=[0.03, 0.06, 0.12, 0.06])),
-    "stationary point": (
-        run_select_stationary,
-        candidates(lipschitz=[0.3, 0.3, 0.3, 1.0], smoothness=[0.03, 0.06, 0.12, 0.06]),
-    ),
+    "noisy GD": (run_noisy_gd, candidates(lipschitz=[1, 1, 1, 3], step_size=[1, 2, 4, 0.5], steps=[50, 100, 100, 100])),
+    "KL-Spider, kappa = 2": (run_kl_spider, [{**settings, "kl_exponent": 2.0} for settings in SPIDER]),
+    "KL-Spider, kappa = 1.5": (run_kl_spider, [{**settings, "kl_exponent": 1.5} for settings in SPIDER]),
+    "proximal point": (run_proximal_point, PROXIMAL),
+    "adaptive GD": (run_adaptive_gd, candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4])),
+    "stationary point": (run_select_stationary, candidates(lipschitz=[1, 3], smoothness=[0.25, 2])),
 }
 
 
@@ -291,13 +274,19 @@ def kl_real(out: Path, quick: bool, fashion_directory: Path | str = FASHION_MNIS
     directory = Path(fashion_directory)
     if not quick and directory.is_dir():
         cases += [fashion(directory, (0, 6)), fashion(directory)]
-    rows = [row for case in cases for row in compare(case, seeds=1 if quick else 3)]
+    rows: list[Row] = []
     out.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        rows += compare(case, seeds=1 if quick else 3)
+        write(out, rows)  # a long comparison: keep what there is
+    return rows
+
+
+def write(out: Path, rows: Sequence[Row]) -> None:
     with (out / "kl_real.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-    return rows
 
 
 def compare(case: Case, seeds: int) -> list[Row]:
