@@ -27,6 +27,7 @@ from dpoptim.solvers import (
     Budget,
     LinearProblem,
     Objective,
+    Result,
     adaptive_gd,
     kl_spider,
     noisy_gd,
@@ -36,6 +37,8 @@ from dpoptim.solvers import (
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0)
+
+
 Settings = Mapping[str, float]
 
 
@@ -112,6 +115,9 @@ def fashion(directory: Path, classes: Sequence[int] | None = None) -> Case:
     return Case("t-shirt or shirt", LinearModel("logistic", features=784), 1e-4, *parts)
 
 
+Method = Callable[[Case, float, int, Settings], Tensor]
+
+
 def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
     """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and gate."""
     batch_size = min(int(settings["batch_size"]), len(case.x))
@@ -154,74 +160,15 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
     return w
 
 
-def run_noisy_gd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
-    return noisy_gd(
-        case.objective,
-        None,
-        Budget(delta=DELTA, epsilon=epsilon),
-        lipschitz=settings["lipschitz"],
-        steps=int(settings["steps"]),
-        step_size=settings["step_size"],
-        noise_seed=seed,
-    ).weights
+def by(solver: Callable[..., Result]) -> Method:
+    """A solver as a method of the comparison; its settings are its arguments."""
 
+    def method(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
+        known = {"risk_bound": math.log(max(case.model.outputs, 2))} if "kl_gamma" in settings else {}
+        budget = Budget(delta=DELTA, epsilon=epsilon)
+        return solver(case.objective, None, budget, noise_seed=seed, **known, **settings).weights
 
-def run_kl_spider(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
-    return kl_spider(
-        case.objective,
-        None,
-        Budget(delta=DELTA, epsilon=epsilon),
-        lipschitz=settings["lipschitz"],
-        smoothness=settings["smoothness"],
-        kl_gamma=settings["kl_gamma"],
-        kl_exponent=settings["kl_exponent"],
-        risk_bound=math.log(max(case.model.outputs, 2)),
-        rounds=int(settings["rounds"]),
-        noise_seed=seed,
-    ).weights
-
-
-def run_proximal_point(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
-    return proximal_point(
-        case.objective,
-        None,
-        Budget(delta=DELTA, epsilon=epsilon),
-        lipschitz=settings["lipschitz"],
-        weak_convexity=settings["weak_convexity"],
-        kl_gamma=settings["kl_gamma"],
-        kl_exponent=2.0,
-        smoothness=settings["smoothness"],
-        inner_steps=int(settings["inner_steps"]),
-        risk_bound=math.log(max(case.model.outputs, 2)),
-        noise_seed=seed,
-    ).weights
-
-
-def run_adaptive_gd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
-    return adaptive_gd(
-        case.objective,
-        None,
-        Budget(delta=DELTA, epsilon=epsilon),
-        lipschitz=settings["lipschitz"],
-        smoothness=settings["smoothness"],
-        max_steps=300,
-        noise_seed=seed,
-    ).weights
-
-
-def run_select_stationary(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
-    return select_stationary(
-        case.objective,
-        None,
-        Budget(delta=DELTA, epsilon=epsilon),
-        lipschitz=settings["lipschitz"],
-        smoothness=settings["smoothness"],
-        max_steps=300,
-        noise_seed=seed,
-    ).weights
-
-
-Method = Callable[[Case, float, int, Settings], Tensor]
+    return method
 
 
 def candidates(**lists: Sequence[float]) -> list[dict[str, float]]:
@@ -231,20 +178,27 @@ def candidates(**lists: Sequence[float]) -> list[dict[str, float]]:
 
 
 SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[2, 1, 4, 2], rounds=[50, 100, 100, 100], smoothness=[1])
-PROXIMAL = candidates(
-    lipschitz=[1, 1, 3, 3], weak_convexity=[0.01, 0.1, 0.1, 1], smoothness=[1, 1, 3, 3], kl_gamma=[1], inner_steps=[8]
-)
 METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
     "DP-SGD": (
         dp_sgd,
         candidates(lipschitz=[1, 1, 1, 3], learning_rate=[0.1, 0.5, 2, 0.2], batch_size=[4096], epochs=[40]),
     ),
-    "noisy GD": (run_noisy_gd, candidates(lipschitz=[1, 1, 1, 3], step_size=[1, 2, 4, 0.5], steps=[50, 100, 100, 100])),
-    "KL-Spider, kappa = 2": (run_kl_spider, [{**settings, "kl_exponent": 2.0} for settings in SPIDER]),
-    "KL-Spider, kappa = 1.5": (run_kl_spider, [{**settings, "kl_exponent": 1.5} for settings in SPIDER]),
-    "proximal point": (run_proximal_point, PROXIMAL),
-    "adaptive GD": (run_adaptive_gd, candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4])),
-    "stationary point": (run_select_stationary, candidates(lipschitz=[1, 3], smoothness=[0.25, 2])),
+    "noisy GD": (by(noisy_gd), candidates(lipschitz=[1, 1, 1, 3], step_size=[1, 2, 4, 0.5], steps=[50, 100, 100, 100])),
+    "KL-Spider, kappa = 2": (by(kl_spider), [{**settings, "kl_exponent": 2.0} for settings in SPIDER]),
+    "KL-Spider, kappa = 1.5": (by(kl_spider), [{**settings, "kl_exponent": 1.5} for settings in SPIDER]),
+    "proximal point": (
+        by(proximal_point),
+        candidates(
+            lipschitz=[1, 1, 3, 3],
+            weak_convexity=[0.01, 0.1, 0.1, 1],
+            smoothness=[1, 1, 3, 3],
+            kl_gamma=[1],
+            kl_exponent=[2],
+            inner_steps=[8],
+        ),
+    ),
+    "adaptive GD": (by(adaptive_gd), candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4], max_steps=[300])),
+    "stationary point": (by(select_stationary), candidates(lipschitz=[1, 3], smoothness=[0.25, 2], max_steps=[300])),
 }
 
 
