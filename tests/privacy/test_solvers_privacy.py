@@ -216,7 +216,7 @@ def test_a_negative_norm_is_undercharged_by_the_paper_and_stops_our_run(monkeypa
     charged = min(d * log / (n * norm) ** 2, rho / 2) + math.sqrt(rho) / n  # line 6
     assert drawn > 40 * charged
 
-    monkeypatch.setattr(FilteredGate, "release_norm", lambda self, total, **k: (self._pay(k["mu"]), -1.0)[1])
+    monkeypatch.setattr(FilteredGate, "release_norm", lambda self, total, **k: (self._pay(k["mu"]), -200.0)[1])
     result = adaptive_gd(logistic(), None, BUDGET, lipschitz=1.0, smoothness=1.0, noise_seed=1)
     assert [step.kind for step in result.trace] == ["norm"]
     assert result.weights.equal(torch.zeros(FEATURES + 1, dtype=torch.float64))
