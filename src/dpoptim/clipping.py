@@ -60,5 +60,4 @@ class Clipping:
         factor = (bound / norm).clamp(max=1.0) if self.style == "flat" else bound / (norm + AUTOMATIC_GAMMA)
         if math.isfinite(self.norm):
             factor = factor * (1 - 2.0**-22)  # rounding the factor to float32 must not raise it
-        countable = torch.isfinite(norm) & (factor >= SMALLEST_FACTOR)
-        return torch.where(countable, factor, torch.zeros_like(factor))
+        return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)  # also where the norm, hence the factor, is NaN

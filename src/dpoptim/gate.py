@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import dp_accounting
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from dpoptim.accounting.filters import GaussianFilter, selection_mu
 from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.errors import PrivacyError
+from dpoptim.noise.correlated.mechanism import Mechanism, NoiseState
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.gumbel import standard_gumbel
 from dpoptim.noise.stream import KeyStream
@@ -26,6 +28,33 @@ class GaussianSum:
 
     norm_bound: float
     noise_multiplier: float
+
+    @property
+    def standard_deviation(self) -> float:
+        """Of the noise in every entry."""
+        return self.noise_multiplier * self.norm_bound
+
+
+@dataclass(frozen=True)
+class CorrelatedSum:
+    """The sums of a run, as `GaussianSum`, but with noise that later steps take back: for whoever adds the sums up.
+
+    All steps together are **one** ``Gaussian(noise_multiplier)`` event, if one record takes part in at most
+    ``participations`` of them, any two at least ``separation`` steps apart (None: nothing is known).
+    """
+
+    norm_bound: float
+    noise_multiplier: float
+    mechanism: Mechanism
+    steps: int
+    participations: int = 1
+    separation: int | None = None
+
+    @cached_property
+    def standard_deviation(self) -> float:
+        """Of the entries of z, from which the mechanism makes the noise; see `noise.correlated.mechanism`."""
+        sensitivity = self.mechanism.sensitivity(self.steps, self.participations, self.separation)
+        return self.noise_multiplier * self.norm_bound * sensitivity
 
 
 class Gate:
@@ -46,7 +75,7 @@ class Gate:
         *,
         event: dp_accounting.DpEvent,
         neighboring: str,
-        query: GaussianSum,
+        query: GaussianSum | CorrelatedSum,
         releases: int,
         ledger: Ledger | None,
         noise: KeyStream,
@@ -54,11 +83,14 @@ class Gate:
     ) -> None:
         if ledger is None and query.noise_multiplier > 0:
             raise ValueError("ledger is missing; only a run without noise, which promises nothing, has none.")
+        if isinstance(query, CorrelatedSum) and releases > query.steps:
+            raise ValueError(f"releases={releases} is more than the {query.steps} steps that the query's noise is made for.")
         self.event, self.neighboring, self.query = event, neighboring, query
         self.releases, self.label = releases, label
         self.released = 0
         self.reservation: Reservation | None = None
         self._ledger, self._noise = ledger, noise
+        self._correlated: NoiseState | None = None
         if ledger is not None:
             ledger.check(event, neighboring)  # refuse before any work is done; the reservation itself decides
 
@@ -85,11 +117,19 @@ class Gate:
             )
         self.open()
         self.released += 1
-        standard_deviation = self.query.noise_multiplier * self.query.norm_bound
         if self.query.noise_multiplier > 0:
-            for total in sums:
-                add_normal(self._noise, total, standard_deviation)
+            self._add_noise(sums)
         return list(sums)
+
+    def _add_noise(self, sums: Sequence[Tensor]) -> None:
+        query = self.query
+        if isinstance(query, CorrelatedSum):
+            if self._correlated is None:
+                self._correlated = query.mechanism.start(query.steps, [total.numel() for total in sums], self._noise)
+            self._correlated.add(sums, query.standard_deviation)
+            return
+        for total in sums:
+            add_normal(self._noise, total, query.standard_deviation)
 
     def finish(self) -> None:
         """Mark the run as completed. It counts in full either way, so a failure here is no reason to lose its results."""

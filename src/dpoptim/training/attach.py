@@ -96,6 +96,7 @@ class PrivateTraining:
         self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
         self._loop = 0  # counts calls of batches()
         coins = key_stream(noise_seed, "poisson coins")
+        self._group_coins = key_stream(noise_seed, "summation groups")
         self._queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
         self._probed = probe_model(model, train_set)
         capacity = plan.sampler.capacity(plan.n)
@@ -150,7 +151,7 @@ class PrivateTraining:
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
         self._state = "idle"
-        pieces = PieceSampler(self._queue, physical_batch_size)
+        pieces = PieceSampler(self._queue, self.plan.batch_size, self._group_coins, physical_batch_size)
         loader = deliveries(self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
         self._loop = loop = self._loop + 1
         for batch, piece in loader:
@@ -161,7 +162,7 @@ class PrivateTraining:
                     "a batch was delivered, but optimizer.step() was not called after it. "
                     "Fix: call loss.backward() and optimizer.step() once for every batch."
                 )
-            self._engine.deliver(piece.rows, null=piece.null)
+            self._engine.deliver(piece.rows, null=piece.null, groups=piece.groups)
             self._state = "complete" if piece.last else "open"
             yield batch
         if self._state == "complete":

@@ -1,0 +1,9 @@
+"""Correlated noise: mechanisms that release all prefix sums of a stream of vectors with little noise in each."""
+
+from dpoptim.noise.correlated.buffered import BufferedToeplitz
+from dpoptim.noise.correlated.independent import Independent
+from dpoptim.noise.correlated.mechanism import Mechanism, NoiseState
+from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot
+from dpoptim.noise.correlated.tree import BinaryTree
+
+__all__ = ["BinaryTree", "BufferedToeplitz", "Independent", "Mechanism", "NoiseState", "ToeplitzSquareRoot"]

@@ -1,0 +1,145 @@
+"""Buffered linear Toeplitz noise: nearly the square root's errors for a fixed number of vectors of memory.
+
+Strategy coefficients that are a sum of few exponentials, ``c_0 = 1, c_k = sum_j w_j d_j^(k-1)``, need no more memory than
+that (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024, "Efficient and near-optimal noise generation for streaming
+differential privacy"; McMahan, Xu and Zhang 2024).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.signal import lfilter
+from torch import Tensor
+
+from dpoptim.noise.correlated.mechanism import Floats, NoiseState, most_participations
+from dpoptim.noise.correlated.toeplitz import monotone_sensitivity
+from dpoptim.noise.stream import KeyStream
+
+_LONGEST_SEARCH = 1 << 16  # weights found for this many steps serve longer runs; errors are exact for any length
+
+
+@dataclass(frozen=True)
+class BufferedToeplitz:
+    """Correlated noise with ``buffers`` vectors of memory and as many multiplications a step, however long the run.
+
+    The weights and decays are found by minimising the largest error of a prefix sum over the run's steps; sensitivity
+    and errors are then computed from what was found, so a poor minimum costs accuracy and never privacy.
+
+    Args:
+        buffers: 1 to 4. Three reach the square root's errors within 1 % for a thousand steps.
+    """
+
+    buffers: int = 3
+
+    def __post_init__(self) -> None:
+        if self.buffers not in (1, 2, 3, 4) or isinstance(self.buffers, bool):
+            raise ValueError(f"buffers must be 1, 2, 3 or 4, got {self.buffers!r}.")
+
+    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+        """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and decreasing."""
+        k, b = most_participations(steps, participations, separation)
+        weights, decays = fitted(self.buffers, steps)
+        return monotone_sensitivity(coefficients(weights, decays, steps), k, b)
+
+    def prefix_std(self, steps: int) -> Floats:
+        weights, decays = fitted(self.buffers, steps)
+        return np.sqrt(np.cumsum(prefix_coefficients(weights, decays, steps) ** 2)) * self.sensitivity(steps)
+
+    def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
+        return BufferedState(steps, sizes, stream, *fitted(self.buffers, steps))
+
+
+class BufferedState(NoiseState):
+    """Remembers ``s_j(t) = sum_{i<t} d_j^(t-1-i) y_i`` of increments y; C y = z gives ``y_t = z_t - sum_j w_j s_j(t)``."""
+
+    def __init__(self, steps: int, sizes: Sequence[int], stream: KeyStream, weights: Floats, decays: Floats) -> None:
+        super().__init__(steps, sizes, stream)
+        self._weights, self._decays = weights, decays
+
+    def _increment(self, remembered: list[Tensor], like: Tensor) -> Tensor:
+        if not remembered:
+            remembered += [like.new_zeros(like.shape) for _ in self._weights]
+        increment = self._draw(like)
+        for weight, buffer in zip(self._weights, remembered, strict=True):
+            increment.sub_(buffer, alpha=float(weight))
+        for decay, buffer in zip(self._decays, remembered, strict=True):
+            buffer.mul_(float(decay)).add_(increment)
+        return increment
+
+
+def coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
+    """First column of C, shape (steps,)."""
+    column = weights @ decays[:, None] ** np.arange(steps - 1)
+    return np.concatenate([[1.0], column])
+
+
+def prefix_coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
+    """First column of A C^-1, shape (steps,): how the error of a prefix sum depends on the noise k steps back.
+
+    The generating function of C is ``1 + sum_j w_j x / (1 - d_j x)``, a ratio of polynomials, so that of A C^-1 is its
+    inverse over 1 - x: a recursive filter's answer to an impulse.
+    """
+    above, below = _polynomials(weights, decays)
+    return np.cumsum(lfilter(below, above, _impulse(steps)))
+
+
+def _polynomials(weights: Floats, decays: Floats) -> tuple[Floats, Floats]:
+    """Numerator and denominator of C's generating function, constant coefficient first."""
+    below = _product(decays)
+    above = below.copy()
+    for j, weight in enumerate(weights):
+        above += weight * np.concatenate([[0.0], _product(np.delete(decays, j))])
+    return above, below
+
+
+def _impulse(steps: int) -> Floats:
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    return impulse
+
+
+def _product(decays: Floats) -> Floats:
+    """Coefficients of prod_j (1 - d_j x), constant first."""
+    polynomial = np.ones(1)
+    for decay in decays:
+        polynomial = np.convolve(polynomial, [1.0, -decay])
+    return polynomial
+
+
+@lru_cache(maxsize=64)
+def fitted(buffers: int, steps: int) -> tuple[Floats, Floats]:
+    """(weights, decays), each of shape (buffers,): weights positive with sum at most 1, decays in (0, 1)."""
+    horizon = max(2, min(steps, _LONGEST_SEARCH))
+    # Start: half-lives spread evenly, on a logarithmic scale, from a step to the whole run.
+    spread = (np.arange(buffers) + 0.5) / buffers
+    rates = horizon**-spread / 1.5
+    start = np.concatenate([np.log(0.5 * rates**0.5 / np.sum(rates**0.5)), np.log(rates)])  # c_1 = 1/2
+    best = minimize(
+        _log_error,
+        start,
+        args=(horizon,),
+        method="Nelder-Mead",
+        options={"maxiter": 800 * buffers, "maxfev": 800 * buffers, "xatol": 1e-5, "fatol": 1e-9, "adaptive": True},
+    )
+    weights, decays = _unpacked(best.x)
+    weights.flags.writeable = decays.flags.writeable = False  # cached
+    return weights, decays
+
+
+def _unpacked(parameters: Floats) -> tuple[Floats, Floats]:
+    logarithms, rates = np.split(parameters, 2)
+    weights = np.exp(np.clip(logarithms, -50, 0))
+    return weights / max(1.0, float(weights.sum()) * (1 + 1e-12)), 1 - np.exp(np.clip(rates, -30, -1e-9))
+
+
+def _log_error(parameters: Floats, steps: int) -> float:
+    """log of the largest error of a prefix sum at sensitivity 1: a product of two norms."""
+    weights, decays = _unpacked(parameters)
+    above, below = _polynomials(weights, decays)
+    sensitivity = np.linalg.norm(lfilter(above, below, _impulse(steps)))
+    error = np.linalg.norm(prefix_coefficients(weights, decays, steps))
+    return math.log(sensitivity * error) if np.isfinite(error) else math.inf

@@ -1,0 +1,32 @@
+"""Fresh noise in every step: C is the identity, and errors of prefix sums grow like sqrt(t)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from dpoptim.noise.correlated.mechanism import Floats, NoiseState, most_participations
+from dpoptim.noise.stream import KeyStream
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Independent noise for every step: best for single increments, worst for prefix sums. Remembers nothing."""
+
+    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+        """sqrt(k), exactly: the steps are separate queries."""
+        return math.sqrt(most_participations(steps, participations, separation)[0])
+
+    def prefix_std(self, steps: int) -> Floats:
+        """sqrt(t + 1) at step t."""
+        return np.sqrt(np.arange(1, steps + 1, dtype=np.float64))
+
+    def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
+        return IndependentState(steps, sizes, stream)
+
+
+class IndependentState(NoiseState):
+    def _increment(self, remembered: list[Tensor], like: Tensor) -> Tensor:
+        return self._draw(like)

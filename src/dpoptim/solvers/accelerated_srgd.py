@@ -1,0 +1,269 @@
+"""Accelerated-DP-SRGD: population risk in one pass (Choquette-Choo, Ganesh and Thakurta 2024, Algorithm 1).
+
+Nesterov's method on a *recursive* gradient: batch t says how ``eta_t grad F(x_t) - eta_{t-1} grad F(x_{t-1})`` moved, and
+the sum of all that was said so far is ``eta_t grad F(x_t)``, estimated from t + 1 batches instead of one. Those sums are
+prefix sums of a stream in which every record takes part once, so correlated noise hides each record at an error that
+barely grows with the number of steps.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import dp_accounting
+import torch
+from torch import Tensor
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.gate import CorrelatedSum, Gate
+from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Mechanism
+from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import real_number, whole_number
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.constraints import Ball, Constraint, Everywhere
+from dpoptim.solvers.problem import Problem
+from dpoptim.solvers.stream import batches
+from dpoptim.theory import accelerated_srgd as theory
+
+Gradient = Literal["recursive", "independent"]
+SEEDED = "seeded: not for release"
+
+
+@dataclass(frozen=True)
+class SRGD:
+    """Settings of one run, all public; `suggested_settings` fills them in from rough knowledge of the problem.
+
+    Args:
+        steps: T, the number of batches.
+        batch_size: B; the run uses the first T * B records, each once.
+        clip_norm: C, the largest norm of what one record adds to a sum: ``eta_t grad f(x_t) - eta_{t-1} grad f(x_{t-1})``
+            for recursive gradients, ``grad f(x_t)`` for independent ones.
+        beta: inverse step size; at least the smoothness of the loss, more where noise is large.
+        gradient: ``"recursive"``, or ``"independent"``: each step's gradient from its own batch alone (their section 5.5).
+        accelerated: False is plain projected descent with steps 1/beta (their section 4.3). With independent gradients it
+            is single-pass DP-SGD for ``Independent()`` noise and DP-FTRL for any other mechanism.
+        mechanism: noise over the steps; by default `BufferedToeplitz` for recursive gradients, `Independent` for others.
+        constraint: a closed convex set that the iterates stay in.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+
+    steps: int
+    batch_size: int
+    clip_norm: float
+    beta: float
+    gradient: Gradient = "recursive"
+    accelerated: bool = True
+    mechanism: Mechanism | None = None
+    constraint: Constraint = field(default_factory=Everywhere)
+
+    def __post_init__(self) -> None:
+        whole_number("steps", self.steps, least=1)
+        whole_number("batch_size", self.batch_size, least=1)
+        for name in ("clip_norm", "beta"):
+            if not 0 < real_number(name, getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} must be a finite number above 0, got {getattr(self, name)!r}.")
+        if self.gradient not in get_args(Gradient):
+            raise ValueError(f'gradient must be "recursive" or "independent", got {self.gradient!r}.')
+
+    @property
+    def noise(self) -> Mechanism:
+        """The mechanism that is used."""
+        if self.mechanism is not None:
+            return self.mechanism
+        return BufferedToeplitz() if self.gradient == "recursive" else Independent()
+
+
+@dataclass(frozen=True)
+class SRGDResult:
+    """What the solver returns; all of it is covered by ``guarantee`` and may be published.
+
+    Attributes:
+        weights: y_T (accelerated) or the last iterate; float64, shape (d,).
+        average: the mean of the iterates x_1, ..., x_T.
+        guarantee: of everything here.
+        settings: of the run.
+        gradient_norms: norm of each step's noisy gradient estimate.
+    """
+
+    weights: Tensor
+    average: Tensor
+    guarantee: Guarantee
+    settings: SRGD
+    gradient_norms: tuple[float, ...]
+
+
+def accelerated_srgd(
+    problem: Problem,
+    data: Sequence[Any] | Iterable[Any],
+    settings: SRGD,
+    *,
+    budget: Budget | None,
+    neighboring: str = "zero-out",
+    ledger: Ledger | None = None,
+    label: str = "accelerated SRGD",
+    noise_seed: int | None = None,
+) -> SRGDResult:
+    """Minimise the population risk that ``data`` is a sample of, in one pass.
+
+    Args:
+        problem: the loss. A public penalty of its own is added to the risk exactly and costs nothing.
+        data: the records in an order that does not depend on them; see `stream.batches`.
+        settings: steps, batch size, clipping, step sizes.
+        budget: what the run may cost, and where its guarantee is stated; None turns the noise off and promises nothing.
+        neighboring: ``"zero-out"`` or ``"replace-one"``.
+        ledger: where it is charged; in memory by default.
+        label: public text for the ledger's entry.
+        noise_seed: makes the noise repeatable, for tests; the guarantee is then marked as not for release.
+
+    Raises:
+        ValueError: a relation that would make n private, or too few records.
+        LedgerError: the budget of the ledger does not cover the run; nothing was released.
+
+    **Guarantee.** The run is mu-GDP for the budget's mu, for every loss, convex or not. Each record is in one batch, so it
+    changes one of the clipped sums, by at most ``clip_norm`` (twice that under replace-one); the mechanism hides one such
+    change in all prefix sums together, and everything else is computed from what it released.
+    """
+    relation = neighboring_name(parse_neighboring(neighboring))
+    if relation == "add-or-remove-one":
+        raise ValueError(
+            "neighboring='add-or-remove-one' would shift every later record into another batch. "
+            "Fix: neighboring='zero-out' or 'replace-one'."
+        )
+    capacity = getattr(problem, "capacity", settings.batch_size)
+    if capacity < settings.batch_size:
+        raise ValueError(f"problem was made for batches of {capacity} records; make it with capacity={settings.batch_size}.")
+    stream = batches(data, settings.batch_size, settings.steps)
+    multiplier = 0.0 if budget is None else (2.0 if relation == "replace-one" else 1.0) / budget.gdp
+    event = dp_accounting.GaussianDpEvent(multiplier) if budget is not None else dp_accounting.NonPrivateDpEvent()
+    query = CorrelatedSum(settings.clip_norm, multiplier, settings.noise, settings.steps)
+    gate = Gate(
+        event=event,
+        neighboring=relation,
+        query=query,
+        releases=settings.steps,
+        ledger=None if budget is None else ledger or Ledger(neighboring=relation),
+        noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "gaussian noise"),
+        label=label,
+    )
+
+    x = z = settings.constraint.project(problem.initial())
+    before = x
+    prefix = torch.zeros_like(x)
+    average = torch.zeros_like(x)
+    norms = []
+    for t, batch in enumerate(stream):
+        eta = t + 1.0
+        terms = [(1.0, x)] if settings.gradient == "independent" else [(eta, x), (-(eta - 1), before)][: t + 1]
+        total = torch.zeros_like(x)
+        for records in batch:
+            total += problem.clipped_sum(problem.prepare(records), terms, settings.clip_norm)
+        (released,) = gate.release_sum([total])
+        # From here on everything is public.
+        released /= settings.batch_size
+        prefix = eta * released if settings.gradient == "independent" else prefix + released
+        weighted = prefix + eta * problem.penalty_gradient(x)  # eta_t times the estimate of the gradient at x_t
+        norms.append(float(weighted.norm()) / eta)
+        before = x
+        y = settings.constraint.project(x - weighted / (settings.beta * eta))
+        if settings.accelerated:
+            z = settings.constraint.project(z - weighted / settings.beta)
+            coupling = 2 / (eta + 2)  # tau_{t+1} = eta_{t+1} / (eta_0 + ... + eta_{t+1})
+            x = (1 - coupling) * y + coupling * z
+        else:
+            x = y
+        average += (x - average) / eta
+    gate.finish()
+    return SRGDResult(y, average, _guarantee(event, budget, relation, noise_seed), settings, tuple(norms))
+
+
+def _guarantee(event: dp_accounting.DpEvent, budget: Budget | None, relation: str, noise_seed: int | None) -> Guarantee:
+    if budget is None:
+        return Guarantee(math.inf, 1.0, parse_neighboring(relation), "none", status="no privacy: the noise is off")
+    guarantee = compute_epsilon(event, budget.delta, relation)
+    return guarantee if noise_seed is None else replace(guarantee, notes=(*guarantee.notes, SEEDED))
+
+
+def theorem_settings(
+    n: int,
+    dimension: int,
+    epsilon: float,
+    delta: float,
+    *,
+    lipschitz: float,
+    smoothness: float,
+    radius: float,
+    minimiser_inside: bool,
+) -> SRGD:
+    """The settings of Eq. 19 (Theorem 5.8) or, if the minimiser may lie outside of the set, of Theorem 5.12.
+
+    They carry a proof and large constants: Eq. 19 asks for more steps than there are records below about n = 1e7.
+
+    Args:
+        n: records.
+        dimension: p.
+        epsilon, delta: the budget that the settings are for.
+        lipschitz, smoothness: L and M of every record's loss.
+        radius: R; the constraint set is the ball of this radius.
+        minimiser_inside: whether the population risk's unconstrained minimiser is known to be in the ball.
+
+    Raises:
+        ValueError: n is too small for the theorem.
+    """
+    if minimiser_inside:
+        found = theory.minimiser_inside(n, dimension, epsilon, delta, lipschitz=lipschitz, radius=radius)
+    else:
+        found = theory.minimiser_anywhere(n, lipschitz=lipschitz, smoothness=smoothness, radius=radius)
+    if not found.feasible:
+        raise ValueError(
+            f"n={n} is too small for {found.source}, which asks for {found.steps:.3g} batches. Fix: suggested_settings."
+        )
+    steps = math.ceil(found.steps)
+    return SRGD(steps, n // steps, found.clip_norm, found.beta, mechanism=BinaryTree(), constraint=Ball(radius))
+
+
+def suggested_settings(
+    n: int,
+    dimension: int,
+    mu: float,
+    *,
+    lipschitz: float = 1.0,
+    smoothness: float = 1.0,
+    radius: float = 1.0,
+    minimiser_inside: bool = True,
+    neighboring: str = "zero-out",
+) -> SRGD:
+    """Settings with the theorems' structure and constants of order 1. Wrong guesses cost accuracy, never privacy.
+
+    T is ``2 n^(1/4)`` or, if the minimiser may lie outside of the set, ``sqrt(n)``; B = n / T and C = 2 L. beta is the
+    largest of M, of what balances the optimisation error ``beta R^2 / T^2`` with the sampling error ``C^2 / (B beta)`` and
+    the privacy error ``p s^2 / (T beta)`` (s: standard deviation of the private prefix sums), and, if the minimiser may
+    lie outside, of M T / 4.
+
+    Args:
+        n: records.
+        dimension: p.
+        mu: of the budget, ``Budget.gdp``.
+        lipschitz: about how large a record's gradient is.
+        smoothness: about how large the curvature of a record's loss is.
+        radius: about how far the minimiser is from the starting point.
+        minimiser_inside: whether to go without the theorem for constrained minimisers.
+        neighboring: as for `accelerated_srgd`.
+    """
+    steps = math.ceil(2 * n**0.25) if minimiser_inside else math.ceil(math.sqrt(n))
+    steps = min(steps, n)
+    batch_size = n // steps
+    clip_norm = 2 * lipschitz
+    mechanism = BufferedToeplitz()
+    sensitive = 2.0 if neighboring_name(parse_neighboring(neighboring)) == "replace-one" else 1.0
+    noise = float(mechanism.prefix_std(steps)[-1]) * sensitive * clip_norm / (mu * batch_size)
+    beta = max(
+        smoothness if minimiser_inside else smoothness * max(1.0, steps / 4),
+        clip_norm * steps / (radius * math.sqrt(batch_size)),
+        math.sqrt(dimension * steps) * noise / radius,
+    )
+    return SRGD(steps, batch_size, clip_norm, beta, mechanism=mechanism)

@@ -1,0 +1,52 @@
+"""Constraint sets of the solvers: closed, convex, public. Projecting what was released is post-processing."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Constraint(Protocol):
+    """A closed convex set of parameter vectors."""
+
+    def project(self, w: Tensor) -> Tensor:
+        """The nearest point of the set; shape (d,) to shape (d,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """No constraint."""
+
+    def project(self, w: Tensor) -> Tensor:
+        return w
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Points at most ``radius`` (> 0) from the origin."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise ValueError(f"radius must be above 0, got {self.radius!r}.")
+
+    def project(self, w: Tensor) -> Tensor:
+        norm = float(w.norm())
+        return w * (self.radius / norm) if norm > self.radius else w
+
+
+@dataclass(frozen=True)
+class Box:
+    """Points with every coordinate in [lower, upper]."""
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        if not self.lower <= self.upper:
+            raise ValueError(f"lower must be at most upper, got lower={self.lower!r}, upper={self.upper!r}.")
+
+    def project(self, w: Tensor) -> Tensor:
+        return w.clamp(self.lower, self.upper)

@@ -1,0 +1,237 @@
+"""Mechanisms for prefix sums: their errors against the published table, their noise against their matrices."""
+
+import copy
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from dpoptim.noise.correlated import (
+    BinaryTree,
+    BufferedToeplitz,
+    Independent,
+    Mechanism,
+    ToeplitzSquareRoot,
+)
+from dpoptim.noise.correlated.buffered import coefficients, fitted, prefix_coefficients
+from dpoptim.noise.correlated.toeplitz import inverse_coefficients, square_root_coefficients
+from dpoptim.noise.stream import KeyStream
+
+MECHANISMS: list[Mechanism] = [
+    Independent(),
+    BinaryTree(),
+    BinaryTree("honaker"),
+    BufferedToeplitz(2),
+    BufferedToeplitz(3),
+    BufferedToeplitz(4),
+    ToeplitzSquareRoot(),
+    ToeplitzSquareRoot(normalised=True),
+]
+every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
+
+
+def toeplitz(column: np.ndarray) -> np.ndarray:
+    n = len(column)
+    return np.array([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
+
+
+def strategy(mechanism: Mechanism, steps: int) -> np.ndarray:
+    """C, written down from its definition; one row for each noise variable, one column for each step."""
+    if isinstance(mechanism, Independent):
+        return np.eye(steps)
+    if isinstance(mechanism, BinaryTree):
+        return np.array(
+            [
+                [float(start <= step < start + (1 << height)) for step in range(steps)]
+                for height in range(steps.bit_length())
+                for start in range(0, steps - (1 << height) + 1, 1 << height)
+            ]
+        )
+    if isinstance(mechanism, BufferedToeplitz):
+        weights, decays = fitted(mechanism.buffers, steps)
+        return toeplitz(np.array([1.0, *(float(np.sum(weights * decays**k)) for k in range(steps - 1))]))
+    square_root = toeplitz(square_root_coefficients(steps))
+    return square_root / np.linalg.norm(square_root, axis=0) if mechanism.normalised else square_root
+
+
+def increments(mechanism: Mechanism, steps: int, size: int, seed: int) -> torch.Tensor:
+    """What the mechanism adds to zeros, step by step: shape (steps, size)."""
+    state = mechanism.start(steps, [size], KeyStream.from_seed(seed, "noise"))
+    out = torch.zeros(steps, size, dtype=torch.float64)
+    for row in out:
+        state.add([row], 1.0)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "errors"),
+    [
+        (Independent(), (8.00, 5.70, 32.0, 22.6)),
+        (BinaryTree(), (6.48, 4.59, 10.49, 7.42)),
+        (BinaryTree("honaker"), (5.15, 3.65, 7.99, 5.65)),
+        (BufferedToeplitz(3), (2.39, 2.23, 3.28, 3.11)),
+        (ToeplitzSquareRoot(), (2.39, 2.23, 3.27, 3.11)),
+        (ToeplitzSquareRoot(normalised=True), (2.21, 2.13, 3.08, 2.99)),
+    ],
+    ids=repr,
+)
+def test_errors_of_prefix_sums_are_the_known_ones(mechanism: Mechanism, errors: tuple[float, ...]) -> None:
+    short, long = mechanism.prefix_std(64), mechanism.prefix_std(1024)
+    found = (short.max(), np.sqrt(np.mean(short**2)), long.max(), np.sqrt(np.mean(long**2)))
+    np.testing.assert_allclose(found, errors, rtol=0.01)
+
+
+@every_mechanism
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 13])
+def test_streamed_noise_has_the_variance_it_says(mechanism: Mechanism, steps: int) -> None:
+    """Chi-square with 40,000 degrees of freedom at each step; 6 standard deviations, so false alarms below 1e-6."""
+    size = 40_000
+    noise = increments(mechanism, steps, size, seed=7).cumsum(0).numpy() * mechanism.sensitivity(steps)
+    variance = np.mean(noise**2, axis=1) / mechanism.prefix_std(steps) ** 2
+    assert np.all(np.abs(variance - 1) < 6 * np.sqrt(2 / size))
+
+
+@every_mechanism
+def test_the_strategy_undoes_the_noise(mechanism: Mechanism) -> None:
+    """Square strategies: C times the streamed increments is white. Trees: increments are what any estimate may be."""
+    steps, size = 12, 40_000
+    noise = increments(mechanism, steps, size, seed=3).numpy()
+    if isinstance(mechanism, BinaryTree):
+        # Prefix sums are linear estimates from the nodes' values, so their covariance is at least that of the best
+        # linear unbiased one: A (C^T C)^-1 A^T.
+        gram = strategy(mechanism, steps).T @ strategy(mechanism, steps)
+        prefix = np.tril(np.ones((steps, steps)))
+        best = prefix @ np.linalg.inv(gram) @ prefix.T
+        assert np.linalg.eigvalsh(np.cov(noise.cumsum(0)) - best).min() > -0.1
+        return
+    white = strategy(mechanism, steps) @ noise
+    assert np.abs(np.cov(white) - np.eye(steps)).max() < 6 * np.sqrt(2 / size)
+
+
+@every_mechanism
+@pytest.mark.parametrize("steps", [1, 2, 5, 8, 11])
+def test_sensitivity_against_all_patterns(mechanism: Mechanism, steps: int) -> None:
+    """Never below the worst pattern; equal to it where that is promised."""
+    gram = strategy(mechanism, steps).T @ strategy(mechanism, steps)
+    for participations in range(1, 5):
+        for separation in range(1, 5):
+            worst = 0.0
+            for k in range(1, min(participations, steps) + 1):
+                for pattern in itertools.combinations(range(steps), k):
+                    if np.all(np.diff(pattern) >= separation):
+                        worst = max(worst, float(np.sum(np.abs(gram[np.ix_(pattern, pattern)]))))
+            bound = mechanism.sensitivity(steps, participations, separation)
+            assert bound >= np.sqrt(worst)
+            loose = isinstance(mechanism, BinaryTree) or mechanism == ToeplitzSquareRoot(normalised=True)
+            if participations == 1 or not loose:
+                assert bound == pytest.approx(np.sqrt(worst), rel=1e-10)
+            else:
+                assert bound < 1.45 * np.sqrt(worst)
+        assert mechanism.sensitivity(steps, participations) == mechanism.sensitivity(steps, participations, 1)
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 2, 50, 3000])
+def test_buffered_coefficients_are_right_and_decreasing(buffers: int, steps: int) -> None:
+    weights, decays = fitted(buffers, steps)
+    column = coefficients(weights, decays, steps)
+    assert len(column) == steps
+    assert np.all(column >= 0)
+    assert np.all(np.diff(column) <= 0)
+    errors = prefix_coefficients(weights, decays, steps)
+    # C applied to A C^-1 is A: all ones in the first column.
+    np.testing.assert_allclose(np.convolve(column, errors)[:steps], 1.0, atol=1e-9)
+
+
+def test_inverse_coefficients_invert() -> None:
+    product = np.convolve(square_root_coefficients(500), inverse_coefficients(500))[:500]
+    np.testing.assert_allclose(product, np.eye(500)[0], atol=1e-14)
+
+
+def test_three_buffers_are_near_the_square_root_for_long_runs() -> None:
+    for steps in (1, 2, 3, 10, 100, 5000):
+        assert BufferedToeplitz(3).prefix_std(steps).max() < 1.02 * ToeplitzSquareRoot().prefix_std(steps).max()
+
+
+@every_mechanism
+def test_memory(mechanism: Mechanism) -> None:
+    steps = 40
+    state = mechanism.start(steps, [3, 5], KeyStream())
+    most = 0
+    for _ in range(steps):
+        state.add([torch.zeros(3, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)], 1.0)
+        most = max(most, *(len(vectors) for vectors in state.secret_state()["vectors"]))
+    allowed = {Independent: 0, BinaryTree: steps.bit_length(), ToeplitzSquareRoot: steps}
+    assert most <= allowed.get(type(mechanism), getattr(mechanism, "buffers", 0))
+
+
+@every_mechanism
+def test_a_restored_state_goes_on(mechanism: Mechanism) -> None:
+    """The prefix sums' law is that of an uninterrupted run, though the draws come from another key."""
+    steps, size = 9, 40_000
+    first = mechanism.start(steps, [size], KeyStream.from_seed(1, "noise"))
+    noise = torch.zeros(steps, size, dtype=torch.float64)
+    for row in noise[:5]:
+        first.add([row], 2.0)
+    second = mechanism.start(steps, [size], KeyStream.from_seed(2, "noise")).restore(first.secret_state())
+    for row in noise[5:]:
+        second.add([row], 2.0)
+    variance = (noise.cumsum(0) ** 2).mean(1).numpy() / 4 * mechanism.sensitivity(steps) ** 2
+    assert np.all(np.abs(variance / mechanism.prefix_std(steps) ** 2 - 1) < 6 * np.sqrt(2 / size))
+    with pytest.raises(ValueError, match="over"):
+        second.add([torch.zeros(size, dtype=torch.float64)], 2.0)
+
+
+def test_a_secret_of_another_run_is_refused() -> None:
+    state = BinaryTree().start(4, [3], KeyStream())
+    state.add([torch.zeros(3, dtype=torch.float64)], 1.0)
+    secret = state.secret_state()
+    with pytest.raises(ValueError, match="added nothing"):
+        state.restore(secret)
+    with pytest.raises(ValueError, match="other tensors"):
+        BinaryTree().start(4, [4], KeyStream()).restore(secret)
+    with pytest.raises(ValueError, match="another length"):
+        BinaryTree().start(4, [3, 3], KeyStream()).restore(secret)
+
+
+@every_mechanism
+def test_the_state_keeps_its_secret(mechanism: Mechanism) -> None:
+    state = mechanism.start(4, [2], KeyStream.from_seed(5, "noise"))
+    state.add([torch.zeros(2, dtype=torch.float64)], 1.0)
+    assert repr(state) == f"<{type(state).__name__}: secret noise of step 1 of 4>"
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="noise of a run"):
+            attempt(state)
+
+
+def test_wrong_arguments_are_named() -> None:
+    state = Independent().start(2, [2], KeyStream())
+    good = torch.zeros(2, dtype=torch.float64)
+    for buffers in ([good, good], [good[:1]], [good.float()], [torch.zeros(4, dtype=torch.float64)[::2]]):
+        with pytest.raises(ValueError, match="buffers"):
+            state.add(buffers, 1.0)
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="standard_deviation"):
+            state.add([good], value)
+    state.add([good], 1.0)
+    with pytest.raises(ValueError, match="changed"):
+        state.add([good], 2.0)
+    for name, arguments in {"steps": (0,), "participations": (5, 0), "separation": (5, 2, 0)}.items():
+        for mechanism in MECHANISMS:
+            with pytest.raises(ValueError, match=name):
+                mechanism.sensitivity(*arguments)
+    with pytest.raises(ValueError, match="buffers"):
+        BufferedToeplitz(5)
+    with pytest.raises(ValueError, match="estimate"):
+        BinaryTree("best")  # type: ignore[arg-type]
+
+
+@every_mechanism
+def test_several_buffers_get_independent_noise(mechanism: Mechanism) -> None:
+    state = mechanism.start(3, [20_000, 20_000, 0], KeyStream.from_seed(0, "noise"))
+    for _ in range(3):
+        a, b, nothing = (torch.zeros(n, dtype=torch.float64) for n in (20_000, 20_000, 0))
+        state.add([a, b, nothing], 1.0)
+        assert abs(float(np.corrcoef(a, b)[0, 1])) < 6 / np.sqrt(20_000)
