@@ -1,5 +1,6 @@
 """Whole-run algorithms for empirical and population risk."""
 
+from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.kl_spider import kl_spider
@@ -12,6 +13,7 @@ from dpoptim.solvers.select_stationary import select_stationary
 
 __all__ = [
     "Budget",
+    "LinearModel",
     "LinearProblem",
     "ModuleProblem",
     "Objective",
