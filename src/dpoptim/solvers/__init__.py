@@ -1,5 +1,6 @@
 """Whole-run algorithms for empirical and population risk."""
 
+from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.accelerated_srgd import (
     SRGD,
     SRGDResult,
@@ -25,6 +26,7 @@ __all__ = [
     "Budget",
     "Constraint",
     "Everywhere",
+    "LinearModel",
     "LinearProblem",
     "ModuleProblem",
     "Objective",
