@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from dpoptim.gradients.products import GROUP_ROWS
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import PoissonSampling
+from dpoptim.sampling import PoissonSampling, into_groups, number_of_groups
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 
 
@@ -57,7 +58,7 @@ def test_capacity_is_passed_with_negligible_probability() -> None:
 def test_pieces_add_up_to_the_drawn_batch(size: int | None) -> None:
     n, q, steps = 200, 0.2, 30
     sampler = PoissonSampling(q)
-    pieces = PieceSampler(BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps), size)
+    pieces = PieceSampler(BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps), n * q, KeyStream(), size)
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
     for (rows,), piece in deliveries(data, pieces, num_workers=0, collate_fn=None, pin_memory=False):
@@ -66,14 +67,45 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None) -> None:
         if piece.last:
             batches.append([])
     coins = KeyStream.from_seed(3, "coins")
-    assert batches[:-1] == [sampler.draw(coins, n).tolist() for _ in range(steps)]
+    assert [sorted(batch) for batch in batches[:-1]] == [sampler.draw(coins, n).tolist() for _ in range(steps)]
 
 
 def test_empty_batches_become_null_pieces() -> None:
-    pieces = PieceSampler(BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), None)
+    pieces = PieceSampler(BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, KeyStream(), None)
     delivered = list(deliveries(TensorDataset(torch.arange(5)), pieces, num_workers=0, collate_fn=None, pin_memory=False))
     assert len(delivered) == 10
     assert all(piece.null and piece.last and piece.rows == 1 for _, piece in delivered)
+
+
+def test_a_records_group_does_not_depend_on_the_others() -> None:
+    """With coupled coins, removing one record leaves every other one in its group, in its order."""
+    indices = np.arange(500)
+    words = np.random.default_rng(0).integers(0, 2**63, 500).astype(np.uint64)
+
+    class Coins(KeyStream):
+        def __init__(self, words: np.ndarray) -> None:
+            super().__init__()
+            self.given = words
+
+        def words(self, out: np.ndarray) -> None:
+            out[:] = self.given
+
+    whole = into_groups(Coins(words), indices, 5)
+    for removed in (0, 250, 499):
+        without = into_groups(Coins(np.delete(words, removed)), np.delete(indices, removed), 5)
+        for group, other in zip(whole, without, strict=True):
+            assert [i for i in group if i != removed] == list(other)
+    assert sorted(np.concatenate(whole)) == list(indices)
+
+
+def test_groups_seldom_outgrow_what_one_product_may_sum() -> None:
+    coins, sizes = KeyStream.from_seed(1, "groups"), []
+    for expected in (50, 112, 500, 4096):
+        groups = number_of_groups(expected, None)
+        for _ in range(40):
+            sizes += [len(group) for group in into_groups(coins, np.arange(expected), groups)]
+    assert max(sizes) <= GROUP_ROWS
+    assert number_of_groups(64, 16) == 8  # small pieces get small groups
 
 
 def test_a_drawn_batch_is_delivered_until_it_is_released() -> None:

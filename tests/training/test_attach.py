@@ -135,7 +135,7 @@ def test_noise_has_the_planned_size_and_every_entry_gets_it() -> None:
             optimizer.step()
     noise = (parameters(model) - before).double() * 30
     count = noise.numel()
-    assert bool((noise != 0).all())
+    assert int((noise == 0).sum()) < 5  # in float32, noise below 1e-8 of a weight is lost
     assert abs(float(noise.square().sum()) / 9.0 - count) < 5 * math.sqrt(2 * count)
 
 

@@ -20,9 +20,10 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients import engine as engine_module
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Pass
-from dpoptim.gradients.contributions import Contribution, Direct, Formed, Outer, merge, positions
+from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer, Positions, merge, positions
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import linear
+from dpoptim.gradients.products import Groups, Sum
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training.attach import PrivateTraining
@@ -38,23 +39,27 @@ class _Renormed:
     """A contribution whose norm is measured by somebody else."""
 
     honest: Contribution
-    measure: Callable[[], Tensor]
+    measure: Callable[[Groups], Tensor]
 
-    def squared_norms(self) -> Tensor:
-        return self.measure()
+    def squared_norms(self, groups: Groups) -> Tensor:
+        return self.measure(groups)
 
     def materialise(self, records: slice) -> Tensor:
         return self.honest.materialise(records)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
-        self.honest.add_weighted_sum(total, weights, rows_per_product)
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        self.honest.add_weighted_sum(total, weights, groups)
 
     def without(self, keep: Tensor) -> Contribution:
         return self.honest.without(keep)
 
 
-def bias_left_out() -> AbstractContextManager[Any]:
-    return patch.object(Direct, "squared_norms", lambda self: torch.zeros(len(self.values), dtype=torch.float64))
+@contextmanager
+def bias_left_out() -> Iterator[None]:
+    unmeasured = patch.object(Left, "squared_norms", lambda self, groups: self.outer.g.new_zeros(len(self.outer.g)).double())
+    formed = patch.object(Direct, "squared_norms", lambda self, groups: torch.zeros(len(self.values), dtype=torch.float64))
+    with unmeasured, formed:
+        yield
 
 
 def one_layer_not_clipped() -> AbstractContextManager[Any]:
@@ -62,7 +67,7 @@ def one_layer_not_clipped() -> AbstractContextManager[Any]:
 
     def add_clipped(self: Engine, merged: dict[int, Contribution], rows: int) -> None:
         last = max(merged)
-        unseen = _Renormed(merged[last], lambda: torch.zeros(rows, dtype=torch.float64))
+        unseen = _Renormed(merged[last], lambda groups: torch.zeros(rows, dtype=torch.float64))
         honest(self, {**merged, last: unseen}, rows)
 
     return patch.object(Engine, "_add_clipped", add_clipped)
@@ -70,19 +75,19 @@ def one_layer_not_clipped() -> AbstractContextManager[Any]:
 
 def cross_terms_left_out() -> AbstractContextManager[Any]:
     def merged(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
-        apart = partial(lambda uses: sum(use.squared_norms() for use in uses), uses)
+        apart = partial(lambda uses, groups: sum(use.squared_norms(groups) for use in uses), uses)
         return _Renormed(merge(uses, records, entries), apart)
 
     return patch.object(engine_module, "merge", merged)
 
 
 def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
-    def by_size(g: Tensor, a: Tensor) -> Outer | Formed | _Renormed:
+    def by_size(g: Tensor, a: Tensor) -> Outer | Positions | _Renormed:
         honest = positions(g, a)
         if g.shape[0] < 4:
             return honest
         gram = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
-        return _Renormed(honest, lambda: gram.sum((1, 2)).clamp(min=0).double())
+        return _Renormed(honest, lambda groups: gram.sum((1, 2)).clamp(min=0).double())
 
     return patch.object(linear, "positions", by_size)
 
@@ -119,22 +124,30 @@ def clipped_share_logged(rule: Clipping, factors: Tensor, squared: Tensor) -> Te
     return factors
 
 
-def realised_denominator() -> AbstractContextManager[Any]:
-    honest = Engine.take
+@contextmanager
+def realised_denominator() -> Iterator[None]:
+    deliver, take = Engine.deliver, Engine.take
+    delivered = {"rows": 0}
 
-    def take(self: Engine) -> list[Tensor]:
-        share = self.capacity / max(self._rows_summed, 1)
-        return [buffer * share for buffer in honest(self)]
+    def counted(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+        delivered["rows"] += rows
+        deliver(self, rows, null=null, groups=groups)
 
-    return patch.object(Engine, "take", take)
+    def divided(self: Engine) -> list[Tensor]:
+        share = self.capacity / max(delivered["rows"], 1)
+        delivered["rows"] = 0
+        return [buffer * share for buffer in take(self)]
+
+    with patch.object(Engine, "deliver", counted), patch.object(Engine, "take", divided):
+        yield
 
 
 def rows_printed() -> AbstractContextManager[Any]:
     honest = Engine.deliver
 
-    def deliver(self: Engine, rows: int, *, null: bool = False) -> None:
+    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         print(f"batch of {rows}")
-        honest(self, rows, null=null)
+        honest(self, rows, null=null, groups=groups)
 
     return patch.object(Engine, "deliver", deliver)
 
@@ -241,7 +254,7 @@ def empty_skipped() -> AbstractContextManager[Any]:
 def placeholder_counted() -> AbstractContextManager[Any]:
     honest = Engine.deliver
 
-    def deliver(self: Engine, rows: int, *, null: bool = False) -> None:
-        honest(self, rows, null=False)
+    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+        honest(self, rows, null=False, groups=groups)
 
     return patch.object(Engine, "deliver", deliver)

@@ -33,9 +33,9 @@ class Booking:
         self._watched = watch_batch_statistics(model)
         try:
             self._book(model, "")
-            for name, p in model.named_parameters():
-                if p.requires_grad:
-                    self._undo.append(p.register_hook(partial(self._reached, name, p)).remove)
+            trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            for place, (name, p) in enumerate(trainable):  # in the engine's order
+                self._undo.append(p.register_hook(partial(self._reached, name, place)).remove)
             hook = InputHook(self)
             self._undo.append(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
         except BaseException:
@@ -93,7 +93,7 @@ class Booking:
         module.forward = BookedForward(module, booked)
         self._undo.append(lambda: vars(module).pop("forward", None))
 
-    def _reached(self, name: str, parameter: nn.Parameter, g: Tensor | None) -> None:
+    def _reached(self, name: str, place: int, g: Tensor | None) -> None:
         """Parameter hook: the books hand autograd None, so a tensor has come by another way."""
         if g is not None:
             raise PrivacyError(
@@ -101,7 +101,7 @@ class Booking:
                 "or a penalty on the weights): that part of its gradient would escape clipping. Fix: call the module "
                 "itself; apply weight decay in the optimizer."
             )
-        self.books.reached(parameter)
+        self.books.reached(place)
 
 
 class BookedForward:

@@ -37,7 +37,7 @@ class Pass:
     """The entries of one backward pass, and the parameters that autograd reached in it."""
 
     entries: list[Entry] = field(default_factory=list)
-    reached: set[int] = field(default_factory=set)  # id of the parameter
+    reached: set[int] = field(default_factory=set)  # places of parameters in the engine
 
 
 class Books:
@@ -64,8 +64,8 @@ class Books:
     def enter(self, entry: Entry) -> None:
         self.current().entries.append(entry)
 
-    def reached(self, parameter: nn.Parameter) -> None:
-        self.current().reached.add(id(parameter))
+    def reached(self, place: int) -> None:
+        self.current().reached.add(place)
 
 
 def refuse_autocast(layer: str, x: Tensor) -> None:

@@ -12,12 +12,22 @@ questions: the squared norm of each record's gradient, and ``sum_i weights[i] * 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.products import add_weighted_outer, row_squared_norms
+from dpoptim.gradients.products import (
+    GROUP_ROWS,
+    UNIT_ROUNDOFF,
+    Groups,
+    Sum,
+    add_weighted_outer,
+    add_weighted_rows,
+    row_squared_norms,
+    slices,
+)
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
@@ -27,19 +37,24 @@ LARGEST_ENTRY = 2.0**100  # rows longer than this count as not finite: their pro
 class Contribution(Protocol):
     """The per-record gradients of one parameter in one backward pass."""
 
-    def squared_norms(self) -> Tensor:
-        """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count."""
+    def squared_norms(self, groups: Groups) -> Tensor:
+        """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count.
+
+        Args:
+            groups: as in `add_weighted_sum`. What is formed twice is formed in the same pieces both times.
+        """
         ...
 
     def materialise(self, records: slice) -> Tensor:
         """The gradients themselves, shape (records, number of entries), for oracles and mixed uses."""
         ...
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
-        """Add ``sum_i weights[i] * gradient_i`` to ``total`` (float64, shape (number of entries,)).
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        """Add ``sum_i weights[i] * gradient_i`` to ``total``, of as many entries as the parameter.
 
         Args:
-            rows_per_product: how many records one product may sum (`products.chunk_rows`).
+            weights: float64, shape (B,).
+            groups: of records that one product may sum (see `products`).
         """
         ...
 
@@ -66,29 +81,37 @@ class Direct:
 
     values: Tensor
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         return row_squared_norms(self.values)
 
     def materialise(self, records: slice) -> Tensor:
         return self.values[records].flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
-        values = self.values.flatten(1)
-        add_weighted_outer(total.view(1, -1), values.new_ones(len(values), 1), values, weights, rows_per_product)
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        add_weighted_rows(total, self.values.flatten(1), weights, groups)
 
     def without(self, keep: Tensor) -> "Direct":
         return Direct(zero_outside(self.values, keep))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outer:
     """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d). Never formed: |g| |a| is their norm."""
 
     g: Tensor
     a: Tensor
+    _left: Tensor | None = field(default=None, repr=False)
 
-    def squared_norms(self) -> Tensor:
-        left, right = row_squared_norms(self.g), row_squared_norms(self.a)
+    def left_squared_norms(self) -> Tensor:
+        """Squared norms of ``g``, measured once for a weight and its bias."""
+        if self._left is None:
+            self._left = row_squared_norms(self.g)
+        return self._left
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        left, right = self.left_squared_norms(), row_squared_norms(self.a)
+        if self.g.dtype == torch.float32:
+            return left * right  # each factor is infinite beyond 1e19, where the products would leave the float32 range
         squared = left * right
         squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
         return squared
@@ -96,11 +119,30 @@ class Outer:
     def materialise(self, records: slice) -> Tensor:
         return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
-        add_weighted_outer(total.view(self.g.shape[1], -1), self.g, self.a, weights, rows_per_product)
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        add_weighted_outer(total, self.g, self.a, weights, groups)
 
     def without(self, keep: Tensor) -> "Outer":
         return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep))
+
+
+@dataclass(frozen=True)
+class Left:
+    """Gradients ``g[i]`` of a bias whose weight has the gradients ``outer(g[i], a[i])``."""
+
+    outer: Outer
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        return self.outer.left_squared_norms()
+
+    def materialise(self, records: slice) -> Tensor:
+        return self.outer.g[records]
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        add_weighted_rows(total, self.outer.g, weights, groups)
+
+    def without(self, keep: Tensor) -> "Left":
+        return Left(self.outer.without(keep))
 
 
 @dataclass
@@ -112,7 +154,7 @@ class Formed:
     Attributes:
         form: maps a slice of records to their gradients, shape (b, entries).
         records, entries: B, and the parameter's size.
-        per_record: elements of the largest temporary that ``form`` needs for one record.
+        per_record: elements of the largest temporary that ``form`` needs for one record beside its result.
         keep: records that count (bool, shape (B,)); None: all of them.
     """
 
@@ -127,37 +169,136 @@ class Formed:
         values = self.form(records) if self._kept is None else self._kept[records]
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
-    def _blocks(self) -> Iterator[slice]:
-        size = max(1, CACHE_BLOCK // max(1, self.entries, self.per_record))
-        for start in range(0, self.records, size):
-            yield slice(start, min(start + size, self.records))
-
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         if self.records * self.entries <= MEMORY_CAP:
-            for part in self._blocks():
-                values = self.form(part)
-                if self._kept is None:
-                    self._kept = values.new_empty(self.records, self.entries)
-                self._kept[part] = values
-            assert self._kept is not None
+            kept = [self.form(part) for part in parts_of(slice(0, self.records), self.per_record)]
+            self._kept = kept[0] if len(kept) == 1 else torch.cat(kept)
             return row_squared_norms(self._kept)
-        return torch.cat([row_squared_norms(self.form(part)) for part in self._blocks()])
+        parts = chain.from_iterable(map(self._parts, all_groups(groups)))
+        return torch.cat([row_squared_norms(self.form(part)) for part in parts])
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
-        for part in self._blocks():
-            Direct(self.materialise(part)).add_weighted_sum(total, weights[part], rows_per_product)
+    def _parts(self, group: slice) -> Iterator[slice]:
+        return parts_of(group, max(self.entries, self.per_record))
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        if self._kept is not None:
+            add_weighted_rows(total, self.materialise(slice(0, self.records)), weights, groups)
+            return
+        for group in all_groups(groups):
+            add_group(total, group, self._parts(group), lambda part: (self.materialise(part), weights[part]))
 
     def without(self, keep: Tensor) -> "Formed":
         return Formed(self.form, self.records, self.entries, self.per_record, keep, self._kept)
 
 
-def positions(g: Tensor, a: Tensor) -> Outer | Formed:
+@dataclass
+class Positions:
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+
+    They are formed and kept if memory allows. Where that is dear, `by_claims` gets by without: the norm that enters the
+    clip factor is *claimed* by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are
+    formed to be summed, part by part, and whichever is longer than claimed is shortened to what was claimed. So the
+    bound holds whatever the rounding of the claim.
+    """
+
+    g: Tensor
+    a: Tensor
+    claims: bool = False
+    _kept: Tensor | None = field(default=None, repr=False)
+    _claimed: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def entries(self) -> int:
+        return self.g.shape[2] * self.a.shape[2]
+
+    def by_claims(self) -> "Positions":
+        return Positions(self.g, self.a, claims=True)
+
+    def materialise(self, records: slice) -> Tensor:
+        return self._form(records) if self._kept is None else self._kept[records]
+
+    def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
+        g, a = self.g[part], self.a[part]
+        if out is None:
+            out = g.new_empty(len(g), self.entries)
+        torch.bmm(g.transpose(1, 2), a, out=out.view(len(g), g.shape[2], a.shape[2]))
+        return out
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        if self.claims:
+            self._claimed = claimed_squared_norms(self.g, self.a)
+            return self._claimed
+        records = len(self.g)
+        if records * self.entries <= MEMORY_CAP:
+            self._kept = self.g.new_empty(records, self.entries)
+        squared = []
+        for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
+            squared.append(row_squared_norms(self._form(part, None if self._kept is None else self._kept[part])))
+        return squared[0] if len(squared) == 1 else torch.cat(squared)
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        if self._kept is not None:
+            add_weighted_rows(total, self._kept, weights, groups)
+            return
+        scratch: Tensor | None = None
+
+        def formed(part: slice) -> tuple[Tensor, Tensor]:
+            nonlocal scratch
+            if scratch is None or len(scratch) < part.stop - part.start:
+                scratch = self.g.new_empty(part.stop - part.start, self.entries)
+            values = self._form(part, scratch[: part.stop - part.start])
+            if self._claimed is None:
+                return values, weights[part]
+            return values, weights[part] * (self._claimed[part] / row_squared_norms(values)).sqrt().clamp(max=1.0)
+
+        for group in all_groups(groups):
+            add_group(total, group, parts_of(group, self.entries), formed)
+
+    def without(self, keep: Tensor) -> "Positions":
+        kept = None if self._kept is None else zero_outside(self._kept, keep)
+        claimed = None if self._claimed is None else zero_outside(self._claimed, keep)
+        return Positions(zero_outside(self.g, keep), zero_outside(self.a, keep), self.claims, kept, claimed)
+
+
+def claimed_squared_norms(g: Tensor, a: Tensor) -> Tensor:
+    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,)."""
+    left, right = torch.bmm(g, g.transpose(1, 2)), torch.bmm(a, a.transpose(1, 2))
+    lengths = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1, dtype=torch.float64)
+    squared = left.mul_(right).sum((1, 2)).double().clamp_(min=0)
+    return squared + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
+
+
+def positions(g: Tensor, a: Tensor) -> Outer | Positions:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d)."""
-    B, T, p = g.shape
-    d = a.shape[2]
-    if T == 1:
-        return Outer(g[:, 0], a[:, 0])
-    return Formed(lambda part: torch.bmm(g[part].transpose(1, 2), a[part]).flatten(1), B, p * d, p * d)
+    return Outer(g[:, 0], a[:, 0]) if g.shape[1] == 1 else Positions(g, a)
+
+
+def all_groups(groups: Groups) -> Iterator[slice]:
+    return chain.from_iterable(slices(groups))
+
+
+def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
+    """Records of a group that are formed at once: what stays in cache, one at least."""
+    size = max(1, CACHE_BLOCK // max(1, elements_per_record))
+    for start in range(group.start, group.stop, size):
+        yield slice(start, min(start + size, group.stop))
+
+
+def add_group(total: Sum, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+    """Add one group's weighted sum, formed part by part: one float32 sum (see `products`), float64 if it is too large.
+
+    Args:
+        formed: maps a slice of records to their gradients, shape (b, entries), and weights, float64 of shape (b,).
+    """
+    sum_of_group: Tensor | None = None
+    for part in parts:
+        values, weights = formed(part)
+        if group.stop - group.start > GROUP_ROWS:
+            values = values.double()
+        rows, factors = values.T, weights.to(values.dtype)
+        sum_of_group = torch.mv(rows, factors) if sum_of_group is None else sum_of_group.addmv_(rows, factors)
+    if sum_of_group is not None:
+        total.add(sum_of_group)
 
 
 @dataclass
@@ -184,7 +325,7 @@ class Rows:
             self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)
         return self._merged
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, groups: Groups) -> Tensor:
         record, _, merged = self._merge()
         squared = merged.new_zeros(self.index.shape[0], dtype=torch.float64)
         return squared.index_add_(0, record, row_squared_norms(merged))
@@ -195,9 +336,9 @@ class Rows:
         dense.scatter_add_(1, index[:, :, None].expand_as(g), g)
         return dense.flatten(1)
 
-    def add_weighted_sum(self, total: Tensor, weights: Tensor, rows_per_product: int) -> None:
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
         record, row, merged = self._merge()
-        table = total.view(self.table_rows, -1)
+        table = total.settle().view(self.table_rows, -1)
         for part in blocks(record.shape[0], 2 * merged.shape[1]):  # in float64: there is nothing to save in float32
             table.index_add_(0, row[part], merged[part].double() * weights[record[part], None])
 

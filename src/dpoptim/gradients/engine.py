@@ -5,19 +5,22 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpoptim.clipping import Clipping
+from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import Contribution, merge
-from dpoptim.gradients.products import UNIT_ROUNDOFF, chunk_rows, margin
+from dpoptim.gradients.contributions import Contribution, Positions, merge
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin
 
 Reduction = Literal["mean", "sum"]
+KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
 
 
 class Engine:
@@ -25,12 +28,14 @@ class Engine:
 
     Args:
         model: any module; it keeps its class and its state-dict keys.
-        clipping: the bound on each record.
-        capacity: B of the theorem in `products`; public. Records beyond it are summed in float64; what the margin then
-            no longer covers is the rounding of a mean's factor, if a nominal n is far below the size of the data.
+        clipping: the bound on each record, and how many sums it adds to.
+        capacity: B of the theorem in `products`; public. In larger batches, which come about where a nominal n is far
+            below the size of the data, the margin no longer covers the rounding of a mean's factor.
         reduction: how the user's loss combines the rows of one backward pass.
         partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
             which only the caller can know; without it every piece takes exactly one pass over all its rows.
+        positions: how many positions (of a sequence, say) each record has in a layer, by the layer's name; public, from
+            the shape of a record. Only speed depends on it.
         twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
             the two contributions added up, cross terms included.
 
@@ -44,15 +49,17 @@ class Engine:
     def __init__(
         self,
         model: nn.Module,
-        clipping: Clipping,
+        clipping: ClippingRule,
         *,
         capacity: int,
         reduction: Reduction = "mean",
         partial_backward: bool = False,
+        positions: Mapping[str, int] | None = None,
         twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
         self.partial_backward = partial_backward
+        self.positions = dict(positions or {})
         twins = twins or {}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins]
         if not named:
@@ -71,9 +78,14 @@ class Engine:
         for p in self.parameters:
             by_device.setdefault(p.device, []).append(p.numel())
         self._layout = list(by_device.items())
-        self._buffers: list[Tensor] = []
+        self._buffers = [
+            [torch.empty(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
+            for _ in range(clipping.sums)
+        ]
+        self._sums = [[Sum(view.view(-1)) for view in self.split(buffers)] for buffers in self._buffers]
+        self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
+        self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
-        self._rows_summed = 0  # rows of the logical batch so far
         self._null = False
         self.booking: Booking | None = None
         self.books = Books(self._close)
@@ -89,14 +101,21 @@ class Engine:
 
     # ---- one logical batch -----------------------------------------------------------------------------------
 
-    def deliver(self, rows: int, *, null: bool = False) -> None:
-        """Announce the next physical batch; ``null``: a placeholder whose gradient counts as zero.
+    def deliver(self, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+        """Announce the next physical batch.
+
+        Args:
+            rows: its records.
+            null: a placeholder whose gradient counts as zero.
+            groups: that the rows are summed in, chosen record by record (condition 3 in `products`). None: consecutive
+                ones, for neighbours that keep every other record in its place.
 
         Raises:
             PrivacyError: rows of the piece before have not been through a backward pass.
         """
         self.require_all_closed()
         self._rows_open, self._null = rows, null
+        self._groups = groups
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
@@ -126,18 +145,19 @@ class Engine:
             self._rows_open -= rows
             if self._null:
                 return
-            merged = {i: merge(parts, rows, self.parameters[i].numel()) for i, parts in uses.items()}
+            merged = {
+                i: parts[0] if len(parts) == 1 else merge(parts, rows, self.parameters[i].numel())
+                for i, parts in uses.items()
+            }
             self._add_clipped(merged, rows)
-            self._rows_summed += rows
 
     def _uses(self, finished: Pass) -> tuple[dict[int, list[Contribution]], int]:
         """The pass's contributions by parameter, and its number of records, which all layers must agree on."""
         uses: dict[int, list[Contribution]] = {}
         first = None
         for entry in finished.entries:
-            held = {
-                key: p for key, p in entry.module.named_parameters() if id(p) in finished.reached
-            }  # harmless passes, such as autograd.grad(loss, x), reach no parameter
+            # Harmless passes, such as autograd.grad(loss, x), reach no parameter.
+            held = {key: place for key, place in self._places_of(entry.module).items() if place in finished.reached}
             if not held:
                 continue
             first = first or entry
@@ -148,52 +168,82 @@ class Engine:
                     "and give positions the shape (1, T)."
                 )
             contributions = entry.contributions()
-            for key, p in held.items():
-                uses.setdefault(self.places[id(p)], []).append(contributions[key])
+            for key, place in held.items():
+                contribution = contributions[key]
+                if isinstance(contribution, Positions) and self._claims(entry.layer, contribution):
+                    contribution = contribution.by_claims()
+                uses.setdefault(place, []).append(contribution)
         return uses, 0 if first is None else first.records
+
+    def _claims(self, layer: str, contribution: Positions) -> bool:
+        """Whether claiming norms is cheaper than forming gradients. By public numbers alone, so that no record's factor
+        depends on the others."""
+        T = self.positions.get(layer)
+        p, d = contribution.g.shape[2], contribution.a.shape[2]
+        return T is not None and self.capacity * p * d > KEPT_GRADIENTS and T * (p + d) < 0.8 * p * d
+
+    def _places_of(self, module: nn.Module) -> dict[str, int]:
+        """Where a layer's trainable parameters stand in `parameters`. They stay the same while the model is attached."""
+        places = self._trainable.get(module)
+        if places is None:
+            named = module.named_parameters()
+            places = {key: self.places[id(p)] for key, p in named if id(p) in self.places}
+            self._trainable[module] = places
+        return places
 
     def _add_clipped(self, merged: dict[int, Contribution], rows: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
-        self._buffers = self._buffers or self._zeros()
-        sums = self.split(self._buffers)
         scale = self._from_loss_to_records(rows)
-        squared = torch.zeros(rows, dtype=torch.float64, device=self.parameters[0].device)
-        for contribution in merged.values():
-            squared += contribution.squared_norms().to(squared.device)
-        factors = self.clipping.factors(squared * scale**2, self.margin)
-        countable = factors > 0
+        groups = self._groups_of(rows)
+        device = self.parameters[0].device
+        measured = [contribution.squared_norms(groups).to(device) for contribution in merged.values()]
+        squared = torch.stack(measured).sum(0) * scale**2
+        factors = self.clipping.factors(squared, self.margin)
+        factors = factors.view(-1, rows)  # one row for each sum
+        countable = factors[0] > 0
         if not bool(countable.all()):
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
-        beyond = self._rows_summed + rows > self.capacity
-        for i, contribution in merged.items():
-            p = self.parameters[i]
-            in_float64 = beyond and p.dtype != torch.float64
-            rows_per_product = 0 if in_float64 else chunk_rows(p.dtype, self.capacity)
-            contribution.add_weighted_sum(sums[i].view(-1), (factors * scale).to(p.device), rows_per_product)
+        for sums, weights in zip(self._sums, factors * scale, strict=True):
+            for i, contribution in merged.items():
+                contribution.add_weighted_sum(sums[i], weights.to(self.parameters[i].device), groups)
+
+    def _groups_of(self, rows: int) -> Groups:
+        """The groups that the rows of a pass are summed in."""
+        if self.partial_backward:
+            return [[1]] * rows  # which records share a pass is the caller's affair, so none may share a product
+        if self._groups is None:
+            return consecutive_groups(rows)
+        if sum(map(sum, self._groups)) != rows:
+            raise ValueError(f"groups must add up to the {rows} rows of the pass, got {self._groups}.")
+        return self._groups
 
     def _from_loss_to_records(self, rows: int) -> float:
         """From the gradients of a mean to the records' own: the inverse of the factor that autograd used, rounding too."""
         if self.reduction == "sum":
             return 1.0
-        return 1 / float(torch.tensor(1 / rows, dtype=self.parameters[0].dtype))
+        return 1 / (float(np.float32(1 / rows)) if self.parameters[0].dtype == torch.float32 else 1 / rows)
 
     def take(self) -> list[Tensor]:
-        """The clipped sums of the logical batch, and a fresh start: one flat float64 vector for each device.
+        """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for each device.
 
-        Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`.
+        Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`. The vectors are
+        used again: they hold the sum until the next backward pass.
         """
-        buffers = self._buffers or self._zeros()
-        self._buffers, self._rows_summed, self._rows_open = [], 0, 0
-        return buffers
+        return self.take_sums()[0]
+
+    def take_sums(self) -> list[list[Tensor]]:
+        """All sums of the clipping rule, each as `take` returns it."""
+        for total in chain.from_iterable(self._sums):
+            total.settle()
+            total.restart()
+        self._rows_open = 0
+        return self._buffers
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of what `take` returned, one in the shape of each parameter."""
         places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}
         views = {device: iter(pieces) for device, pieces in places.items()}
         return [next(views[p.device]).view(p.shape) for p in self.parameters]
-
-    def _zeros(self) -> list[Tensor]:
-        return [torch.zeros(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
 
 
 @contextmanager

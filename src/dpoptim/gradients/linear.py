@@ -25,7 +25,7 @@ from torch import Tensor
 from dpoptim.clipping import SMALLEST_NORM, Clipping
 from dpoptim.gradients.contributions import LARGEST_ENTRY, zero_outside
 from dpoptim.gradients.engine import exact_arithmetic
-from dpoptim.gradients.products import add_weighted_outer, chunk_rows, margin, row_squared_norms
+from dpoptim.gradients.products import Sum, add_weighted_outer, consecutive_groups, margin, row_squared_norms
 
 Loss = Literal["softmax", "logistic", "squared", "huber"]
 
@@ -138,13 +138,14 @@ class LinearModel:
             terms: pairs (c_j, w_j), at least one; w_j float64 of shape (d,).
             bound: the largest norm of one record's combination, > 0; flat clipping.
             capacity: the most records that any logical sum holds (n, or `PoissonSampling.capacity`); public. Batches
-                that belong to one logical sum may be added in float64.
+                that belong to one logical sum may be added in float64. Rows are summed in consecutive groups, so the
+                neighbour must keep every other record in its place (zero-out, replace-one).
             squared_row_norms: what `squared_row_norms` returns for x, to save computing it again.
 
         **Guarantee.** For two data sets that differ in one record, the sums differ by at most ``bound`` if the record is
         there in one only (twice that if it has another value), rounding included, whatever the records hold: what is not
-        finite counts as zero. (`products` proves it; nothing here scales by a batch's size, so float64 sums need the
-        float64 margin only. It does not cover that a matrix product rounds a row differently in other company.)
+        finite counts as zero. (`products` proves it. It does not cover that a matrix product rounds a row differently in
+        other company.)
         """
         bound, scale = scaled(bound)
         with torch.no_grad(), exact_arithmetic():
@@ -156,17 +157,16 @@ class LinearModel:
             left = row_squared_norms(g)
             squared = left * rows
             squared[(left > LARGEST_ENTRY**2) | (rows > LARGEST_ENTRY**2)] = torch.inf
-            rows_per_product = chunk_rows(x.dtype, capacity)
-            summed_in = torch.float64 if rows_per_product == 0 else x.dtype
-            factors = Clipping(bound).factors(squared, margin(summed_in, capacity))
+            factors = Clipping(bound).factors(squared, margin(x.dtype, capacity, common_factor=False))
             countable = factors > 0
             if not bool(countable.all()):
                 g, x = zero_outside(g, countable), zero_outside(x, countable)
-            total = torch.zeros(self.outputs, self.columns, dtype=torch.float64, device=x.device)
-            add_weighted_outer(total[:, : self.features], g, x, factors, rows_per_product)
+            weight = Sum(torch.empty(self.outputs, self.features, dtype=torch.float64, device=x.device))
+            add_weighted_outer(weight, g, x, factors, consecutive_groups(len(x)))
+            total = [weight.settle()]
             if self.intercept:
-                total[:, -1] = factors @ g.double()
-            return total.view(-1) / scale
+                total.append((factors @ g.double())[:, None])
+            return torch.cat(total, 1).view(-1) / scale
 
 
 def scaled(bound: float) -> tuple[float, float]:

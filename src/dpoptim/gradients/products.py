@@ -2,58 +2,84 @@
 
 Clipping promises that one record moves the sum by at most C. Arithmetic in float32 breaks the promise: adding a record
 changes how every other record's term is rounded, and those errors grow with the batch (9,194 bounded records, added in
-order, moved by 1.49 C). So records are clipped to ``C (1 - margin)``, and what rounding moves stays below ``margin C``.
+order, moved by 1.49 C). So a batch is summed in *groups*: each group is one float32 product, and the groups' sums are
+added in float64. A record's group is chosen without looking at the other records, so one record touches the rounding of
+its own group (and of the few that are added up with it), and that error fits into a small margin: records are clipped to
+``C (1 - margin)``.
 
-**Theorem.** Let u be the unit roundoff of the books' dtype and B at least the number of records in a logical batch. Let
+**Theorem.** Let u be the unit roundoff of the books' dtype and B at least the number of records in a physical batch. Let
 two batches differ in one record, and suppose that
 
 1. every other record has the same rows in both, but for one common rounding of the loss's factor (1/B against
    1/(B + 1) in float32 moves all gradients together, by at most 4 u each);
 2. each clip factor c_i and each stored gradient G_i is computed from record i's rows alone, with c_i |G_i| at most
    C (1 - margin);
-3. every product sums at most ``k = 2^-8 / (3 u B) - 4`` rows before its result is added in float64.
+3. every other record belongs to the same group in both, in the same order, and the product of a group is a function of
+   its rows (they start on 64-byte boundaries, so that the kernel finds them aligned alike);
+4. a float32 product sums at most k = `GROUP_ROWS` rows (larger groups are multiplied in float64), and only the at most
+   m = `BLOCK_GROUPS` groups of a *block*, always the same ones, are added in float32.
 
 Then the computed sums differ by at most C if ``margin >= 2^-8 + 4 u B``.
 
-*Proof.* A product of at most k rows has, in whatever order it is summed, an error of at most gamma_{k+2} times the sum
-of the absolute values of its terms (Higham 2002, section 3.1; the two extra roundings are those of c_i and of c_i g_i).
-Its terms are the entries of the c_i G_i themselves, one row to a record, so nothing cancels inside a record. Adding the
-results in float64 costs less than one more u (fewer than 2^28 results). So each world's sum errs by at most
-``(k + 4) u sum_i c_i |G_i| <= (k + 4) u B C <= 2^-8 C / 3``, and both together by less than 2^-8 C. The common factor
-moves the other records' sum by at most ``4 u B C``. The differing record itself adds at most C (1 - margin).  QED.
+*Proof.* What does not contain the record is equal in both. The product of a group of s <= k rows has, in whatever order
+it is summed, an error of at most gamma_{s+2} times the sum of the absolute values of its terms (Higham 2002, section 3.1;
+the two extra roundings are those of c_i and of c_i g_i). Its terms are the entries of the c_i G_i themselves, one row to a
+record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2) u). Adding m
+groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k) u' C, which is
+0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition of at most B, far
+below the rest. The common factor moves the other records' sum by at most
+``4 u B C``. The differing record itself adds at most C (1 - margin).  QED.
 (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
+
+`Groups` are written as blocks of group sizes, e.g. ((112, 98, 120, 105), (110, 99)).
+
+Under zero-out and replace-one, neighbours have equally many rows: consecutive groups of k rows satisfy condition 3. Under
+add-or-remove-one a removed record shifts all that follow it, so there the sampler draws each record's group with a coin
+of its own (`sampling.into_groups`); with the coins coupled, condition 3 holds.
 
 What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round
 record j differently in the company of record i (other kernels for other batch sizes, other padding).
 """
 
+from collections.abc import Callable, Iterator, Sequence
+
 import torch
 from torch import Tensor
 
+Groups = Sequence[Sequence[int]]
+
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 SUM_MARGIN = 2.0**-8  # of float32 sums
-SHORTEST_CHUNK = 16  # below this a float64 product is faster than many short float32 ones
+GROUP_ROWS = 160  # k of the theorem
+BLOCK_GROUPS = 4  # m of the theorem
 FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
-LARGE_RESULT = 1 << 14  # entries from which products are added one by one: adding costs less than starting them
-BATCHED_ELEMENTS = 1 << 21  # results of a batched product that are held at once
+ALIGNMENT = 64  # bytes
+NARROW = 512  # columns up to which one float64 product is as fast as a float32 product for each group
+SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
+LEAST_BATCHED = 8  # blocks
+BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
+NORM_BLOCK = 1024  # entries whose squares are added in float32
+SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
 
 
-def margin(dtype: torch.dtype, capacity: int) -> float:
+def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> float:
     """Share of the clip norm that is given up so that rounding cannot exceed it.
 
     Args:
         dtype: dtype of the books (float32 or float64).
-        capacity: B of the theorem, records in a logical batch, at least 1.
+        capacity: B of the theorem, records in a batch, at least 1.
+        common_factor: whether all gradients carry a factor that depends on how many there are, such as a mean's.
 
     Returns:
-        2^-8 + capacity * 2^-22 for float32; for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records.
+        2^-8 + capacity * 2^-22 for float32 (without a common factor: capacity * 2^-32 instead, for adding up the groups);
+        for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records.
 
     Raises:
         ValueError: a float32 batch so large that rounding could eat most of the bound.
     """
     if dtype != torch.float32:
         return max(2.0**-20, capacity * 2.0**-32)
-    share = SUM_MARGIN + 4 * UNIT_ROUNDOFF[dtype] * capacity
+    share = SUM_MARGIN + (4 * UNIT_ROUNDOFF[dtype] if common_factor else 2.0**-32) * capacity
     if share > 0.5:
         raise ValueError(
             f"a batch of {capacity} records is too large to be summed in float32 with a proven bound. "
@@ -62,61 +88,150 @@ def margin(dtype: torch.dtype, capacity: int) -> float:
     return share
 
 
-def chunk_rows(dtype: torch.dtype, capacity: int) -> int:
-    """Rows that one product may sum (k of the theorem); 0 where only a float64 product will do."""
-    if dtype == torch.float64:
-        # Half of the allowance, since the results are added with the same u.
-        return max(int(margin(dtype, capacity) / (6 * UNIT_ROUNDOFF[dtype] * capacity)) - 4, 1)
-    rows = int(SUM_MARGIN / (3 * UNIT_ROUNDOFF[dtype] * capacity)) - 4
-    return rows if rows >= SHORTEST_CHUNK else 0
+def consecutive_groups(rows: int) -> Groups:
+    """Groups for neighbours that keep every other record in its place."""
+    whole, rest = divmod(rows, GROUP_ROWS)
+    sizes = [GROUP_ROWS] * whole + [rest] * (rest > 0)
+    return [sizes[i : i + BLOCK_GROUPS] for i in range(0, len(sizes), BLOCK_GROUPS)]
 
 
-def add_weighted_outer(total: Tensor, g: Tensor, a: Tensor, weights: Tensor, rows_per_product: int) -> None:
-    """Add ``sum_r weights[r] * outer(g[r], a[r])`` to ``total`` in place.
+def slices(groups: Groups) -> Iterator[list[slice]]:
+    """The rows of each group, block by block."""
+    start = 0
+    for block in groups:
+        parts = []
+        for rows in block:
+            parts.append(slice(start, start + rows))
+            start += rows
+        yield parts
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x``, or a copy of it that starts on a 64-byte boundary."""
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+
+
+class Sum:
+    """A sum in float64 whose first term is written, not added: what the memory held before does not matter.
+
+    Attributes:
+        total: float64, the place of the sum; read it only after `settle`.
+    """
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+        self._empty = True
+
+    def restart(self) -> None:
+        self._empty = True
+
+    def settle(self) -> Tensor:
+        """The sum so far: zeros if there was no term."""
+        if self._empty:
+            self.total.zero_()
+            self._empty = False
+        return self.total
+
+    def add(self, term: Tensor) -> None:
+        """Add a term of any float dtype and of any shape with as many entries."""
+        term = term.view(self.total.shape)
+        if self._empty:
+            self.total.copy_(term)
+            self._empty = False
+        else:
+            self.total.add_(term)
+
+
+def add_weighted_outer(total: Sum, g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> None:
+    """Add ``sum_r weights[r] * outer(g[r], a[r])`` to ``total``, as if of shape (p, d).
 
     Args:
-        total: float64, shape (p, d).
         g, a: the books' dtype, shapes (R, p) and (R, d); finite.
         weights: float64, shape (R,); zero where a row does not count.
-        rows_per_product: from `chunk_rows`; 0 converts to float64 before multiplying.
+        groups: that the rows are summed in; they add up to R.
     """
-    if rows_per_product == 0 and g.dtype != torch.float64:
-        for start in range(0, g.shape[0], FLOAT64_ROWS):
-            rows = slice(start, start + FLOAT64_ROWS)
-            total.addmm_((g[rows].double() * weights[rows, None]).T, a[rows].double())
+    narrow = None if g.dtype == torch.float64 else weights.to(g.dtype)[:, None]
+    start = 0
+    if narrow is not None and len(groups) > LEAST_BATCHED and total.total.numel() <= SMALL_RESULT:
+        start = equal_groups(groups)
+        for first in range(0, start, BATCHED_ROWS):
+            rows = slice(first, min(first + BATCHED_ROWS, start))
+            left = (g[rows] * narrow[rows]).view(-1, GROUP_ROWS, g.shape[1])
+            right = aligned(a[rows]).view(-1, GROUP_ROWS, a.shape[1])
+            total.add(torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64))
+        groups = groups[start // (BLOCK_GROUPS * GROUP_ROWS) :]
+
+    def product(part: slice) -> Tensor:
+        part = slice(part.start + start, part.stop + start)
+        if narrow is not None and part.stop - part.start <= GROUP_ROWS:
+            return torch.mm((g[part] * narrow[part]).T, aligned(a[part]))
+        exact = g.new_zeros(g.shape[1], a.shape[1], dtype=torch.float64)
+        for first in range(part.start, part.stop, FLOAT64_ROWS):
+            rows = slice(first, min(first + FLOAT64_ROWS, part.stop))
+            exact.addmm_((g[rows].double() * weights[rows, None]).T, a[rows].double())
+        return exact
+
+    add_groups(total, product, groups)
+
+
+def equal_groups(groups: Groups) -> int:
+    """Rows in leading blocks of full groups, as `consecutive_groups` makes them: one batched product does them all."""
+    full = [GROUP_ROWS] * BLOCK_GROUPS
+    blocks = next((i for i, block in enumerate(groups) if list(block) != full), len(groups))
+    return blocks * BLOCK_GROUPS * GROUP_ROWS
+
+
+def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Groups) -> None:
+    """Add ``sum_r weights[r] * values[r]`` to ``total``: values of shape (R, N)."""
+    if values.shape[1] <= NARROW:
+        total.add(values.double().T @ weights)
         return
-    scaled = g * weights.to(g.dtype)[:, None]
-    if g.shape[0] <= rows_per_product:
-        total.add_(scaled.T @ a)
-        return
-    if total.numel() > LARGE_RESULT:
-        product = scaled.new_empty(total.shape)
-        for left, right in zip(scaled.split(rows_per_product), a.split(rows_per_product), strict=True):
-            total.add_(torch.mm(left.T, right, out=product))
-        return
-    whole = g.shape[0] // rows_per_product
-    at_once = max(1, BATCHED_ELEMENTS // max(1, total.numel()))
-    for first in range(0, whole, at_once):
-        count = min(at_once, whole - first)
-        rows = slice(first * rows_per_product, (first + count) * rows_per_product)
-        left = scaled[rows].view(count, rows_per_product, -1)
-        right = a[rows].reshape(count, rows_per_product, -1)
-        products = torch.bmm(left.transpose(1, 2), right)
-        total.add_(products[0] if count == 1 else products.sum(0, dtype=torch.float64))
-    rest = slice(whole * rows_per_product, None)
-    total.add_(scaled[rest].T @ a[rest])
+    narrow = None if values.dtype == torch.float64 else weights.to(values.dtype)
+
+    def product(part: slice) -> Tensor:
+        if narrow is not None and part.stop - part.start <= GROUP_ROWS:
+            return torch.mv(aligned(values[part]).T, narrow[part])
+        exact = values.new_zeros(values.shape[1], dtype=torch.float64)
+        for start in range(part.start, part.stop, FLOAT64_ROWS):
+            rows = slice(start, min(start + FLOAT64_ROWS, part.stop))
+            exact.addmv_(values[rows].double().T, weights[rows])
+        return exact
+
+    add_groups(total, product, groups)
+
+
+def add_groups(total: Sum, product: Callable[[slice], Tensor], groups: Groups) -> None:
+    """Add the groups' products to ``total``: those of a block in their own dtype first."""
+    for block in slices(groups):
+        terms = [product(part) for part in block if part.stop > part.start]
+        if len({term.dtype for term in terms}) == 1:
+            for term in terms[1:]:
+                terms[0] += term
+            del terms[1:]
+        for term in terms:
+            total.add(term)
 
 
 def row_squared_norms(x: Tensor) -> Tensor:
-    """Squared Euclidean norm of each record, accumulated in float64: shape (B, ...) -> (B,), float64.
+    """At least the squared Euclidean norm of each record, and hardly more: shape (B, ...) -> (B,), float64.
 
-    float32 would read long rows low (5e-3 at eight million entries) and overflow at 1e20; both break the bound.
-    Records are taken in blocks that stay in cache, because a float64 copy of the whole would cost more than the sum.
+    float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19; both break the bound.
+    So blocks of 1,024 squares are added in float32, blocks in float64, and the result is raised by the most that this
+    can have lost: (N + 4) 2^-24 of the square for blocks of N entries, and 2^-126 for each entry. Beyond 1e19 the
+    result is infinite.
     """
     rows = x.reshape(x.shape[0], -1) if x.dim() > 1 else x[:, None]
-    block = max(1, (1 << 18) // max(1, rows.shape[1]))
     if rows.dtype == torch.float64:
         return torch.linalg.vecdot(rows, rows)
-    if rows.shape[0] <= block:
-        return rows.double().square_().sum(1)
-    return torch.cat([part.double().square_().sum(1) for part in rows.split(block)])
+    entries = rows.shape[1]
+    if entries <= NORM_BLOCK:
+        squared = torch.linalg.vector_norm(rows, dim=1).double().square_()
+    else:
+        whole = entries - entries % NORM_BLOCK
+        blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)), dim=2)
+        squared = blocks.double().square_().sum(1)
+        if whole < entries:
+            squared += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
+    # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
+    raised = 1 + (min(entries, NORM_BLOCK) + 4) * UNIT_ROUNDOFF[torch.float32]
+    return squared.mul_(raised).add_(entries * SMALLEST_SQUARE)

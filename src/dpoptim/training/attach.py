@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
@@ -96,6 +95,7 @@ class PrivateTraining:
         self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
         self._loop = 0  # counts calls of batches()
         coins = key_stream(noise_seed, "poisson coins")
+        self._group_coins = key_stream(noise_seed, "summation groups")
         self._queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
         self._probed = probe_model(model, train_set)
         capacity = plan.sampler.capacity(plan.n)
@@ -103,12 +103,13 @@ class PrivateTraining:
             model, plan.method.rule, capacity=capacity, reduction=loss_reduction, partial_backward=partial_backward
         )
         refuse_foreign_parameters(self._engine, optimizer)
+        self._side = plan.method.private_side(plan)
         self._owns_ledger = ledger is None
         self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
         self._gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
-            query=plan.method.query(plan.noise_multiplier),
+            query=plan.method.query(plan),
             releases=plan.steps,
             ledger=None if plan.noise_multiplier == 0 else self._ledger,
             noise=key_stream(noise_seed, "gaussian noise"),
@@ -150,7 +151,7 @@ class PrivateTraining:
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
         self._state = "idle"
-        pieces = PieceSampler(self._queue, physical_batch_size)
+        pieces = PieceSampler(self._queue, self.plan.batch_size, self._group_coins, physical_batch_size)
         loader = deliveries(self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
         self._loop = loop = self._loop + 1
         for batch, piece in loader:
@@ -161,7 +162,7 @@ class PrivateTraining:
                     "a batch was delivered, but optimizer.step() was not called after it. "
                     "Fix: call loss.backward() and optimizer.step() once for every batch."
                 )
-            self._engine.deliver(piece.rows, null=piece.null)
+            self._engine.deliver(piece.rows, null=piece.null, groups=piece.groups)
             self._state = "complete" if piece.last else "open"
             yield batch
         if self._state == "complete":
@@ -194,7 +195,9 @@ class PrivateTraining:
         refuse_foreign_parameters(self._engine, optimizer)
         self._engine.require_all_closed()
         if self._state == "complete":
-            released = self._engine.split(self._gate.release_sum(self._engine.take()))
+            sums = self._engine.take_sums()
+            query = sums[0] if self._side is None else self._side.query(sums)
+            released = self._engine.split(self._gate.release_sum(query))
             for p, total in zip(self._engine.parameters, released, strict=True):
                 p.grad = (total / self.plan.batch_size).to(p.dtype)
             self._queue.released()
@@ -225,11 +228,7 @@ class PrivateTraining:
         Args:
             delta: state it at another delta than the plan's, 1e-14 < delta < 1.
         """
-        plan = self.plan
-        if delta is None or plan.noise_multiplier == 0:
-            guarantee = plan.guarantee
-        else:
-            guarantee = compute_epsilon(plan.event, delta, plan.neighboring)
+        guarantee = self.plan.guarantee if delta is None else self.plan.guarantee_at(delta)
         if self._gate.released == 0:
             return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
         if self._seeded:

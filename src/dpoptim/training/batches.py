@@ -7,22 +7,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Sampler as IndexSampler
 
+from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import PoissonSampling
-
-Indices = NDArray[np.int64]
+from dpoptim.sampling import EXPECTED_GROUP, Indices, Sampler, into_groups, number_of_groups
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A physical batch: how many records, whether they stand in for an empty batch, whether it ends the step."""
+    """A physical batch.
 
-    rows: int
+    Attributes:
+        groups: blocks of groups of records, by their sizes; they arrive in this order.
+        null: whether its record stands in for an empty batch.
+        last: whether it ends the step.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
     null: bool
     last: bool
+
+    @property
+    def rows(self) -> int:
+        return sum(map(sum, self.groups))
 
 
 class BatchQueue:
@@ -32,8 +41,8 @@ class BatchQueue:
     choose who takes part, and Poisson accounting would no longer hold.
     """
 
-    def __init__(self, sampler: PoissonSampling, coins: KeyStream, records: int, steps: int) -> None:
-        self._sampler, self._coins, self._records = sampler, coins, records
+    def __init__(self, sampler: Sampler, coins: KeyStream, records: int, steps: int) -> None:
+        self._drawn = sampler.batches(coins, records)
         self._steps = steps
         self._released = 0
         self._waiting: deque[Indices] = deque()  # of steps _released, _released + 1, ...
@@ -45,7 +54,7 @@ class BatchQueue:
         """
         for step in range(self._released, self._steps):
             if step == self._released + len(self._waiting):
-                self._waiting.append(self._sampler.draw(self._coins, self._records))
+                self._waiting.append(next(self._drawn))
             yield self._waiting[step - self._released]
 
     def released(self) -> None:
@@ -54,15 +63,27 @@ class BatchQueue:
         self._released += 1
 
 
-class PieceSampler(Sampler[list[int]]):
-    """Cuts batches to pieces, noting each piece in ``drawn`` in the order of delivery.
+class PieceSampler(IndexSampler[list[int]]):
+    """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the order of delivery.
 
     Data-loader workers run ahead of training, so pieces are cut before they are delivered; the loader keeps the order,
     so the first note always belongs to the next delivery.
+
+    Args:
+        batches: where the batches come from.
+        expected_batch: their expected size, a public number.
+        coins: decide each record's group.
+        physical_batch_size: rows that memory holds; None: all.
     """
 
-    def __init__(self, batches: BatchQueue, physical_batch_size: int | None) -> None:
-        self.batches, self.size = batches, physical_batch_size
+    def __init__(
+        self, batches: BatchQueue, expected_batch: float, coins: KeyStream, physical_batch_size: int | None
+    ) -> None:
+        self.batches, self.size, self._coins = batches, physical_batch_size, coins
+        self._groups = number_of_groups(expected_batch, physical_batch_size)
+        # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks of one.
+        roomy = physical_batch_size is None or physical_batch_size >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
+        self._block = BLOCK_GROUPS if roomy else 1
         self.drawn: deque[Piece] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -73,15 +94,36 @@ class PieceSampler(Sampler[list[int]]):
         for indices in self.batches.ahead():
             if len(indices) == 0:
                 # The step must still happen: record 0 is delivered, and counts as zero.
-                self.drawn.append(Piece(1, null=True, last=True))
+                self.drawn.append(Piece(((1,),), null=True, last=True))
                 yield np.zeros(1, dtype=np.int64)
                 continue
-            size = len(indices) if self.size is None else self.size
-            starts = range(0, len(indices), size)
-            for start in starts:
-                piece = indices[start : start + size]
-                self.drawn.append(Piece(len(piece), null=False, last=start == starts[-1]))
-                yield piece
+            groups = into_groups(self._coins, indices, self._groups)
+            blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
+            pieces = list(self._cut(blocks))
+            for number, piece in enumerate(pieces, 1):
+                sizes = tuple(tuple(map(len, block)) for block in piece)
+                self.drawn.append(Piece(sizes, null=False, last=number == len(pieces)))
+                yield np.concatenate([group for block in piece for group in block])
+
+    def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
+        """Pieces of whole blocks where they fit; a block that does not fit into memory by itself is cut."""
+        piece: list[list[Indices]] = []
+        for whole in blocks:
+            for block in [whole] if self._fits([whole]) else self._single_groups(whole):
+                if piece and not self._fits([*piece, block]):
+                    yield piece
+                    piece = []
+                piece.append(block)
+        yield piece
+
+    def _fits(self, blocks: list[list[Indices]]) -> bool:
+        return self.size is None or sum(len(group) for block in blocks for group in block) <= self.size
+
+    def _single_groups(self, block: list[Indices]) -> Iterator[list[Indices]]:
+        assert self.size is not None
+        for group in block:
+            for start in range(0, max(1, len(group)), self.size):
+                yield [group[start : start + self.size]]
 
 
 def deliveries(

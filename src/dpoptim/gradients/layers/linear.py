@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution, Direct, positions
+from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer, positions
 
 
 class LinearRule:
@@ -34,4 +34,5 @@ class LinearRule:
         # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
         T = g[0].numel() // module.out_features if B else 1
         left, right = g.reshape(B, T, module.out_features), saved[0].reshape(B, T, module.in_features)
-        return {"weight": positions(left, right), "bias": Direct(left.sum(1))}
+        weight = positions(left, right)
+        return {"weight": weight, "bias": Left(weight) if isinstance(weight, Outer) else Direct(left.sum(1))}
