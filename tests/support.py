@@ -36,7 +36,7 @@ def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
 
 
 def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
-    squared = sum(g.double().flatten(1).square().sum(1) for g in gradients)
+    squared = sum(g.double().reshape(len(g), -1).square().sum(1) for g in gradients)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity))
     finite = factors > 0

@@ -17,7 +17,7 @@ def problem(case: Case, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor, to
 
 
 def median_norm(gradients: list[torch.Tensor]) -> float:
-    return float(torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt().median())
+    return float(torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt().median())
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

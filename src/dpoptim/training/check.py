@@ -88,7 +88,7 @@ class Comparison:
             SamplesInteractError: none does.
         """
         gradients = gradients_alone(self.model, self.loss, self.alone)
-        norms = torch.stack([g.double().flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        norms = torch.stack([g.double().reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()
         bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
         worst = ""
         for candidate in candidates:

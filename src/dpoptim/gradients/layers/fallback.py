@@ -165,6 +165,8 @@ def direct_contributions(weights: Mapping[str, Tensor]) -> dict[str, Contributio
 class FallbackLayer:
     """Replaces the forward pass of a module that has no rule; its submodules run inside it as they are."""
 
+    books_children = False
+
     def __init__(self, books: Books, module: nn.Module, name: str, trainable: Sequence[str]) -> None:
         self.books, self.module, self.name = books, module, name
         self.trainable = tuple(trainable)
