@@ -243,10 +243,10 @@ class Recurrent(nn.Module):
 
 
 CASES += [
-    Case("fallback-lstm", lambda: Recurrent(nn.LSTM(5, 4, batch_first=True)), (6, 5)),
-    Case("fallback-lstm-time-major", lambda: Recurrent(nn.LSTM(5, 4, num_layers=2)), (6, 5)),
-    Case("fallback-gru-both-ways", lambda: Recurrent(nn.GRU(5, 4, batch_first=True, bidirectional=True)), (6, 5)),
-    Case("fallback-rnn", lambda: Recurrent(nn.RNN(5, 4, batch_first=True)), (6, 5)),
+    Case("lstm", lambda: Recurrent(nn.LSTM(5, 4, batch_first=True)), (6, 5)),
+    Case("lstm-time-major", lambda: Recurrent(nn.LSTM(5, 4, num_layers=2)), (6, 5)),
+    Case("gru-both-ways", lambda: Recurrent(nn.GRU(5, 4, batch_first=True, bidirectional=True)), (6, 5)),
+    Case("rnn", lambda: Recurrent(nn.RNN(5, 4, batch_first=True)), (6, 5)),
 ]
 
 

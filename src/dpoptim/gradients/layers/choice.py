@@ -8,9 +8,9 @@ from dpoptim.gradients.books import Books
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
-from dpoptim.gradients.layers.fallback import FallbackLayer
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
+from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
 
@@ -40,8 +40,8 @@ def rule_for(module: nn.Module) -> LayerRule | None:
 
 def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[str]) -> Runner | None:
     """What runs a module that has no rule; None where all parameters are in children that can be booked."""
-    if isinstance(module, nn.RNNBase):
-        return FallbackLayer(books, module, label, trainable)
+    if isinstance(module, nn.RNNBase) and is_recurrent(module):
+        return RecurrentLayer(books, module, label)
     if any(p is not None and p.requires_grad for p in module._parameters.values()):
         return BareParameters(books, module, label, trainable)
     return None
