@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from dpoptim.gradients.books import Books
+from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
@@ -42,6 +43,8 @@ def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[
     """What runs a module that has no rule; None where all parameters are in children that can be booked."""
     if isinstance(module, nn.RNNBase) and is_recurrent(module):
         return RecurrentLayer(books, module, label)
+    if isinstance(module, nn.MultiheadAttention) and is_attention(module):
+        return AttentionLayer(books, module, label)
     if any(p is not None and p.requires_grad for p in module._parameters.values()):
         return BareParameters(books, module, label, trainable)
     return None
