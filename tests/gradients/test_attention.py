@@ -158,6 +158,7 @@ def test_transformer_layers(build: Callable[[], nn.Module], training: bool) -> N
     assert mismatch(model, (x, pad, torch.randn(ROWS))) < 3e-5
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_time_first_transformers_are_refused() -> None:
     """Their linear layers see positions where records should be."""
     model = EncoderDecoder(False)

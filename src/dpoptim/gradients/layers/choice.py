@@ -9,6 +9,7 @@ from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
+from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
@@ -45,6 +46,8 @@ def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[
         return RecurrentLayer(books, module, label)
     if isinstance(module, nn.MultiheadAttention) and is_attention(module):
         return AttentionLayer(books, module, label)
+    if isinstance(module, nn.EmbeddingBag) and is_embedding_bag(module):
+        return EmbeddingBagLayer(books, module, label)
     if any(p is not None and p.requires_grad for p in module._parameters.values()):
         return BareParameters(books, module, label, trainable)
     return None
