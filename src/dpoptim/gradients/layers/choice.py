@@ -20,10 +20,14 @@ RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LinearRule(),
     nn.Conv1d: ConvolutionRule(),
     nn.Conv2d: ConvolutionRule(),
+    nn.Conv3d: ConvolutionRule(),
     nn.Embedding: EmbeddingRule(),
     nn.LayerNorm: LayerNormRule(),
     nn.RMSNorm: RMSNormRule(),
     nn.GroupNorm: GroupNormRule(),
+    nn.InstanceNorm1d: GroupNormRule(),
+    nn.InstanceNorm2d: GroupNormRule(),
+    nn.InstanceNorm3d: GroupNormRule(),
 }
 
 
