@@ -13,7 +13,7 @@ from dpoptim import gate as gate_module
 from dpoptim.accounting.filters import selection_mu
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gate import FilteredGate
-from dpoptim.solvers import Budget, ModuleProblem, Objective, adaptive_gd
+from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, adaptive_gd
 from dpoptim.solvers.kl_spider import spider_schedule
 from dpoptim.solvers.releases import Releases
 from solving import BUDGET, FEATURES, SOLVERS, logistic, records
@@ -70,6 +70,21 @@ def test_no_record_moves_a_run_by_more_than_its_budget(name: str, neighboring: s
         result = SOLVERS[name](logistic((x, y), neighboring=neighboring), BUDGET)
     assert worlds.squared_mu <= BUDGET.gdp**2
     assert bool(torch.isfinite(result.weights).all())
+
+
+def test_the_watch_sees_a_loss_that_is_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that cannot fail proves nothing."""
+
+    def unclipped(self: LinearProblem, batch: tuple, terms: list, bound: float) -> Tensor:
+        return self.model.clipped_sum(batch[0], batch[1], terms, 1e9, capacity=self.capacity)
+
+    monkeypatch.setattr(LinearProblem, "clipped_sum", unclipped)
+    x, y = records()
+    other = x.clone()
+    other[3] = 1e3
+    Worlds(monkeypatch, logistic((other, y)))
+    with pytest.raises(AssertionError):
+        SOLVERS["spider"](logistic((x, y)), BUDGET)
 
 
 def steep(s: Tensor, t: Tensor) -> Tensor:
@@ -201,7 +216,7 @@ def test_a_negative_norm_is_undercharged_by_the_paper_and_stops_our_run(monkeypa
     charged = min(d * log / (n * norm) ** 2, rho / 2) + math.sqrt(rho) / n  # line 6
     assert drawn > 40 * charged
 
-    monkeypatch.setattr(FilteredGate, "release_norm", lambda self, total, **k: (self._pay(k["mu"]), -1.0)[1])
+    monkeypatch.setattr(FilteredGate, "release_norm", lambda self, total, **k: (self._pay(k["mu"]), -200.0)[1])
     result = adaptive_gd(logistic(), None, BUDGET, lipschitz=1.0, smoothness=1.0, noise_seed=1)
     assert [step.kind for step in result.trace] == ["norm"]
     assert result.weights.equal(torch.zeros(FEATURES + 1, dtype=torch.float64))

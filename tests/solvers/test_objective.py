@@ -41,3 +41,10 @@ def test_unequal_or_empty_data_are_refused() -> None:
     for data in ((x, y[:-1]), (x[:0], y[:0])):
         with pytest.raises(ValueError, match="arrays of one length"):
             Objective(problem, data)
+
+
+def test_more_records_than_the_proof_covers_are_refused() -> None:
+    x, y = records()
+    problem = LinearProblem(LinearModel("logistic", features=FEATURES), capacity=len(x) - 1)
+    with pytest.raises(ValueError, match="capacity of 199 records is below n=200"):
+        Objective(problem, (x, y))

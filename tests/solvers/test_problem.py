@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from support import CASES, Case, record_loss
@@ -96,3 +97,35 @@ def test_one_record_moves_a_modules_sum_by_no_more_than_the_bound(value: float) 
             assert bool(torch.isfinite(changed).all())
             assert float((total - without).norm()) <= bound
             assert float((changed - without).norm()) <= bound
+
+
+class Counting(nn.Module):
+    """Keeps a statistic of its inputs, which later records would see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.sum()
+        return self.layer(x) * self.seen
+
+
+def test_modules_whose_records_could_see_each_other_are_refused() -> None:
+    batch = (torch.randn(4, 4), torch.randn(4))
+    with pytest.raises(PrivacyError, match="buffer"):
+        problem = ModuleProblem(Counting(), record_loss, capacity=4)
+        problem.clipped_sum(batch, [(1.0, problem.initial())], 1.0)
+    with pytest.raises(PrivacyError, match="batch"):
+        ModuleProblem(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), record_loss, capacity=4)
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": 2.5}, {"l2": -1.0}, {"l2": float("nan")}])
+def test_wrong_settings_are_refused_by_name(wrong: dict) -> None:
+    for make in (
+        lambda **k: LinearProblem(LinearModel("squared", features=2), **k),
+        lambda **k: ModuleProblem(nn.Linear(2, 1), record_loss, **k),
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            make(**{"capacity": 4, **wrong})

@@ -93,7 +93,7 @@ def test_spiders_prices_add_up_at_the_largest_step_counts(
 class Steep:
     """A loss whose gradient has length 1e9 everywhere; nothing is clipped away, to reach the longest path."""
 
-    dimension = 2
+    dimension, capacity = 2, 8
 
     def initial(self) -> torch.Tensor:
         return torch.zeros(2, dtype=torch.float64)

@@ -154,7 +154,7 @@ class Formed:
     Attributes:
         form: maps a slice of records to their gradients, shape (b, entries).
         records, entries: B, and the parameter's size.
-        per_record: elements of the largest temporary that ``form`` needs for one record.
+        per_record: elements of the largest temporary that ``form`` needs for one record beside its result.
         keep: records that count (bool, shape (B,)); None: all of them.
     """
 
@@ -169,22 +169,16 @@ class Formed:
         values = self.form(records) if self._kept is None else self._kept[records]
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
+    def squared_norms(self, groups: Groups) -> Tensor:
+        if self.records * self.entries <= MEMORY_CAP:
+            kept = [self.form(part) for part in parts_of(slice(0, self.records), self.per_record)]
+            self._kept = kept[0] if len(kept) == 1 else torch.cat(kept)
+            return row_squared_norms(self._kept)
+        parts = chain.from_iterable(map(self._parts, all_groups(groups)))
+        return torch.cat([row_squared_norms(self.form(part)) for part in parts])
+
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, max(self.entries, self.per_record))
-
-    def squared_norms(self, groups: Groups) -> Tensor:
-        keeps = self.records * self.entries <= MEMORY_CAP
-        squared = []
-        for part in chain.from_iterable(map(self._parts, all_groups(groups))):
-            values = self.form(part)
-            squared.append(row_squared_norms(values))  # while they are in cache
-            if keeps and len(values) == self.records:
-                self._kept = values
-            elif keeps:
-                if self._kept is None:
-                    self._kept = values.new_empty(self.records, self.entries)
-                self._kept[part] = values
-        return squared[0] if len(squared) == 1 else torch.cat(squared)
 
     def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:

@@ -74,8 +74,8 @@ class LinearModel:
         return self.outputs * self.columns
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        """s of shape (B, p) in the dtype of ``x``, for x of shape (B, features)."""
-        matrix = w.view(self.outputs, self.columns).to(x.dtype)
+        """s of shape (B, p), dtype and device of ``x``, for x of shape (B, features)."""
+        matrix = w.view(self.outputs, self.columns).to(x)
         if self.intercept:
             return torch.addmm(matrix[:, -1], x, matrix[:, :-1].T)
         return x @ matrix.T

@@ -54,6 +54,7 @@ GROUP_ROWS = 160  # k of the theorem
 BLOCK_GROUPS = 4  # m of the theorem
 FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
 ALIGNMENT = 64  # bytes
+NARROW = 512  # columns up to which one float64 product is as fast as a float32 product for each group
 SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
 LEAST_BATCHED = 8  # blocks
 BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
@@ -182,6 +183,9 @@ def equal_groups(groups: Groups) -> int:
 
 def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Groups) -> None:
     """Add ``sum_r weights[r] * values[r]`` to ``total``: values of shape (R, N)."""
+    if values.shape[1] <= NARROW:
+        total.add(values.double().T @ weights)
+        return
     narrow = None if values.dtype == torch.float64 else weights.to(values.dtype)
 
     def product(part: slice) -> Tensor:

@@ -21,5 +21,5 @@ def standard_gumbel(stream: KeyStream, n: int) -> NDArray[np.float64]:
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     # Near 1, log(uniform) would lose the tail to rounding; log1p of the exact distance from 1 keeps it.
     from_above = ((np.uint64((1 << 53) - 1) - (words >> np.uint64(11))).astype(np.float64) + 0.5) * 2.0**-53
-    log_uniform = np.where(uniform < 0.5, np.log(uniform), np.log1p(-from_above))
+    log_uniform = np.where(uniform < 0.5, np.log(uniform), np.log1p(-np.minimum(from_above, 0.5)))
     return -np.log(-log_uniform)

@@ -28,6 +28,10 @@ class TiltedProblem:
     def dimension(self) -> int:
         return len(self._start)
 
+    @property
+    def capacity(self) -> int:
+        return 1000  # as far as the float64 margin goes
+
     def initial(self) -> Tensor:
         return self._start.clone()
 
@@ -39,7 +43,7 @@ class TiltedProblem:
         common = torch.stack([c * self._gradient(w) for c, w in terms]).sum(0)
         rows = common + sum(c for c, _ in terms) * batch
         scale = bound / 2  # Clipping's smallest bound is 1e-6
-        factors = Clipping(2.0).factors(row_squared_norms(rows / scale), margin(torch.float64, len(batch)))
+        factors = Clipping(2.0).factors(row_squared_norms(rows / scale), margin(torch.float64, self.capacity))
         return factors @ torch.where(factors[:, None] > 0, rows, 0.0)
 
     def total_loss(self, batch: Tensor, w: Tensor) -> float:

@@ -151,7 +151,7 @@ def experiments() -> list[Experiment]:
                 o, None, b, lipschitz=17.0, smoothness=8.0, kl_gamma=1.7, kl_exponent=2, risk_bound=37.0, noise_seed=s
             ),
             largest=1e-5,
-            smallest=1e-7,
+            smallest=1e-8,
         ),
         Experiment(
             "KL-Spider, network",

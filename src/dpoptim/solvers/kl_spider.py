@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.plan import whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, positive, starting_point
@@ -64,8 +65,11 @@ def spider_schedule(
     risk_bound: float,
     beta: float,
     constants: Constants,
+    rounds: int | None = None,
 ) -> tuple[Round, ...]:
     """The rounds of Algorithm 1, lines 2 to 7: a function of public numbers. T_k is rounded up.
+
+    Args: see `kl_spider`.
 
     Raises:
         ValueError: settings that ask for more than a million rounds.
@@ -74,12 +78,12 @@ def spider_schedule(
     noise = gamma * lipschitz * math.sqrt(dimension) / (n * math.sqrt(rho))
     per_halving = 1 + c.descent * gamma**2 * smoothness * risk_bound ** (-(2 - kappa) / kappa)
     wanted = per_halving * (math.log(risk_bound) - kappa * math.log(noise))
-    if wanted > MOST_ROUNDS:
+    if rounds is None and wanted > MOST_ROUNDS:
         raise ValueError(
             f"the settings ask for {wanted:.3g} rounds: kl_gamma^2 * smoothness = {gamma**2 * smoothness:.3g} is large "
             "against risk_bound^((2-kappa)/kappa). Fix: a smaller smoothness, or adaptive_gd, which needs no kl_gamma."
         )
-    rounds = max(1, math.ceil(wanted))
+    rounds = max(1, math.ceil(wanted)) if rounds is None else whole_number("rounds", rounds, least=1)
     spread = noise * math.sqrt(rounds)
     union = 1.0
     if c.union:
@@ -109,6 +113,7 @@ def kl_spider(
     risk_bound: float | None = None,
     beta: float = 0.05,
     constants: Constants = "practical",
+    rounds: int | None = None,
     anchor_share: float | None = None,
     ledger: Ledger | None = None,
     label: str = "KL-Spider",
@@ -129,6 +134,8 @@ def kl_spider(
         risk_bound: F0, a public bound on F(w0) - min F; (kl_gamma * lipschitz)^kappa by default, and at most that.
         beta: failure probability of the theorem's constants, in (0, 1).
         constants: ``"theorem"`` (astronomically safe) or ``"practical"``; see `SpiderConstants`.
+        rounds: K, instead of what the constants say. Where ``kl_gamma^2 smoothness`` is large the formula asks for more
+            rounds than the noise allows; 20 to 100 serve better there, and the theorem no longer speaks.
         anchor_share: share of a round's budget for its full gradient; by default 1/2 with the theorem's constants, else
             the share that makes the noise at the round's end smallest. A round of one step needs no difference at all.
         ledger, label, noise_seed: see `Releases`.
@@ -164,6 +171,7 @@ def kl_spider(
         risk_bound=min(largest if risk_bound is None else positive("risk_bound", risk_bound), largest),
         beta=beta,
         constants=constants,
+        rounds=rounds,
     )
     fixed_share = anchor_share or (0.5 if constants == "theorem" else None)
     for number, round_ in enumerate(schedule):

@@ -19,12 +19,13 @@ class Objective:
     Args:
         problem: the loss, e.g. `LinearProblem` or `ModuleProblem`.
         data: arrays of equal length, records on the first axis (such as x and y): tensors, numpy arrays or memory maps.
-            Memory maps are streamed at every pass, the rest is prepared once.
+            Memory maps are streamed at every pass, the rest is prepared once: do not change it afterwards.
         neighboring: ``"zero-out"`` (a record may contribute nothing) or ``"replace-one"``; n is public under both.
         chunk: records taken at a time. It changes speed and memory only.
 
     Raises:
-        ValueError: arrays of unequal length or without records, or another relation.
+        ValueError: arrays of unequal length or without records, another relation, or more records than the problem's
+            capacity.
     """
 
     def __init__(self, problem: Problem, data: Sequence[Any], *, neighboring: str = "zero-out", chunk: int = 8192) -> None:
@@ -41,6 +42,11 @@ class Objective:
             raise ValueError(f"chunk must be at least 1, got {chunk!r}.")
         self.problem = problem
         self.n = lengths.pop()
+        if self.n > problem.capacity:
+            raise ValueError(
+                f"the problem's capacity of {problem.capacity} records is below n={self.n}, so rounding could exceed the "
+                f"bound. Fix: capacity={self.n}."
+            )
         streamed = any(isinstance(part, np.memmap) for part in data)
         self._data, self._chunk = tuple(data), chunk
         self._prepared = None if streamed else list(self._stream())

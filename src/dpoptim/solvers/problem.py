@@ -1,6 +1,7 @@
 """What a solver needs of a loss: sums over records of clipped combinations of gradients, at any points."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.linear import LinearModel, as_rows, as_tensor, scaled
+from dpoptim.plan import whole_number
 
 Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
 
@@ -22,8 +24,13 @@ class Problem(Protocol):
         """d, the number of parameters."""
         ...
 
+    @property
+    def capacity(self) -> int:
+        """The most records that one logical sum may hold for the bound to be proven."""
+        ...
+
     def initial(self) -> Tensor:
-        """A public starting point: float64, shape (d,)."""
+        """A public starting point: float64, shape (d,), on the CPU."""
         ...
 
     def prepare(self, records: tuple[Any, ...]) -> Any:
@@ -31,7 +38,7 @@ class Problem(Protocol):
         ...
 
     def clipped_sum(self, batch: Any, terms: Terms, bound: float) -> Tensor:
-        """``sum over the batch's records of clip(sum_j c_j grad f(w_j; z), bound)``: float64, shape (d,). Private.
+        """``sum over the batch's records of clip(sum_j c_j grad f(w_j; z), bound)``: float64, shape (d,), CPU. Private.
 
         **Guarantee.** One record changes the sum by at most ``bound`` (by twice that if it takes another value),
         rounding included; a record whose gradient is not finite counts as zero.
@@ -61,9 +68,8 @@ class LinearProblem:
     """
 
     def __init__(self, model: LinearModel, *, capacity: int, l2: float = 0.0) -> None:
-        if not l2 >= 0:
-            raise ValueError(f"l2 must be a number >= 0, got {l2!r}.")
-        self.model, self.capacity, self.l2 = model, capacity, l2
+        self.model = model
+        self.capacity, self.l2 = checked(capacity, l2)
 
     @property
     def dimension(self) -> int:
@@ -78,9 +84,8 @@ class LinearProblem:
 
     def clipped_sum(self, batch: tuple[Tensor, ...], terms: Terms, bound: float) -> Tensor:
         x, y, *norms = batch
-        return self.model.clipped_sum(
-            x, y, terms, bound, capacity=self.capacity, squared_row_norms=norms[0] if norms else None
-        )
+        known = norms[0] if norms else None
+        return self.model.clipped_sum(x, y, terms, bound, capacity=self.capacity, squared_row_norms=known).cpu()
 
     def total_loss(self, batch: tuple[Tensor, ...], w: Tensor) -> float:
         return float(self.model.losses(self.model.scores(w, batch[0]), batch[1]).sum())
@@ -108,15 +113,14 @@ class ModuleProblem:
         l2: strength of the public penalty ``l2 |w|^2 / 2``; >= 0.
 
     Raises:
-        PrivacyError: a layer that cannot be clipped record by record.
+        PrivacyError: a layer that cannot be clipped record by record, or one that keeps statistics in buffers.
     """
 
     def __init__(
         self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], *, capacity: int, l2: float = 0.0
     ) -> None:
-        if not l2 >= 0:
-            raise ValueError(f"l2 must be a number >= 0, got {l2!r}.")
-        self.loss, self.capacity, self.l2 = loss, capacity, l2
+        self.loss = loss
+        self.capacity, self.l2 = checked(capacity, l2)
         self._model = copy.deepcopy(model).eval()
         self._twins: dict[int, tuple[Twins, Engine]] = {}
         self._booked(1)  # refuses what cannot be clipped, here and not later
@@ -126,7 +130,7 @@ class ModuleProblem:
         return self.initial().numel()
 
     def initial(self) -> Tensor:
-        return torch.cat([p.detach().double().flatten() for p in self._model.parameters() if p.requires_grad])
+        return torch.cat([p.detach().double().flatten().cpu() for p in self._model.parameters() if p.requires_grad])
 
     def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         x, y = (as_tensor(part) for part in records)
@@ -144,7 +148,9 @@ class ModuleProblem:
             losses = [self.loss(output, y) for output in twins(x)]
             combined = [(c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)]
             torch.autograd.backward(torch.stack(combined).sum())
-        return torch.cat([part.flatten() for part in engine.split(engine.take())]) / scale
+        assert engine.booking is not None
+        engine.booking.refuse_changed_buffers()
+        return torch.cat([part.flatten().cpu() for part in engine.split(engine.take())]) / scale
 
     def total_loss(self, batch: tuple[Tensor, Tensor], w: Tensor) -> float:
         write_parameters(self._model, w)
@@ -181,6 +187,13 @@ class Twins(nn.Module):
         """Each parameter of the second and later copies, with the first copy's parameter that it stands for."""
         first, *others = self.models
         return {p: q for other in others for p, q in zip(other.parameters(), first.parameters(), strict=True)}
+
+
+def checked(capacity: int, l2: float) -> tuple[int, float]:
+    """Both if they are in range, else a ValueError."""
+    if not 0 <= l2 < math.inf:
+        raise ValueError(f"l2 must be a finite number >= 0, got {l2!r}.")
+    return whole_number("capacity", capacity, least=1), l2
 
 
 def write_parameters(model: nn.Module, w: Tensor) -> None:

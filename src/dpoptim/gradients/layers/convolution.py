@@ -1,6 +1,7 @@
-"""nn.Conv1d and nn.Conv2d: the per-record weight gradient is a product of unfolded patches and output gradients."""
+"""nn.Conv1d and nn.Conv2d: each record's weight gradient, formed for many records at once."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -100,16 +101,41 @@ class ConvolutionRule:
 
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         assert isinstance(module, Convolution)
-        x, left = saved[0], g.flatten(2)  # (B, p, T)
-        p, T, G = left.shape[1], left.shape[2], module.groups
-        features = module.weight[0].numel()
+        x = saved[0]
+        T = g[0, 0].numel() if len(g) else 0
+        by_patches = x.device.type != "cpu"
+        form = partial(formed_by_patches if by_patches else formed_by_groups, module, x, g)
+        per_record = T * x.shape[1] * module.weight[0, 0].numel() if by_patches else 0
+        weight = Formed(form, len(g), module.weight.numel(), per_record)
+        return {"weight": weight, "bias": Direct(g.flatten(2).sum(2))}
 
-        def form(part: slice) -> Tensor:
-            right = patches(x[part], module)  # (b, T, G * features)
-            if G == 1:
-                return torch.bmm(left[part], right).flatten(1)
-            grouped = right.unflatten(2, (G, features)).transpose(1, 2)  # (b, G, T, features)
-            return torch.matmul(left[part].unflatten(1, (G, p // G)), grouped).flatten(1)
 
-        weight = Formed(form, g.shape[0], module.weight.numel(), T * features * G)
-        return {"weight": weight, "bias": Direct(left.sum(2))}
+def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
+    """The records' weight gradients as those of one convolution that has every record in groups of its own."""
+    x, g = x[part], g[part]
+    groups, axes = len(x) * module.groups, len(module.kernel_size)
+    weight = x.new_empty(1).expand(len(x) * module.out_channels, *module.weight.shape[1:])  # only its shape is used
+    gradients = torch.ops.aten.convolution_backward(
+        g.reshape(1, -1, *g.shape[2:]),
+        x.reshape(1, -1, *x.shape[2:]),
+        weight,
+        None,
+        module.stride,
+        padding_inside(module),
+        module.dilation,
+        False,
+        [0] * axes,
+        groups,
+        [False, True, False],
+    )[1]
+    return gradients.reshape(len(x), -1)
+
+
+def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
+    """The records' weight gradients as products of output gradients and unfolded patches."""
+    left, right = g[part].flatten(2), patches(x[part], module)  # (b, p, T), (b, T, G * features)
+    p, G, features = left.shape[1], module.groups, module.weight[0].numel()
+    if G == 1:
+        return torch.bmm(left, right).flatten(1)
+    grouped = right.unflatten(2, (G, features)).transpose(1, 2)  # (b, G, T, features)
+    return torch.matmul(left.unflatten(1, (G, p // G)), grouped).flatten(1)

@@ -17,10 +17,27 @@ def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
         )
 
 
+IN_CACHE = 1 << 17  # elements of a temporary
+
+
 def sum_positions(values: Tensor, kept_axes: int) -> Tensor:
     """Sum (B, positions..., kept...) over the positions: shape (B, kept...)."""
     middle = tuple(range(1, values.dim() - kept_axes))
     return values.sum(middle) if middle else values
+
+
+def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_axes: int) -> Tensor:
+    """Sum ``(x * scale - shift) * g`` over the positions, a few records at a time: large temporaries cost more than the
+    arithmetic. ``scale`` and ``shift`` have size 1 in the kept axes."""
+    step = max(1, IN_CACHE // max(1, x[0].numel())) if len(x) else 1
+    parts = []
+    for start in range(0, max(1, len(x)), step):
+        rows = slice(start, start + step)
+        scaled = x[rows] * scale[rows]
+        if shift is not None:
+            scaled -= shift[rows]
+        parts.append(sum_positions(scaled.mul_(g[rows]), kept_axes))
+    return torch.cat(parts)
 
 
 class LayerNormRule:
@@ -49,7 +66,7 @@ class LayerNormRule:
         x, mean, rstd, _ = saved
         kept = len(module.normalized_shape)
         return {
-            "weight": Direct(sum_positions((x - mean) * rstd * g, kept)),
+            "weight": Direct(sum_scaled(x, rstd, mean * rstd, g, kept)),
             "bias": Direct(sum_positions(g, kept)),
         }
 
@@ -80,7 +97,7 @@ class RMSNormRule:
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         assert isinstance(module, nn.RMSNorm)
         x, rstd, _ = saved
-        return {"weight": Direct(sum_positions(x * rstd * g, len(module.normalized_shape)))}
+        return {"weight": Direct(sum_scaled(x, rstd, None, g, len(module.normalized_shape)))}
 
 
 class GroupNormRule:
@@ -110,8 +127,10 @@ class GroupNormRule:
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         assert isinstance(module, nn.GroupNorm)
         x, mean, rstd, _ = saved
-        B, C, G = x.shape[0], x.shape[1], module.num_groups
-        grouped = x.reshape(B, G, -1)
-        normalised = ((grouped - mean[:, :, None]) * rstd[:, :, None]).reshape(B, C, -1)
+        B, C = x.shape[:2]
         g = g.reshape(B, C, -1)
-        return {"weight": Direct((normalised * g).sum(2)), "bias": Direct(g.sum(2))}
+        bias = g.sum(2)
+        in_channels = (B, module.num_groups, C // module.num_groups)
+        mean, rstd = (value.view(B, -1, 1).expand(in_channels).reshape(B, C) for value in (mean, rstd))
+        weight = (torch.linalg.vecdot(x.reshape(B, C, -1), g) - mean * bias) * rstd
+        return {"weight": Direct(weight), "bias": Direct(bias)}

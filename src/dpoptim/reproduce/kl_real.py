@@ -1,0 +1,271 @@
+"""The solvers of Menart et al. 2024 and DP-SGD on real, public data at the same guarantee (zero-out neighbours).
+
+Each method gets one setting for each data set, chosen from a short list by the empirical risk at epsilon = 1 (the data are
+public; on private data that choice would have to be paid for). Then all methods run at all epsilons with other seeds.
+"""
+
+import csv
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.datasets import FASHION_MNIST_DIRECTORY, Data, hold_out_fifth, load_fashion_mnist
+from dpoptim.gate import Gate
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.methods import DPSGD
+from dpoptim.noise.stream import KeyStream
+from dpoptim.solvers import (
+    Budget,
+    LinearProblem,
+    Objective,
+    Result,
+    adaptive_gd,
+    kl_spider,
+    noisy_gd,
+    proximal_point,
+    select_stationary,
+)
+
+DELTA = 1e-5
+EPSILONS = (0.5, 1.0, 2.0)
+
+
+Settings = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A linear model on a public data set, features scaled by public constants."""
+
+    name: str
+    model: LinearModel
+    l2: float
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+    @cached_property
+    def problem(self) -> LinearProblem:
+        return LinearProblem(self.model, capacity=len(self.x), l2=self.l2)
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(self.problem, (self.x, self.y))
+
+    @cached_property
+    def least_risk(self) -> float:
+        """min F, by L-BFGS without privacy."""
+
+        def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            w = torch.from_numpy(flat)
+            gradient = self.objective.clipped_sum([(1.0, w)], 1e9) / self.objective.n + self.problem.penalty_gradient(w)
+            return self.objective.risk(w, data_is_public=True), gradient.numpy()
+
+        start = np.zeros(self.problem.dimension)
+        found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "gtol": 1e-6})
+        return float(found.fun)
+
+    def excess_risk(self, w: Tensor) -> float:
+        return self.objective.risk(w, data_is_public=True) - self.least_risk
+
+    def accuracy(self, w: Tensor) -> float:
+        """Percent of the hold-out."""
+        scores = self.model.scores(w, self.x_test)
+        predicted = scores.argmax(1) if self.model.loss == "softmax" else (scores[:, 0] > 0).long()
+        return 100 * float((predicted == self.y_test).double().mean())
+
+
+def breast_cancer() -> Case:
+    """scikit-learn's 569 tumours, 30 features, standardised; one fifth held out."""
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    x = (x - x.mean(0)) / x.std(0)
+    data = hold_out_fifth(Data("breast cancer", x, y, None, None, ("malignant", "benign"), public=True), seed=0)
+    assert data.x_test is not None
+    assert data.y_test is not None
+    parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
+    return Case("breast cancer", LinearModel("logistic", features=30), 1e-3, *parts)
+
+
+def fashion(directory: Path, classes: Sequence[int] | None = None) -> Case:
+    """Fashion-MNIST, or two of its classes; pixels in [0, 1]."""
+    data = load_fashion_mnist(directory)
+    assert data.x_test is not None
+    assert data.y_test is not None
+    parts = []
+    for images, labels in ((data.x, data.y), (data.x_test, data.y_test)):
+        x, y = torch.from_numpy(images).flatten(1), torch.from_numpy(labels)
+        if classes is not None:
+            kept = (y == classes[0]) | (y == classes[1])
+            x, y = x[kept], (y[kept] == classes[1]).long()
+        parts += [x, y]
+    if classes is None:
+        return Case("Fashion-MNIST", LinearModel("softmax", features=784, outputs=10), 1e-4, *parts)
+    return Case("t-shirt or shirt", LinearModel("logistic", features=784), 1e-4, *parts)
+
+
+Method = Callable[[Case, float, int, Settings], Tensor]
+
+
+def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
+    """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and gate."""
+    batch_size = min(int(settings["batch_size"]), len(case.x))
+    clip = settings["lipschitz"]
+    plan = DPSGD(clip_norm=clip).plan(
+        n=len(case.x),
+        batch_size=batch_size,
+        epochs=settings["epochs"],
+        epsilon=epsilon,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    coins, noise = (KeyStream.from_seed(seed, purpose) for purpose in ("coins", "noise"))
+    w = case.problem.initial()
+    velocity = torch.zeros_like(w)
+    with Ledger(neighboring="zero-out") as ledger:
+        gate = Gate(
+            event=plan.event,
+            neighboring="zero-out",
+            query=plan.method.query(plan),
+            releases=plan.steps,
+            ledger=ledger,
+            noise=noise,
+            label="comparison",
+        )
+        norms = case.model.squared_row_norms(case.x)
+        for indices in islice(plan.sampler.batches(coins, len(case.x)), plan.steps):
+            rows = torch.from_numpy(indices)
+            total = case.model.clipped_sum(
+                case.x[rows],
+                case.y[rows],
+                [(1.0, w)],
+                clip,
+                capacity=plan.sampler.capacity(plan.n),
+                squared_row_norms=norms[rows],
+            )
+            (released,) = gate.release_sum([total])
+            velocity = 0.9 * velocity + released / batch_size + case.problem.penalty_gradient(w)
+            w = w - settings["learning_rate"] * velocity
+    return w
+
+
+def by(solver: Callable[..., Result]) -> Method:
+    """A solver as a method of the comparison; its settings are its arguments."""
+
+    def method(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
+        known = {"risk_bound": math.log(max(case.model.outputs, 2))} if "kl_gamma" in settings else {}
+        budget = Budget(delta=DELTA, epsilon=epsilon)
+        return solver(case.objective, None, budget, noise_seed=seed, **known, **settings).weights
+
+    return method
+
+
+def candidates(**lists: Sequence[float]) -> list[dict[str, float]]:
+    """Settings that take the i-th value of every list; shorter lists repeat."""
+    longest = max(map(len, lists.values()))
+    return [{name: values[i % len(values)] for name, values in lists.items()} for i in range(longest)]
+
+
+SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[2, 1, 4, 2], rounds=[50, 100, 100, 100], smoothness=[1])
+METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
+    "DP-SGD": (
+        dp_sgd,
+        candidates(lipschitz=[1, 1, 1, 3], learning_rate=[0.1, 0.5, 2, 0.2], batch_size=[4096], epochs=[40]),
+    ),
+    "noisy GD": (by(noisy_gd), candidates(lipschitz=[1, 1, 1, 3], step_size=[1, 2, 4, 0.5], steps=[50, 100, 100, 100])),
+    "KL-Spider, kappa = 2": (by(kl_spider), [{**settings, "kl_exponent": 2.0} for settings in SPIDER]),
+    "KL-Spider, kappa = 1.5": (by(kl_spider), [{**settings, "kl_exponent": 1.5} for settings in SPIDER]),
+    "proximal point": (
+        by(proximal_point),
+        candidates(
+            lipschitz=[1, 1, 3, 3],
+            weak_convexity=[0.01, 0.1, 0.1, 1],
+            smoothness=[1, 1, 3, 3],
+            kl_gamma=[1],
+            kl_exponent=[2],
+            inner_steps=[8],
+        ),
+    ),
+    "adaptive GD": (by(adaptive_gd), candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4], max_steps=[300])),
+    "stationary point": (by(select_stationary), candidates(lipschitz=[1, 3], smoothness=[0.25, 2], max_steps=[300])),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Mean over seeds of one method at one epsilon."""
+
+    data: str
+    method: str
+    epsilon: float
+    excess_risk: float
+    excess_risk_spread: float  # largest minus smallest over the seeds
+    test_accuracy: float  # percent
+    cpu_seconds: float  # of one run
+    settings: str
+
+
+def kl_real(out: Path, quick: bool, fashion_directory: Path | str = FASHION_MNIST_DIRECTORY) -> list[Row]:
+    """Compare all methods; write ``kl_real.csv`` to the folder ``out``.
+
+    Args:
+        out: a folder, made if it does not exist.
+        quick: breast cancer only, one seed.
+        fashion_directory: where Fashion-MNIST's files are; its two rows are left out where there are none.
+    """
+    cases = [breast_cancer()]
+    directory = Path(fashion_directory)
+    if not quick and directory.is_dir():
+        cases += [fashion(directory, (0, 6)), fashion(directory)]
+    rows: list[Row] = []
+    out.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        rows += compare(case, seeds=1 if quick else 3)
+        write(out, rows)  # a long comparison: keep what there is
+    return rows
+
+
+def write(out: Path, rows: Sequence[Row]) -> None:
+    with (out / "kl_real.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def compare(case: Case, seeds: int) -> list[Row]:
+    """Every method on one data set, each with its best setting at epsilon = 1 (seed 0, which is not used again)."""
+    rows = []
+    for name, (method, choices) in METHODS.items():
+        risks = [case.excess_risk(method(case, 1.0, 0, settings)) for settings in choices]
+        settings = choices[int(np.argmin(risks))]
+        for epsilon in EPSILONS:
+            started = time.process_time()
+            found = [method(case, epsilon, seed, settings) for seed in range(1, seeds + 1)]
+            seconds = (time.process_time() - started) / seeds
+            excess = [case.excess_risk(w) for w in found]
+            accuracy = float(np.mean([case.accuracy(w) for w in found]))
+            rows.append(
+                Row(
+                    case.name,
+                    name,
+                    epsilon,
+                    float(np.mean(excess)),
+                    max(excess) - min(excess),
+                    accuracy,
+                    seconds,
+                    " ".join(f"{key}={value:g}" for key, value in settings.items()),
+                )
+            )
+    return rows
