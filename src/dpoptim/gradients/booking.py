@@ -191,5 +191,6 @@ def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
 def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:
     return PrivacyError(
         f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps running statistics of them, "
-        "which no clipping bounds. Fix: use nn.GroupNorm or nn.LayerNorm; or freeze it and keep it in eval() mode."
+        "which no clipping bounds. Fix: dpoptim.replace_batchnorm(model), which puts nn.GroupNorm in its place; or freeze "
+        "it and keep it in eval() mode."
     )
