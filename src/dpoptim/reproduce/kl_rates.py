@@ -88,7 +88,7 @@ def experiments() -> list[Experiment]:
                     None,
                     b,
                     lipschitz=1.5,
-                    smoothness=max(t - 1, 1.0),
+                    smoothness=4.0,
                     kl_gamma=t ** (-1 / k),
                     kl_exponent=k,
                     risk_bound=1 / t,

@@ -177,7 +177,7 @@ def candidates(**lists: Sequence[float]) -> list[dict[str, float]]:
     return [{name: values[i % len(values)] for name, values in lists.items()} for i in range(longest)]
 
 
-SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[2, 1, 4, 2], rounds=[50, 100, 100, 100], smoothness=[1])
+SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[4, 2, 4, 8], rounds=[100, 50, 100, 100], smoothness=[1])
 METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
     "DP-SGD": (
         dp_sgd,
