@@ -3,15 +3,17 @@
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
 from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.methods import DPSGD
+from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.plan import Plan
 from dpoptim.training.attach import PrivateTraining, attach
 from dpoptim.training.check import check
 from dpoptim.version import __version__
 
 __all__ = [
+    "DPFTRL",
     "DPSGD",
     "BudgetExceeded",
+    "DiceSGD",
     "Guarantee",
     "Ledger",
     "LedgerError",

@@ -124,7 +124,7 @@ def account(
     if as_json:
         print(json.dumps([g.to_json() for g in guarantees], indent=2))
         return
-    table = Table(title=f"{plan.steps} steps, q = {plan.sampler.sample_rate:.6g}, noise multiplier {noise_multiplier:g}")
+    table = Table(title=f"{plan.steps} steps, q = {batch_size / n:.6g}, noise multiplier {noise_multiplier:g}")
     for column in ("epsilon", "delta", "neighbours", "accountant"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left")
     for g in guarantees:

@@ -9,7 +9,7 @@ Styles, all with the same bound C on what one record may add to the sum:
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,24 @@ AUTOMATIC_GAMMA = 0.01
 SMALLEST_FACTOR = 1e-30  # below it a factor counts as zero: float32 could not hold it to full precision
 SMALLEST_NORM = 1e-6  # below it the scaled gradients come near float32's subnormal numbers, which round coarsely
 NORM_INFLATION = 2.0**-24  # relative error of a squared norm: a float64 sum of up to 2^29 non-negative terms
+
+
+class ClippingRule(Protocol):
+    """What the engine does with each record's gradient."""
+
+    @property
+    def norm(self) -> float:
+        """The largest norm that one record may add to the (first) sum."""
+        ...
+
+    @property
+    def sums(self) -> int:
+        """How many sums a record adds to."""
+        ...
+
+    def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
+        """The factors of each record: float64, shape (B,), or (sums, B); zero where it does not count."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,10 @@ class Clipping:
         if self.style == "automatic" and math.isinf(self.norm):
             raise ValueError("clipping='automatic' scales every gradient to clip_norm, so clip_norm must be finite.")
 
+    @property
+    def sums(self) -> int:
+        return 1
+
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factor of each record: float64, shape (B,), zero for records whose norm is not finite.
 
@@ -61,3 +83,37 @@ class Clipping:
         if math.isfinite(self.norm):
             factor = factor * (1 - 2.0**-22)  # rounding the factor to float32 must not raise it
         return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)  # also where the norm, hence the factor, is NaN
+
+
+@dataclass(frozen=True)
+class SplitClipping:
+    """What a record adds to two sums: its gradient clipped to C1, and what clipping to C1 takes off it when clipped to R.
+
+    Args:
+        norm: C1.
+        residual_clip: R >= C1; ``inf`` leaves the gradient as it is, and bounds nothing.
+        style: ``"flat"``, or ``"automatic"``: the gradient is first scaled to R g / (|g| + gamma).
+    """
+
+    norm: float
+    residual_clip: float
+    style: Style = "flat"
+
+    def __post_init__(self) -> None:
+        _ = Clipping(self.norm), Clipping(self.residual_clip, self.style)
+        if self.residual_clip < self.norm:
+            raise ValueError(f"residual_clip={self.residual_clip!r} must be at least clip_norm={self.norm!r}.")
+
+    @property
+    def sums(self) -> int:
+        return 2
+
+    def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
+        """The factors of each record for the two sums: float64, shape (2, B), zero where its norm is not finite.
+
+        **Guarantee.** For every record, the first factor times its norm is at most ``C1 (1 - margin)``, the second at most
+        ``(R - C1) (1 - margin)``, also after rounding to float32. They depend on that record's norm alone.
+        """
+        whole = Clipping(self.residual_clip, self.style).factors(squared_norms, margin)
+        kept = torch.minimum(whole, Clipping(self.norm).factors(squared_norms, margin))
+        return torch.stack([kept, whole - kept])

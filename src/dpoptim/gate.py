@@ -50,11 +50,34 @@ class CorrelatedSum:
     participations: int = 1
     separation: int | None = None
 
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """What the whole run costs."""
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
     @cached_property
     def standard_deviation(self) -> float:
         """Of the entries of z, from which the mechanism makes the noise; see `noise.correlated.mechanism`."""
         sensitivity = self.mechanism.sensitivity(self.steps, self.participations, self.separation)
         return self.noise_multiplier * self.norm_bound * sensitivity
+
+
+@dataclass(frozen=True)
+class ShiftedSums:
+    """The sums of a run in which one record may move many: the squared shifts of all steps together are at most
+    ``run_sensitivity^2``, on every path. All steps together are **one** ``Gaussian(noise_multiplier)`` event.
+    """
+
+    run_sensitivity: float
+    noise_multiplier: float
+
+    @property
+    def standard_deviation(self) -> float:
+        """Of the noise in every entry of every step."""
+        return self.noise_multiplier * self.run_sensitivity if self.noise_multiplier > 0 else 0.0
+
+
+Query = GaussianSum | CorrelatedSum | ShiftedSums
 
 
 class Gate:
@@ -75,7 +98,7 @@ class Gate:
         *,
         event: dp_accounting.DpEvent,
         neighboring: str,
-        query: GaussianSum | CorrelatedSum,
+        query: Query,
         releases: int,
         ledger: Ledger | None,
         noise: KeyStream,

@@ -9,13 +9,13 @@ from typing import Any, Literal, Protocol
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
+from torch import Tensor
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.calibration import calibrate_noise_multiplier
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
-from dpoptim.clipping import Clipping
-from dpoptim.gate import GaussianSum
-from dpoptim.sampling import PoissonSampling
+from dpoptim.clipping import ClippingRule
+from dpoptim.gate import Query
+from dpoptim.sampling import Sampler
 
 FORMAT = "dpoptim.plan/1"
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
@@ -36,17 +36,49 @@ class Basis:
     text: str
 
 
+class PrivateSide(Protocol):
+    """What a method keeps to itself during a run, left of the gate: never saved, never shown."""
+
+    def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
+        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what the gate releases."""
+        ...
+
+
 class Method(Protocol):
     """A training algorithm's public settings: a frozen dataclass whose fields JSON can hold."""
 
     @property
-    def rule(self) -> Clipping: ...
+    def rule(self) -> ClippingRule:
+        """How each record's gradient is clipped."""
+        ...
 
-    def step_event(self, noise_multiplier: float) -> dp_accounting.DpEvent: ...
+    def sampler(self, n: int, batch_size: int) -> Sampler:
+        """How batches are drawn."""
+        ...
 
-    def query(self, noise_multiplier: float) -> GaussianSum: ...
+    def calibrate(self, *, n: int, batch_size: int, steps: int, epsilon: float, delta: float, neighboring: str) -> float:
+        """The noise multiplier of a run that costs at most this."""
+        ...
 
-    def basis(self) -> tuple[Basis, ...]: ...
+    def event(self, plan: "Plan") -> dp_accounting.DpEvent:
+        """What the whole run costs, noise included."""
+        ...
+
+    def query(self, plan: "Plan") -> Query:
+        """What each step asks of the gate."""
+        ...
+
+    def private_side(self, plan: "Plan") -> PrivateSide | None:
+        """A fresh state for one run; None if a step's clipped sum is all that is released."""
+        ...
+
+    def unproven_guarantee(self, plan: "Plan", delta: float) -> Guarantee | None:
+        """What is claimed without a proof, if that is what was asked for."""
+        ...
+
+    def basis(self, plan: "Plan") -> tuple[Basis, ...]:
+        """What this method contributes to the list of what a guarantee rests on."""
+        ...
 
 
 METHODS: dict[str, type[Any]] = {}  # filled by dpoptim.methods, so that a plan's JSON can name its method
@@ -76,33 +108,39 @@ class Plan:
     neighboring: str
     delta: float
 
-    @property
-    def sampler(self) -> PoissonSampling:
+    @cached_property
+    def sampler(self) -> Sampler:
         """How batches are drawn."""
-        return PoissonSampling(self.batch_size / self.n)
+        return self.method.sampler(self.n, self.batch_size)
 
     @property
     def event(self) -> dp_accounting.DpEvent:
         """What the whole run costs; without noise, an event that no accountant puts a number on."""
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
-        return self.sampler.event(self.method.step_event(self.noise_multiplier), self.steps)
+        return self.method.event(self)
 
     @cached_property
     def guarantee(self) -> Guarantee:
         """What the whole run guarantees."""
-        if self.noise_multiplier == 0:
-            return Guarantee(math.inf, self.delta, self.neighboring, "none", status="no privacy: the noise is off")
-        guarantee = compute_epsilon(self.event, self.delta, self.neighboring)
-        if self.delta * self.n > 1:
+        guarantee = self.guarantee_at(self.delta)
+        if self.noise_multiplier > 0 and self.delta * self.n > 1:
             note = f"delta is above 1/n = {1 / self.n:.2g}: publishing a record at random would satisfy it"
             guarantee = replace(guarantee, notes=(*guarantee.notes, note))
         return guarantee
 
+    def guarantee_at(self, delta: float) -> Guarantee:
+        """What the whole run guarantees at another delta, 1e-14 < delta < 1."""
+        if self.noise_multiplier == 0:
+            relation = parse_neighboring(self.neighboring)
+            return Guarantee(math.inf, delta, relation, "none", status="no privacy: the noise is off")
+        unproven = self.method.unproven_guarantee(self, delta)
+        return compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
+
     @property
     def epochs(self) -> float:
         """Expected passes over the data."""
-        return self.steps * self.batch_size / self.n
+        return self.sampler.passes(self.steps)
 
     @property
     def basis(self) -> tuple[Basis, ...]:
@@ -112,14 +150,9 @@ class Plan:
             "zero-out": f"n={self.n} is public; a neighbour has one record that contributes nothing",
             "replace-one": f"n={self.n} is public; a neighbour has one record of another value",
         }[self.neighboring]
-        sampling = (
-            f"each record joins each step by its own 53-bit coin, q={self.sampler.sample_rate:.6g}"
-            if self.sampler.sample_rate < 1
-            else "every step takes every record"
-        )
         return (
-            *self.method.basis(),
-            Basis("enforced", sampling),
+            *self.method.basis(self),
+            Basis("enforced", self.sampler.promise()),
             Basis("enforced", f"at most {self.steps} noisy sums are released"),
             Basis("trusted", relation),
             Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
@@ -133,16 +166,14 @@ class Plan:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of the whole run at another delta, 1e-14 < delta < 1."""
-        if self.noise_multiplier == 0:
-            return math.inf
-        return compute_epsilon(self.event, delta, self.neighboring).epsilon
+        return self.guarantee_at(delta).epsilon
 
     def describe(self) -> str:
         """The plan for a person to read: what will happen, what it guarantees, and on what that rests."""
         settings = ", ".join(f"{key}={value!r}" for key, value in asdict(self.method).items())  # type: ignore[call-overload]
         lines = [
             f"{type(self.method).__name__}({settings})",
-            f"  data         n = {self.n}, expected batch {self.batch_size} (q = {self.sampler.sample_rate:.6g})",
+            f"  data         n = {self.n}, expected batch {self.batch_size}",
             f"  length       {self.steps} steps, about {self.epochs:.4g} epochs",
             f"  noise        noise multiplier {self.noise_multiplier:.6g}",
             f"  guarantee    {self.guarantee}",
@@ -234,8 +265,14 @@ def make_plan(
         raise ValueError(
             f"batch_size={batch_size} is larger than n={n}; a batch holds at most every record: use batch_size <= {n}."
         )
-    steps = number_of_steps(n, batch_size, epochs, steps)
+    sampler = method.sampler(n, batch_size)
+    steps = number_of_steps(sampler, epochs, steps)
     relation = neighboring_name(parse_neighboring(neighboring))
+    if relation not in sampler.relations:
+        raise ValueError(
+            f"neighboring={relation!r} does not hold for batches that are not sampled: a record more or less would shift "
+            f"all that follow it. Use one of {', '.join(map(repr, sampler.relations))}."
+        )
     epsilon = None if epsilon is None else real_number("epsilon", epsilon)
     delta = None if delta is None else real_number("delta", delta)
     noise_multiplier = None if noise_multiplier is None else real_number("noise_multiplier", noise_multiplier)
@@ -246,10 +283,9 @@ def make_plan(
             "delta is missing: the guarantee is stated at it. Choose it well below 1/n, e.g. "
             f"delta={min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)):g}; it must not depend on the data."
         )
-    sampler = PoissonSampling(batch_size / n)
     if epsilon is not None:
-        noise_multiplier = calibrate_noise_multiplier(
-            sample_rate=sampler.sample_rate, steps=steps, epsilon=epsilon, delta=delta, neighboring=relation
+        noise_multiplier = method.calibrate(
+            n=n, batch_size=batch_size, steps=steps, epsilon=epsilon, delta=delta, neighboring=relation
         )
     assert noise_multiplier is not None
     if noise_multiplier != 0 and not SMALLEST_NOISE <= noise_multiplier < math.inf:
@@ -280,7 +316,7 @@ def whole_number(name: str, value: object, *, least: int) -> int:
     raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
-def number_of_steps(n: int, batch_size: int, epochs: float | None, steps: int | None) -> int:
+def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -> int:
     """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is accounted."""
     if (epochs is None) == (steps is None):
         raise ValueError("give either epochs or steps, and not both.")
@@ -290,7 +326,7 @@ def number_of_steps(n: int, batch_size: int, epochs: float | None, steps: int | 
         passes = real_number("epochs", epochs)
         if not 0 < passes < math.inf:
             raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
-        whole = max(1, math.ceil(passes * n / batch_size - 1e-9))
+        whole = sampler.steps(passes)
     if whole > MOST_STEPS:
         raise ValueError(f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}.")
     return whole

@@ -4,7 +4,9 @@ A sampler owns both the draw and the event, so that what is sampled and what is 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
 
 import dp_accounting
 import numpy as np
@@ -12,10 +14,12 @@ from numpy.typing import NDArray
 
 from dpoptim.noise.stream import KeyStream
 
+Indices = NDArray[np.int64]
+Order = Literal["reshuffled", "shuffled", "given"]
 EXPECTED_GROUP = 104  # records; groups beyond 160 (5 standard deviations more) are summed more slowly
 
 
-def into_groups(coins: KeyStream, indices: NDArray[np.int64], groups: int) -> list[NDArray[np.int64]]:
+def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices]:
     """Deal a batch into groups: each record's group is a coin of its own; within a group the order stays.
 
     Args:
@@ -41,6 +45,35 @@ def number_of_groups(expected_batch: float, physical_batch_size: int | None) -> 
     return max(1, math.ceil(expected_batch / size))
 
 
+class Sampler(Protocol):
+    """Who takes part in which step; frozen, and made of public numbers only."""
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The neighbouring relations for which its events hold."""
+        ...
+
+    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
+        """The records of one step after the other, for as many steps as anyone asks for. Private."""
+        ...
+
+    def steps(self, epochs: float) -> int:
+        """Steps in this many passes, rounded up, so that what runs is what is accounted."""
+        ...
+
+    def passes(self, steps: int) -> float:
+        """Expected passes over the data in this many steps."""
+        ...
+
+    def capacity(self, n: int) -> int:
+        """A size that a batch of ``n`` nominal records exceeds with negligible probability (public)."""
+        ...
+
+    def promise(self) -> str:
+        """How records come to take part, in words."""
+        ...
+
+
 @dataclass(frozen=True)
 class PoissonSampling:
     """Every record takes part in every step independently with probability ``sample_rate``.
@@ -57,13 +90,17 @@ class PoissonSampling:
                 f"sample_rate must be in (0, 1], got {self.sample_rate!r}; it is batch_size / n with batch_size <= n."
             )
 
+    @property
+    def relations(self) -> tuple[str, ...]:
+        return ("add-or-remove-one", "zero-out", "replace-one")
+
     def event(self, step: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
         """The event of ``steps`` sampled steps."""
         if self.sample_rate < 1:
             step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, step)
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
-    def draw(self, coins: KeyStream, records: int) -> NDArray[np.int64]:
+    def draw(self, coins: KeyStream, records: int) -> Indices:
         """Indices of the records of one step, ascending. One coin of 53 bits for each record.
 
         **Guarantee.** Each of the ``records`` indices is in the result independently of all others and of all other
@@ -71,9 +108,97 @@ class PoissonSampling:
         """
         return coins.coins(records, self.sample_rate)
 
+    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
+        while True:
+            yield self.draw(coins, records)
+
+    def steps(self, epochs: float) -> int:
+        return max(1, math.ceil(epochs / self.sample_rate - 1e-9))
+
+    def passes(self, steps: int) -> float:
+        return steps * self.sample_rate
+
     def capacity(self, n: int) -> int:
-        """A size that a batch of ``n`` nominal records exceeds with negligible probability (public)."""
         if self.sample_rate == 1:
             return n
         expected = n * self.sample_rate
         return min(n, math.ceil(expected + 9 * math.sqrt(expected * (1 - self.sample_rate)) + 32))
+
+    def promise(self) -> str:
+        if self.sample_rate == 1:
+            return "every step takes every record"
+        return f"each record joins each step by its own 53-bit coin, q={self.sample_rate:.6g}"
+
+
+@dataclass(frozen=True)
+class FixedBatches:
+    """Each pass cuts the data into disjoint batches, in an order that does not depend on what the records hold.
+
+    Nothing is amplified: a record takes part in exactly one step of every pass. Only for relations in which neighbours
+    have equally many records, since a removed one would shift all that follow it.
+
+    Args:
+        n: the number of records, exact and public.
+        batch_size: records in a batch; the last one of a pass may be smaller.
+        order: ``"reshuffled"`` (a fresh permutation each pass), ``"shuffled"`` (one permutation, the same batches in
+            every pass) or ``"given"`` (the data set's own order, which must not depend on the records).
+    """
+
+    n: int
+    batch_size: int
+    order: Order = "reshuffled"
+
+    def __post_init__(self) -> None:
+        if self.order not in get_args(Order):
+            raise ValueError(f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {self.order!r}.")
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        return ("zero-out", "replace-one")
+
+    @property
+    def steps_per_pass(self) -> int:
+        return math.ceil(self.n / self.batch_size)
+
+    @property
+    def separation(self) -> int:
+        """Fewest steps from one participation of a record to its next."""
+        return 1 if self.order == "reshuffled" else self.steps_per_pass
+
+    def participations(self, steps: int) -> int:
+        """Steps that one record takes part in, at most."""
+        return math.ceil(steps / self.steps_per_pass)
+
+    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
+        """One batch after the other, pass after pass.
+
+        **Guarantee.** Which records are in which batch depends on ``records`` and the coins alone.
+        """
+        order = self._permutation(coins, records)
+        while True:
+            for start in range(0, records, self.batch_size):
+                yield order[start : start + self.batch_size]
+            if self.order == "reshuffled":
+                order = self._permutation(coins, records)
+
+    def _permutation(self, coins: KeyStream, records: int) -> Indices:
+        if self.order == "given":
+            return np.arange(records)
+        words = np.empty(records, dtype=np.uint64)
+        coins.words(words)
+        return np.argsort(words, kind="stable")
+
+    def steps(self, epochs: float) -> int:
+        if epochs != int(epochs) or epochs < 1:
+            raise ValueError(f"epochs must be a whole number of passes over fixed batches, got {epochs!r}.")
+        return int(epochs) * self.steps_per_pass
+
+    def passes(self, steps: int) -> float:
+        return steps / self.steps_per_pass
+
+    def capacity(self, n: int) -> int:
+        return self.batch_size
+
+    def promise(self) -> str:
+        order = {"reshuffled": "fresh shuffles", "shuffled": "one shuffle", "given": "the data set's own order"}[self.order]
+        return f"each record is in one of {self.steps_per_pass} disjoint batches of every pass, by {order}"

@@ -3,15 +3,18 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dpoptim.audit.bounds import Errors, gdp_lower_bound
 from dpoptim.audit.replay import audit_replay
 from dpoptim.gate import Gate
 from dpoptim.gradients.linear import LinearModel
+from dpoptim.noise.correlated import BinaryTree, Independent, Mechanism, ToeplitzSquareRoot
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
 from dpoptim.solvers.budget import Budget
@@ -87,6 +90,69 @@ def test_the_bound_is_reached() -> None:
         rows[9] = math.nan
         without = sums((rows, targets), "squared", "recursive", patch)
     assert float((with_it[2] - without[2]).norm()) > 0.99 * BOUND
+
+
+class Canary:
+    """Many runs in one dimension each, side by side: nobody has a gradient but a canary, whose is the bound (or -bound)."""
+
+    def __init__(self, runs: int) -> None:
+        self.dimension = runs
+
+    def initial(self) -> Tensor:
+        return torch.zeros(self.dimension, dtype=torch.float64)
+
+    def prepare(self, records: tuple[Tensor, ...]) -> Tensor:
+        return records[0]
+
+    def clipped_sum(self, batch: Tensor, terms: object, bound: float) -> Tensor:
+        return torch.full((self.dimension,), float(batch.sum()) * bound, dtype=torch.float64)
+
+    def total_loss(self, batch: Tensor, w: Tensor) -> float:
+        return 0.0
+
+    def penalty(self, w: Tensor) -> float:
+        return 0.0
+
+    def penalty_gradient(self, w: Tensor) -> Tensor:
+        return torch.zeros_like(w)
+
+
+@pytest.mark.parametrize("mechanism", [None, Independent(), BinaryTree(), ToeplitzSquareRoot()], ids=repr)
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_an_audit_of_whole_runs_finds_the_budget(
+    mechanism: Mechanism | None, relation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two worlds, the best attack on all that is released; wrong with probability below 1e-6."""
+    mu, runs, seen = 1.5, 40_000, []
+    release = Gate.release_sum
+
+    def keep(self: Gate, given: list[Tensor]) -> list[Tensor]:
+        released = release(self, given)
+        seen.append(released[0].clone())
+        return released
+
+    monkeypatch.setattr(Gate, "release_sum", keep)
+
+    def world(canary: float, seed: int) -> np.ndarray:
+        seen.clear()
+        records = torch.zeros(STEPS * BATCH)
+        records[0] = canary
+        accelerated_srgd(
+            Canary(runs),
+            (records,),
+            SRGD(STEPS, BATCH, BOUND, 1.0, mechanism=mechanism),
+            budget=Budget(1e-5, mu=mu),
+            neighboring=relation,
+            noise_seed=seed,
+        )
+        return torch.stack(seen).numpy()
+
+    low = -1.0 if relation == "replace-one" else 0.0
+    direction = np.linalg.solve(np.cov(world(0.0, 1)), np.eye(STEPS)[0])
+    absent, present = direction @ world(low, 2), direction @ world(1.0, 3)
+    threshold = (np.mean(absent) + np.mean(present)) / 2
+    errors = Errors(int(np.sum(absent > threshold)), runs, int(np.sum(present <= threshold)), runs)
+    assert 0.9 * mu <= gdp_lower_bound(errors, confidence=1 - 1e-6) <= mu
 
 
 @pytest.mark.parametrize("strange", [math.nan, math.inf, 1e30])

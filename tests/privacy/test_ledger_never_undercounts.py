@@ -49,7 +49,17 @@ def renyi_of(event: dp.DpEvent, order: float, sensitivity: float) -> float:
 
     x = np.linspace(-40 * noise, 40 * noise + order, 400_001)
     without = norm.logpdf(x, scale=noise)
-    moments = [integrate.simpson(np.expm1(power * log_ratio(x)) * np.exp(without), x=x) for power in (order, 1 - order)]
+    ratio = log_ratio(x)
+    # Minus one where that matters; far out, where the ratio overflows, in one exponential with the density.
+    moments = [
+        integrate.simpson(
+            np.where(
+                power * ratio < 1, np.expm1(np.minimum(power * ratio, 1)) * np.exp(without), np.exp(power * ratio + without)
+            ),
+            x=x,
+        )
+        for power in (order, 1 - order)
+    ]
     return max(math.log1p(moment) for moment in moments) / (order - 1)
 
 

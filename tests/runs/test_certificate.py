@@ -26,7 +26,7 @@ def test_it_is_strict_json_with_the_plans_epsilon(tmp_path: Path) -> None:
     assert data["guarantee"]["epsilon"] == result.plan.guarantee.epsilon
     assert data["guarantee"]["text"] == str(result.guarantee)
     assert data["verdict"]["for_release"] is True
-    assert data["settings"]["sample_rate"] == 0.1
+    assert "q=0.1" in data["settings"]["sampling"]
     assert data["settings"]["clip_norm"] == 1.0
     assert data["ledger"]["reservation"] == "r-17"
     assert "secret-folder" not in text

@@ -14,7 +14,7 @@ from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, 
 from dpoptim.solvers.accelerated_srgd import SRGD, SRGDResult, accelerated_srgd, suggested_settings, theorem_settings
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
-from dpoptim.solvers.problem import LinearProblem
+from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from dpoptim.solvers.stream import batches
 
 STEPS, BATCH, FEATURES = 6, 20, 3
@@ -105,6 +105,23 @@ def test_acceleration_is_faster_on_a_badly_conditioned_problem() -> None:
         w = accelerated_srgd(problem, (x.repeat(60, 1), y.repeat(60)), settings, budget=None).weights
         errors[accelerated] = float((x @ w - y).square().mean())
     assert errors[True] < errors[False] / 5
+
+
+def test_any_module_will_do() -> None:
+    """A network's clipped differences of gradients come from the books; here a network that is a linear model."""
+    x, y = made_up()
+    module = torch.nn.Linear(FEATURES, 1, bias=False).double()
+    torch.nn.init.zeros_(module.weight)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy_with_logits(output[:, 0], target, reduction="none")
+
+    settings = SRGD(STEPS, BATCH, clip_norm=1.5, beta=1.0)
+    found = [
+        accelerated_srgd(problem, (x, y), settings, budget=Budget(1e-5, mu=5.0), noise_seed=2).weights
+        for problem in (ModuleProblem(module, loss, capacity=BATCH), logistic())
+    ]
+    np.testing.assert_allclose(*found, atol=1e-5)  # the two leave different margins for rounding
 
 
 def test_the_public_penalty_is_exact() -> None:

@@ -5,13 +5,14 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpoptim.clipping import Clipping
+from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
@@ -27,7 +28,7 @@ class Engine:
 
     Args:
         model: any module; it keeps its class and its state-dict keys.
-        clipping: the bound on each record.
+        clipping: the bound on each record, and how many sums it adds to.
         capacity: B of the theorem in `products`; public. In larger batches, which come about where a nominal n is far
             below the size of the data, the margin no longer covers the rounding of a mean's factor.
         reduction: how the user's loss combines the rows of one backward pass.
@@ -48,7 +49,7 @@ class Engine:
     def __init__(
         self,
         model: nn.Module,
-        clipping: Clipping,
+        clipping: ClippingRule,
         *,
         capacity: int,
         reduction: Reduction = "mean",
@@ -77,8 +78,11 @@ class Engine:
         for p in self.parameters:
             by_device.setdefault(p.device, []).append(p.numel())
         self._layout = list(by_device.items())
-        self._buffers = [torch.empty(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
-        self._sums = [Sum(view.view(-1)) for view in self.split(self._buffers)]
+        self._buffers = [
+            [torch.empty(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
+            for _ in range(clipping.sums)
+        ]
+        self._sums = [[Sum(view.view(-1)) for view in self.split(buffers)] for buffers in self._buffers]
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
         self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
@@ -195,13 +199,13 @@ class Engine:
         measured = [contribution.squared_norms(groups).to(device) for contribution in merged.values()]
         squared = torch.stack(measured).sum(0) * scale**2
         factors = self.clipping.factors(squared, self.margin)
-        countable = factors > 0
+        factors = factors.view(-1, rows)  # one row for each sum
+        countable = factors[0] > 0
         if not bool(countable.all()):
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
-        weights = factors * scale
-        for i, contribution in merged.items():
-            total = self._sums[i]
-            contribution.add_weighted_sum(total, weights.to(total.total.device), groups)
+        for sums, weights in zip(self._sums, factors * scale, strict=True):
+            for i, contribution in merged.items():
+                contribution.add_weighted_sum(sums[i], weights.to(self.parameters[i].device), groups)
 
     def _groups_of(self, rows: int) -> Groups:
         """The groups that the rows of a pass are summed in."""
@@ -220,12 +224,16 @@ class Engine:
         return 1 / (float(np.float32(1 / rows)) if self.parameters[0].dtype == torch.float32 else 1 / rows)
 
     def take(self) -> list[Tensor]:
-        """The clipped sums of the logical batch, and a fresh start: one flat float64 vector for each device.
+        """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for each device.
 
         Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`. The vectors are
-        used again: they hold the sums until the next backward pass.
+        used again: they hold the sum until the next backward pass.
         """
-        for total in self._sums:
+        return self.take_sums()[0]
+
+    def take_sums(self) -> list[list[Tensor]]:
+        """All sums of the clipping rule, each as `take` returns it."""
+        for total in chain.from_iterable(self._sums):
             total.settle()
             total.restart()
         self._rows_open = 0

@@ -1,8 +1,10 @@
 """The training algorithms, each a frozen set of public settings with a ``plan``."""
 
+from dpoptim.methods.dice_sgd import DiceSGD
+from dpoptim.methods.dp_ftrl import DPFTRL
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.plan import METHODS
 
-METHODS.update({"DPSGD": DPSGD})
+METHODS.update({"DPSGD": DPSGD, "DiceSGD": DiceSGD, "DPFTRL": DPFTRL})
 
-__all__ = ["DPSGD"]
+__all__ = ["DPFTRL", "DPSGD", "DiceSGD"]

@@ -9,9 +9,12 @@ from functools import cached_property
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
+from dpoptim.accounting.calibration import calibrate_noise_multiplier
 from dpoptim.clipping import Clipping, Style
 from dpoptim.gate import GaussianSum
+from dpoptim.methods.basis import NOISE, bounded
 from dpoptim.plan import Basis, Plan, make_plan
+from dpoptim.sampling import PoissonSampling
 
 
 @dataclass(frozen=True)
@@ -35,20 +38,30 @@ class DPSGD:
         """What the engine does with each record's gradient."""
         return Clipping(self.clip_norm, self.clipping)
 
-    def step_event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The event of one step, before sampling."""
-        return dp_accounting.GaussianDpEvent(noise_multiplier)
+    def sampler(self, n: int, batch_size: int) -> PoissonSampling:
+        return PoissonSampling(batch_size / n)
 
-    def query(self, noise_multiplier: float) -> GaussianSum:
-        """What each step asks of the gate."""
-        return GaussianSum(float(self.clip_norm), noise_multiplier)
-
-    def basis(self) -> tuple[Basis, ...]:
-        """What this method contributes to the list of what a guarantee rests on."""
-        return (
-            Basis("enforced", f"each record adds at most {self.clip_norm:g} to the sum, rounding included"),
-            Basis("enforced", "the noise comes from a cryptographic stream, right to 8 standard deviations"),
+    def calibrate(self, *, n: int, batch_size: int, steps: int, epsilon: float, delta: float, neighboring: str) -> float:
+        return calibrate_noise_multiplier(
+            sample_rate=batch_size / n, steps=steps, epsilon=epsilon, delta=delta, neighboring=neighboring
         )
+
+    def event(self, plan: Plan) -> dp_accounting.DpEvent:
+        """Poisson-sampled Gaussians, composed."""
+        assert isinstance(plan.sampler, PoissonSampling)
+        return plan.sampler.event(dp_accounting.GaussianDpEvent(plan.noise_multiplier), plan.steps)
+
+    def query(self, plan: Plan) -> GaussianSum:
+        return GaussianSum(float(self.clip_norm), plan.noise_multiplier)
+
+    def private_side(self, plan: Plan) -> None:
+        return None
+
+    def unproven_guarantee(self, plan: Plan, delta: float) -> None:
+        return None
+
+    def basis(self, plan: Plan) -> tuple[Basis, ...]:
+        return (bounded(self.clip_norm), NOISE)
 
     def plan(
         self,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -137,15 +138,15 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
         gate = Gate(
             event=plan.event,
             neighboring="zero-out",
-            query=plan.method.query(plan.noise_multiplier),
+            query=plan.method.query(plan),
             releases=plan.steps,
             ledger=ledger,
             noise=noise,
             label="comparison",
         )
         norms = case.model.squared_row_norms(case.x)
-        for _ in range(plan.steps):
-            rows = torch.from_numpy(plan.sampler.draw(coins, len(case.x)))
+        for indices in islice(plan.sampler.batches(coins, len(case.x)), plan.steps):
+            rows = torch.from_numpy(indices)
             total = case.model.clipped_sum(
                 case.x[rows],
                 case.y[rows],

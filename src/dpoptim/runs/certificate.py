@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import dp_accounting
+
 from dpoptim.accounting.accountant import compute_delta, privacy_curve, tradeoff_curve
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.files import write_atomically
@@ -133,7 +135,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
             **{name: _jsonable(value) for name, value in asdict(plan.method).items()},  # type: ignore[call-overload]
             "n": plan.n,
             "expected_batch_size": plan.batch_size,
-            "sample_rate": plan.sampler.sample_rate,
+            "sampling": plan.sampler.promise(),
             "steps": plan.steps,
             "expected_epochs": plan.epochs,
             "noise_multiplier": plan.noise_multiplier,
@@ -206,10 +208,12 @@ def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
 
 def account_command(plan: Plan) -> str:
     """The command that computes the plan's epsilon again, from nothing but its public numbers."""
+    size, steps, noise = plan.batch_size, plan.steps, plan.noise_multiplier
+    if isinstance(plan.event, dp_accounting.GaussianDpEvent):  # the whole run is one Gaussian
+        size, steps, noise = plan.n, 1, plan.event.noise_multiplier
     return (
-        f"dpoptim account --n {plan.n} --batch-size {plan.batch_size} --steps {plan.steps} "
-        f"--noise-multiplier {plan.noise_multiplier!r} --delta {plan.guarantee.delta!r} "
-        f"--neighboring {plan.neighboring}"
+        f"dpoptim account --n {plan.n} --batch-size {size} --steps {steps} --noise-multiplier {noise!r} "
+        f"--delta {plan.guarantee.delta!r} --neighboring {plan.neighboring}"
     )
 
 

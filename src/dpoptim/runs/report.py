@@ -100,7 +100,7 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
     plan, scores = result.plan, facts["accuracy"] or {}
     cells = [
         ("Records", f"{plan.n:,}", "a public number"),
-        ("Expected batch", f"{plan.batch_size:,}", f"each record with chance {plan.sampler.sample_rate:.3g}"),
+        ("Expected batch", f"{plan.batch_size:,}", plan.sampler.promise()),
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
         ("Training time", "—" if result.seconds is None else _duration(result.seconds), "of the private run"),

@@ -1,8 +1,16 @@
 """Whole-run algorithms for empirical and population risk."""
 
 from dpoptim.gradients.linear import LinearModel
+from dpoptim.solvers.accelerated_srgd import (
+    SRGD,
+    SRGDResult,
+    accelerated_srgd,
+    suggested_settings,
+    theorem_settings,
+)
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.kl_spider import kl_spider
 from dpoptim.solvers.noisy_gd import noisy_gd
 from dpoptim.solvers.objective import Objective
@@ -12,17 +20,26 @@ from dpoptim.solvers.releases import Result, Step
 from dpoptim.solvers.select_stationary import select_stationary
 
 __all__ = [
+    "SRGD",
+    "Ball",
+    "Box",
     "Budget",
+    "Constraint",
+    "Everywhere",
     "LinearModel",
     "LinearProblem",
     "ModuleProblem",
     "Objective",
     "Problem",
     "Result",
+    "SRGDResult",
     "Step",
+    "accelerated_srgd",
     "adaptive_gd",
     "kl_spider",
     "noisy_gd",
     "proximal_point",
     "select_stationary",
+    "suggested_settings",
+    "theorem_settings",
 ]

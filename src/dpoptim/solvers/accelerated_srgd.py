@@ -139,14 +139,14 @@ def accelerated_srgd(
         raise ValueError(f"problem was made for batches of {capacity} records; make it with capacity={settings.batch_size}.")
     stream = batches(data, settings.batch_size, settings.steps)
     multiplier = 0.0 if budget is None else (2.0 if relation == "replace-one" else 1.0) / budget.gdp
-    event = dp_accounting.GaussianDpEvent(multiplier) if budget is not None else dp_accounting.NonPrivateDpEvent()
     query = CorrelatedSum(settings.clip_norm, multiplier, settings.noise, settings.steps)
+    event = dp_accounting.NonPrivateDpEvent() if budget is None else query.event
     gate = Gate(
         event=event,
         neighboring=relation,
         query=query,
         releases=settings.steps,
-        ledger=None if budget is None else ledger or Ledger(neighboring=relation),
+        ledger=None if budget is None else (Ledger(neighboring=relation) if ledger is None else ledger),
         noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "gaussian noise"),
         label=label,
     )
@@ -239,10 +239,11 @@ def suggested_settings(
 ) -> SRGD:
     """Settings with the theorems' structure and constants of order 1. Wrong guesses cost accuracy, never privacy.
 
-    T is ``2 n^(1/4)`` or, if the minimiser may lie outside of the set, ``sqrt(n)``; B = n / T and C = 2 L. beta is the
-    largest of M, of what balances the optimisation error ``beta R^2 / T^2`` with the sampling error ``C^2 / (B beta)`` and
-    the privacy error ``p s^2 / (T beta)`` (s: standard deviation of the private prefix sums), and, if the minimiser may
-    lie outside, of M T / 4.
+    T is ``2 n^(1/4)`` or, if the minimiser may lie outside of the set, ``sqrt(n)``; B = n / T and C = L. beta is the
+    largest of M, of twice what balances the optimisation error ``beta R^2 / T^2`` with the sampling error
+    ``C^2 / (B beta)`` and the privacy error ``p s^2 / (T beta)`` (s: standard deviation of the private prefix sums), and,
+    if the minimiser may lie outside, of M T / 4. (On the 24 problems of ``reproduce.srgd_rates`` with n from 1e3 to 1e5
+    the excess risk was 1.4 times that of settings tuned on each; at worst 3 times.)
 
     Args:
         n: records.
@@ -257,13 +258,13 @@ def suggested_settings(
     steps = math.ceil(2 * n**0.25) if minimiser_inside else math.ceil(math.sqrt(n))
     steps = min(steps, n)
     batch_size = n // steps
-    clip_norm = 2 * lipschitz
+    clip_norm = lipschitz
     mechanism = BufferedToeplitz()
     sensitive = 2.0 if neighboring_name(parse_neighboring(neighboring)) == "replace-one" else 1.0
     noise = float(mechanism.prefix_std(steps)[-1]) * sensitive * clip_norm / (mu * batch_size)
     beta = max(
         smoothness if minimiser_inside else smoothness * max(1.0, steps / 4),
-        clip_norm * steps / (radius * math.sqrt(batch_size)),
-        math.sqrt(dimension * steps) * noise / radius,
+        2 * clip_norm * steps / (radius * math.sqrt(batch_size)),
+        2 * math.sqrt(dimension * steps) * noise / radius,
     )
     return SRGD(steps, batch_size, clip_norm, beta, mechanism=mechanism)

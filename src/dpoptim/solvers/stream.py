@@ -14,7 +14,8 @@ def batches(data: Sequence[Any] | Iterable[Any], batch_size: int, steps: int) ->
 
     Args:
         data: a tuple of arrays of equal length, records on the first axis (tensors, numpy arrays, memory maps); or an
-            iterable of records, each a tuple of tensors or numbers, which is read once and no further than needed.
+            iterable of records, each a tuple of tensors or numbers of the same shapes, which is read once and no further
+            than needed. What it raises is passed on, so it must not fail because of what a record holds.
         batch_size: B, a public number.
         steps: T; batch_size * steps records are used, and what is left over is not looked at.
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
@@ -104,12 +103,13 @@ class PrivateTraining:
             model, plan.method.rule, capacity=capacity, reduction=loss_reduction, partial_backward=partial_backward
         )
         refuse_foreign_parameters(self._engine, optimizer)
+        self._side = plan.method.private_side(plan)
         self._owns_ledger = ledger is None
         self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
         self._gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
-            query=plan.method.query(plan.noise_multiplier),
+            query=plan.method.query(plan),
             releases=plan.steps,
             ledger=None if plan.noise_multiplier == 0 else self._ledger,
             noise=key_stream(noise_seed, "gaussian noise"),
@@ -195,7 +195,9 @@ class PrivateTraining:
         refuse_foreign_parameters(self._engine, optimizer)
         self._engine.require_all_closed()
         if self._state == "complete":
-            released = self._engine.split(self._gate.release_sum(self._engine.take()))
+            sums = self._engine.take_sums()
+            query = sums[0] if self._side is None else self._side.query(sums)
+            released = self._engine.split(self._gate.release_sum(query))
             for p, total in zip(self._engine.parameters, released, strict=True):
                 p.grad = (total / self.plan.batch_size).to(p.dtype)
             self._queue.released()
@@ -226,11 +228,7 @@ class PrivateTraining:
         Args:
             delta: state it at another delta than the plan's, 1e-14 < delta < 1.
         """
-        plan = self.plan
-        if delta is None or plan.noise_multiplier == 0:
-            guarantee = plan.guarantee
-        else:
-            guarantee = compute_epsilon(plan.event, delta, plan.neighboring)
+        guarantee = self.plan.guarantee if delta is None else self.plan.guarantee_at(delta)
         if self._gate.released == 0:
             return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
         if self._seeded:

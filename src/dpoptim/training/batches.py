@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Sampler as IndexSampler
 
 from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import EXPECTED_GROUP, PoissonSampling, into_groups, number_of_groups
-
-Indices = NDArray[np.int64]
+from dpoptim.sampling import EXPECTED_GROUP, Indices, Sampler, into_groups, number_of_groups
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class BatchQueue:
     choose who takes part, and Poisson accounting would no longer hold.
     """
 
-    def __init__(self, sampler: PoissonSampling, coins: KeyStream, records: int, steps: int) -> None:
-        self._sampler, self._coins, self._records = sampler, coins, records
+    def __init__(self, sampler: Sampler, coins: KeyStream, records: int, steps: int) -> None:
+        self._drawn = sampler.batches(coins, records)
         self._steps = steps
         self._released = 0
         self._waiting: deque[Indices] = deque()  # of steps _released, _released + 1, ...
@@ -56,7 +54,7 @@ class BatchQueue:
         """
         for step in range(self._released, self._steps):
             if step == self._released + len(self._waiting):
-                self._waiting.append(self._sampler.draw(self._coins, self._records))
+                self._waiting.append(next(self._drawn))
             yield self._waiting[step - self._released]
 
     def released(self) -> None:
@@ -65,7 +63,7 @@ class BatchQueue:
         self._released += 1
 
 
-class PieceSampler(Sampler[list[int]]):
+class PieceSampler(IndexSampler[list[int]]):
     """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the order of delivery.
 
     Data-loader workers run ahead of training, so pieces are cut before they are delivered; the loader keeps the order,

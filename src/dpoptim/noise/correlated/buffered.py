@@ -125,7 +125,7 @@ def fitted(buffers: int, steps: int) -> tuple[Floats, Floats]:
         method="Nelder-Mead",
         options={"maxiter": 800 * buffers, "maxfev": 800 * buffers, "xatol": 1e-5, "fatol": 1e-9, "adaptive": True},
     )
-    weights, decays = _unpacked(best.x)
+    weights, decays = _unpacked(np.round(best.x, 4))  # so that a run resumed elsewhere finds the same numbers
     weights.flags.writeable = decays.flags.writeable = False  # cached
     return weights, decays
 

@@ -1,0 +1,64 @@
+"""DiceSGD as published (Zhang et al. 2024): for reproducing the paper, not for protecting anyone.
+
+Theorem 3.7 sets ``sigma_1^2 = 32 T (C1^2 + 2 C^2) log(1/delta) / (N^2 epsilon^2)`` on the mean, for C1 <= C2 <= C / B; the
+automatic version (App. C.4) has ``96 T log(1/delta) C1^2`` instead, with C1 = C2. Both are false: at a claimed epsilon of 1,
+audits find at least 4.5 and 9.3. What is certain is much weaker: a record moves every step by at most C1 + 2 B C2.
+"""
+
+import math
+from dataclasses import dataclass
+
+import dp_accounting
+import torch
+from torch import Tensor
+
+from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
+from dpoptim.clipping import AUTOMATIC_GAMMA, SMALLEST_FACTOR
+
+REFUTED = "unproven (counterexample known)"
+
+
+@dataclass(frozen=True)
+class PublishedSplit:
+    """The published automatic version's two factors: C1 / (|g| + gamma), and 1 minus that, which no bound limits."""
+
+    norm: float
+
+    @property
+    def sums(self) -> int:
+        return 2
+
+    def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
+        """Shape (2, B); see `Clipping.factors`. The second factor is below zero for short gradients."""
+        kept = self.norm * (1 - margin) / (squared_norms.sqrt() + AUTOMATIC_GAMMA)
+        countable = kept >= SMALLEST_FACTOR
+        return torch.stack([torch.where(countable, kept, 0.0), torch.where(countable, 1 - kept, 0.0)])
+
+
+def product_of_epsilon_and_noise(
+    *, clip: float, feedback: float, sample_rate: float, steps: int, delta: float, automatic: bool
+) -> float:
+    """epsilon times (noise standard deviation on the sum / C1) by the paper's formulas.
+
+    Args:
+        clip, feedback: C1, and B C2 = C, the smallest C that the theorem allows.
+        sample_rate: B / N; the theorem asks for at most 1/5.
+
+    Raises:
+        ValueError: outside the theorem's conditions.
+    """
+    if sample_rate > 0.2:
+        raise ValueError(f"batch_size / n = {sample_rate:.3g}, but the paper's theorem needs at most 1/5.")
+    constant = 96.0 if automatic else 32 * (1 + 2 * (feedback / clip) ** 2)
+    return sample_rate * math.sqrt(constant * steps * math.log(1 / delta))
+
+
+def published_guarantee(epsilon: float, delta: float, neighboring: str, *, automatic: bool) -> Guarantee:
+    source = "App. C.4" if automatic else "Theorem 3.7"
+    return Guarantee(epsilon, delta, parse_neighboring(neighboring), f"{source} of Zhang et al. 2024", status=REFUTED)
+
+
+def certain_event(*, noise_multiplier: float, clip: float, feedback: float, steps: int) -> dp_accounting.DpEvent:
+    """What a run costs for certain: every step a Gaussian of sensitivity C1 + 2 B C2, without amplification."""
+    step = dp_accounting.GaussianDpEvent(noise_multiplier * clip / (clip + 2 * feedback))
+    return dp_accounting.SelfComposedDpEvent(step, steps)
