@@ -232,3 +232,30 @@ def test_a_ledger_belongs_to_one_data_set(tmp_path: Path) -> None:
     path = str(table(tmp_path / "t.csv"))
     common = ["--target", "outcome", "--classes", "no,yes", "--n", "60", "--delta", "1e-4", "--ledger", ledger]
     assert "digits" in run("train", "--data", path, *common, "--out", str(tmp_path / "b"), code=2)
+
+
+@pytest.mark.parametrize("method", ["dice-sgd", "dp-ftrl", "momentum-gd", "noisy-gd", "accelerated-srgd"])
+def test_every_method_trains(tmp_path: Path, method: str) -> None:
+    chosen = ["--epochs", "2", "--batch-size", "256"] if method in ("dice-sgd", "dp-ftrl") else []
+    text = run("train", "--data", "digits", "--method", method, "--epsilon", "8", "--out", str(tmp_path / "run"), *chosen)
+    accuracy = float(re.findall(r"accuracy, private (\d+\.\d+) ?%", text)[0])
+    assert accuracy > 30, text  # a guess is right in 10 % of the cases
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert certificate["guarantee"]["epsilon"] <= 8
+    assert certificate["guarantee"]["neighboring"] == "zero-out"
+
+
+def test_single_pass(tmp_path: Path) -> None:
+    text = run("train", "--data", "digits", "--single-pass", "--epsilon", "8", "--out", str(tmp_path / "a"))
+    assert "accuracy, private" in text
+    plan = dpoptim.Plan.from_json((tmp_path / "a" / "plan.json").read_text())
+    assert plan.method.solver == "accelerated-srgd"
+    said = run("train", "--data", "digits", "--single-pass", "--method", "kl-spider", "--out", str(tmp_path / "b"), code=2)
+    assert "needs many looks at the data" in said
+    said = run("train", "--data", "digits", "--single-pass", "--epochs", "3", "--out", str(tmp_path / "b"), code=2)
+    assert "leave out --epochs" in said
+
+
+def test_solvers_refuse_what_they_cannot_train(tmp_path: Path) -> None:
+    said = run("train", "--data", "digits", "--method", "noisy-gd", "--model", "mlp", "--out", str(tmp_path), code=2)
+    assert "--model softmax" in said

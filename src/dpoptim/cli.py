@@ -46,6 +46,23 @@ class ModelName(StrEnum):
 
 class MethodName(StrEnum):
     dp_sgd = "dp-sgd"
+    dice_sgd = "dice-sgd"
+    dp_ftrl = "dp-ftrl"
+    momentum_gd = "momentum-gd"
+    noisy_gd = "noisy-gd"
+    kl_spider = "kl-spider"
+    adaptive_gd = "adaptive-gd"
+    proximal_point = "proximal-point"
+    accelerated_srgd = "accelerated-srgd"
+
+
+class Experiment(StrEnum):
+    """Experiments of the papers, and comparisons of their methods."""
+
+    kl_rates = "kl-rates"
+    kl_real = "kl-real"
+    srgd_rates = "srgd-rates"
+    one_pass = "one-pass"
 
 
 class ClippingName(StrEnum):
@@ -198,7 +215,13 @@ def train(
         bool, typer.Option("--raw-pixels", help="Bundled images as they are, not sqrt(pixel) - 0.4.")
     ] = False,
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax,
-    method: Annotated[MethodName, typer.Option(help="Training algorithm.")] = MethodName.dp_sgd,
+    method: Annotated[
+        MethodName,
+        typer.Option(help="Training algorithm; dp-sgd, dice-sgd and dp-ftrl train any model, the others softmax."),
+    ] = MethodName.dp_sgd,
+    single_pass: Annotated[
+        bool, typer.Option("--single-pass", help="See every record once, in order (accelerated-srgd or dp-ftrl).")
+    ] = False,
     epsilon: Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier. Default 2.")] = None,
     delta: Annotated[
         float | None,
@@ -250,6 +273,7 @@ def train(
             raw_pixels=raw_pixels,
             model=model.value,
             method=method.value,
+            single_pass=single_pass,
             epsilon=epsilon,
             delta=delta,
             noise_multiplier=noise_multiplier,
@@ -270,6 +294,41 @@ def train(
             overwrite=overwrite,
         )
         run_training(request, console)
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[Experiment, typer.Argument(help="Which one.")],
+    out: Annotated[Path, typer.Option(help="Folder for tables (CSV) and pictures.")] = Path("runs/reproduce"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and seeds: minutes instead of tens.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data set, where one is needed.")] = None,
+) -> None:
+    """Run an experiment of the papers on public or synthetic data, and save its tables and pictures.
+
+    Example: [bold]dpoptim reproduce kl-rates --quick[/]
+    """
+    with clear_errors():
+        from dpoptim.datasets import FASHION_MNIST_DIRECTORY
+
+        directory = FASHION_MNIST_DIRECTORY if data is None else data
+        out.mkdir(parents=True, exist_ok=True)
+        if experiment is Experiment.kl_rates:
+            from dpoptim.reproduce.kl_rates import kl_rates
+
+            kl_rates(out, quick)
+        elif experiment is Experiment.kl_real:
+            from dpoptim.reproduce.kl_real import kl_real
+
+            kl_real(out, quick, directory)
+        elif experiment is Experiment.srgd_rates:
+            from dpoptim.reproduce.srgd_rates import srgd_rates
+
+            srgd_rates(out, quick=quick)
+        else:
+            from dpoptim.reproduce.one_pass import one_pass
+
+            one_pass(out, data_directory=directory, seeds=1 if quick else 3)
+    console.print(f"saved in {out}/", highlight=False)
 
 
 if __name__ == "__main__":

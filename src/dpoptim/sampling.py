@@ -202,3 +202,28 @@ class FixedBatches:
     def promise(self) -> str:
         order = {"reshuffled": "fresh shuffles", "shuffled": "one shuffle", "given": "the data set's own order"}[self.order]
         return f"each record is in one of {self.steps_per_pass} disjoint batches of every pass, by {order}"
+
+
+@dataclass(frozen=True)
+class AllRecords:
+    """A solver that takes its records as it needs them, each as often as its budget pays for."""
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        return ("zero-out", "replace-one")
+
+    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
+        while True:
+            yield np.arange(records)
+
+    def steps(self, epochs: float) -> int:
+        return max(1, math.ceil(epochs))
+
+    def passes(self, steps: int) -> float:
+        return float(steps)
+
+    def capacity(self, n: int) -> int:
+        return n
+
+    def promise(self) -> str:
+        return "nothing is sampled: the number of records is public"

@@ -3,8 +3,9 @@
 from dpoptim.methods.dice_sgd import DiceSGD
 from dpoptim.methods.dp_ftrl import DPFTRL
 from dpoptim.methods.dp_sgd import DPSGD
+from dpoptim.methods.whole_run import WholeRun
 from dpoptim.plan import METHODS
 
-METHODS.update({"DPSGD": DPSGD, "DiceSGD": DiceSGD, "DPFTRL": DPFTRL})
+METHODS.update({"DPSGD": DPSGD, "DiceSGD": DiceSGD, "DPFTRL": DPFTRL, "WholeRun": WholeRun})
 
-__all__ = ["DPFTRL", "DPSGD", "DiceSGD"]
+__all__ = ["DPFTRL", "DPSGD", "DiceSGD", "WholeRun"]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -30,11 +29,12 @@ from dpoptim.datasets import (
     load_table,
 )
 from dpoptim.files import write_atomically
-from dpoptim.methods import DPSGD
+from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.models import build_model
-from dpoptim.runs.recipes import Recipe, recipe
+from dpoptim.runs.plans import plan_of
+from dpoptim.runs.recipes import recipe
 from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 from dpoptim.runs.train import (
@@ -43,6 +43,7 @@ from dpoptim.runs.train import (
     train_privately,
     train_without_privacy,
 )
+from dpoptim.runs.train_solver import solver_clip, train_by_solver
 
 BUNDLED = ("digits", "fashion-mnist")
 
@@ -60,7 +61,8 @@ class TrainRequest:
     normalise: bool
     raw_pixels: bool
     model: str
-    method: Literal["dp-sgd"]
+    method: str
+    single_pass: bool
     epsilon: float | None
     delta: float | None
     noise_multiplier: float | None
@@ -90,7 +92,9 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     """
     data = load(request)
     defaults = recipe(request.model, request.n or len(data.x))
-    plan = make_plan(request, data, defaults)
+    plan = plan_of(
+        request, len(data.x), bundled=request.data in BUNDLED, largest_gradient=solver_clip(data), defaults=defaults
+    )
     compare = data.public if request.compare is None else request.compare
     if compare and not data.public:
         raise ValueError("--compare trains without privacy, which only public data allows: add --data-is-public.")
@@ -110,7 +114,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         try_writing(folder)  # before anything is spent
         console.print(plan.describe(), highlight=False, soft_wrap=True)
         with progress_bar(console, plan) as count:
-            trained = train_privately(
+            train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
+            trained = train(
                 data,
                 model,
                 plan,
@@ -136,7 +141,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         plan=plan,
         guarantee=trained.guarantee,
         basis=trained.basis,
-        settings=printable_settings(request, optimization),
+        settings=printable_settings(request, plan, optimization),
         seconds=trained.seconds if data.public else None,  # how long it takes may depend on the data
         ledger=entry,
         private_scores=Scores(trained.scores) if trained.scores else None,
@@ -190,33 +195,6 @@ def unit_rows(x: Floats) -> Floats:
     return scaled.reshape(x.shape)
 
 
-def make_plan(request: TrainRequest, data: Data, defaults: Recipe) -> Plan:
-    """The plan of the options; what is not given comes from the recipe."""
-    bundled = request.data in BUNDLED
-    relation = request.neighboring or ("add-or-remove-one" if request.n is not None or bundled else "zero-out")
-    if relation == "add-or-remove-one" and request.n is None and not bundled:
-        raise ValueError(
-            "--neighboring add-or-remove-one needs --n, a public number of records: taken from the file it would be "
-            "private. Give --n, or use --neighboring zero-out."
-        )
-    delta = request.delta
-    if delta is None and bundled:
-        delta = 1e-5
-    epsilon = request.epsilon
-    if epsilon is None and request.noise_multiplier is None:
-        epsilon = 2.0
-    n = len(data.x) if request.n is None else request.n
-    return DPSGD(clip_norm=pick(request.clip_norm, defaults.clip_norm), clipping=request.clipping).plan(
-        n=n,
-        batch_size=int(pick(request.batch_size, min(defaults.batch_size, n))),
-        epochs=pick(request.epochs, defaults.epochs),
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=request.noise_multiplier,
-        neighboring=relation,
-    )
-
-
 def pick(given: float | None, default: float) -> float:
     return default if given is None else given
 
@@ -254,13 +232,17 @@ def try_writing(folder: Path) -> None:
     trial.unlink()
 
 
-def printable_settings(request: TrainRequest, optimization: Optimization) -> dict[str, str]:
-    return {
-        "method": request.method,
-        "features": describe_features(request),
+def printable_settings(request: TrainRequest, plan: Plan, optimization: Optimization) -> dict[str, str]:
+    by_loop = {
         "optimizer": f"SGD, momentum {optimization.momentum:g}",
         "learning rate": f"{optimization.learning_rate:g}",
         "averaged": f"last {optimization.averaged:.0%} of the iterates",
+    }
+    solver = plan.method.solver if isinstance(plan.method, WholeRun) else None
+    return {
+        "method": request.method if solver is None else solver,
+        "features": describe_features(request),
+        **(by_loop if solver is None else {}),
         "seed": f"{request.seed} (initialisation and splits)",
         "noise": "keyed by the operating system" if request.noise_seed is None else f"seed {request.noise_seed}",
     }

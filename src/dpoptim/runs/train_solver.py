@@ -1,0 +1,99 @@
+"""Train the softmax model by a whole-run solver, in closed form."""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.datasets import Data
+from dpoptim.estimators.linear import CLIPPED_SHARE
+from dpoptim.estimators.solving import solve
+from dpoptim.estimators.table import clip_rows
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.methods import WholeRun
+from dpoptim.plan import Basis, Plan
+from dpoptim.runs.train import Optimization, Trained, accuracy, public_hold_out
+from dpoptim.solvers.budget import Budget
+from dpoptim.training.attach import SEEDED
+
+
+def row_norm(data: Data) -> float:
+    """A public bound on the norm of a record: features lie within about +-0.6, so half the root of their number."""
+    return max(1.0, 0.5 * math.sqrt(math.prod(data.x.shape[1:])))
+
+
+def solver_clip(data: Data) -> float:
+    """Where records' gradients are clipped by default: a share of the largest that a record of that norm can have."""
+    return CLIPPED_SHARE * math.sqrt(2) * math.hypot(row_norm(data), 1)
+
+
+def train_by_solver(
+    data: Data,
+    model: nn.Module,
+    plan: Plan,
+    optimization: Optimization,
+    *,
+    ledger: Ledger,
+    label: str,
+    noise_seed: int | None,
+    on_step: Callable[[int], None],
+) -> Trained:
+    """Train a softmax model (``Flatten`` and one ``Linear``) by ``plan.method``; see `train_privately`.
+
+    **Guarantee.** ``guarantee``, for every table; records are clipped to a public norm one by one.
+    """
+    method = plan.method
+    assert isinstance(method, WholeRun)
+    if plan.noise_multiplier == 0:
+        raise ValueError(f"--method {method.solver} without noise is not available; use --method dp-sgd.")
+    started = time.perf_counter()
+    rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))
+    linear = LinearModel("softmax", rows.shape[1], outputs=data.classes)
+    weights, guarantee = solve(
+        method.solver,
+        linear,
+        (rows, data.y),
+        Budget(delta=plan.delta, mu=(2 if plan.neighboring == "replace-one" else 1) / plan.noise_multiplier),
+        radius=math.hypot(row_norm(data), 1),
+        clip_norm=method.clip_norm,
+        l2=0.0,
+        steps=None,
+        step_size=None,
+        options=None,
+        start=None,
+        neighboring=plan.neighboring,
+        ledger=ledger,
+        noise_seed=noise_seed,
+    )
+    matrix = weights.view(linear.outputs, linear.columns).to(torch.float32)
+    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        layer.weight.copy_(matrix[:, :-1])
+        layer.bias.copy_(matrix[:, -1])
+    on_step(1)
+    hold_out = public_hold_out(data)
+    seeded = [] if noise_seed is None else [Basis("unproven", f"{SEEDED}: whoever knows the seed sees the data")]
+    return Trained(
+        model=model,
+        guarantee=guarantee,
+        basis=(*plan.basis, *seeded),
+        reservation=newest_reservation(ledger),
+        scores=() if hold_out is None else (accuracy(model, clip_like(hold_out[0], data), hold_out[1]),),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def clip_like(x: torch.Tensor, data: Data) -> torch.Tensor:
+    """Test records as the training saw its own."""
+    flat = clip_rows(x.numpy().reshape(len(x), -1), row_norm(data))
+    return torch.from_numpy(np.ascontiguousarray(flat)).view(x.shape)
+
+
+def newest_reservation(ledger: Ledger) -> str | None:
+    """The run's own entry: the ledger was opened for it."""
+    entries = ledger.entries()
+    return entries[-1].id if entries else None
