@@ -10,6 +10,7 @@ from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
+from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_transposed_linear
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
@@ -37,6 +38,8 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in submodules
     (parametrisations) or under other names (old-style weight norm) is no longer that layer.
     """
+    if is_transposed_linear(module):
+        return TransposedLinearRule()
     for kind, rule in RULES.items():
         if type(module).forward is kind.forward and isinstance(module, kind):
             own = {name for name, parameter in module.named_parameters() if parameter is not None}
