@@ -84,9 +84,18 @@ EXACT = [
     ((1, D), "torch.stack([p.expand(B, -1), h.mean(1)], 1)"),
 ]
 
+EXACT += [
+    ((D, D), "F.linear(h, p)"),
+    ((D, D), "h @ p"),
+    ((D,), "F.layer_norm(h, (D,), p)"),
+    ((2, D), "h[:, 0] * F.embedding((h[:, 0, 0] > 0).long(), p)"),
+    ((2, D), "h + F.embedding((h[..., 0] > 0).long(), p, padding_idx=1)"),
+]
+
 FALLBACK = [
     ((D, D), "torch.einsum('btd,de->bte', h, p)"),
-    ((D,), "F.layer_norm(h, (D,), p)".replace("D", str(D))),
+    ((D, D), "F.linear(h, p * 2)"),
+    ((D, D), "(p @ h.transpose(1, 2)).transpose(1, 2)"),
     ((T,), "F.prelu(h, p)"),
 ]
 

@@ -7,6 +7,7 @@ every operation it takes part in:
 * with data, in one of the operations where it is plain which row belongs to which record (elementwise ones, and joining
   along another axis than the first), it is spread out to one row per record first, by `Spread`. Output row i then
   depends on row i alone, so the gradient of that row is record i's own;
+* with data, in a function that is a layer (``F.linear``), that layer's rule does it;
 * anything else raises `UnsupportedUseError`, upon which the whole module goes through the fallback.
 
 Nothing depends on having seen every use: whatever reaches the parameter by another way runs into its hook, and is refused.
@@ -22,9 +23,11 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
+from dpoptim.gradients.books import BookedLayer, Books, Entry, refuse_autocast, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.layers.fallback import FallbackLayer
+from dpoptim.gradients.layers.functional import layer_of
+from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import holder
 
 ELEMENTWISE = {  # names of functions and methods, without the underscores of operators and in-place variants
@@ -63,6 +66,8 @@ class Owner:
         self.books, self.label, self.module = books, label, module
         self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
         self.constants: set[int] = set()
+        self.rows: int | None = None  # records in the model's current input, where known
+        self._layers: dict[tuple[Any, ...], nn.Module] = {}
         self._holders: dict[tuple[int, ...], nn.Module] = {}
 
     def see_constants(self) -> None:
@@ -76,6 +81,18 @@ class Owner:
         if key not in self._holders:
             self._holders[key] = holder({str(i): p for i, p in enumerate(parameters)})
         return self._holders[key]
+
+    def layer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LayerRule, nn.Module, Tensor] | None:
+        """Rule, stand-in and input of the layer that a function call amounts to; the same stand-in every time."""
+        found = layer_of(name, args, kwargs)
+        if found is None:
+            return None
+        rule, layer, x = found
+        key = (name, *(id(p) for p in layer.parameters()), repr(layer))
+        if key not in self._layers:
+            rule.check(layer, self.label)
+            self._layers[key] = layer
+        return rule, self._layers[key], x
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,12 @@ class SharedParameter(torch.Tensor):
             raise unsupported
         if not data:
             return derive(func, name, args, kwargs, shared, parameters)
+        if all(isinstance(s.make, Parameter) for s in shared):
+            found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
+            if found is not None:
+                rule, layer, x = found
+                x = rule.prepare(layer, owner.label, x, owner.rows)
+                return BookedLayer.apply(owner.books, rule, layer, owner.label, x, *layer.parameters())
         spread = spread_elementwise if name.strip("_") in ELEMENTWISE else spread_joined if name in JOINING else None
         rows = None if spread is None else spread(name, args, kwargs, shared, data)
         if rows is None:
@@ -154,6 +177,10 @@ class SharedParameter(torch.Tensor):
             value, original = value[:1], make  # all rows are equal
             make = lambda values: original(values)[:1]  # noqa: E731
         return Spread.apply(self.owner, make, self.parameters, value, rows, axes, *self.parameters)
+
+
+def as_parameter(leaf: Any) -> Any:
+    return leaf.parameters[0] if isinstance(leaf, SharedParameter) else leaf
 
 
 def constant(t: Tensor, owner: Owner) -> bool:
@@ -313,6 +340,7 @@ class BareParameters:
             return self.fallback(rows, args, kwargs)
         own = vars(self.module)
         self.owner.see_constants()
+        self.owner.rows = rows
         try:
             for name, parameter in self.owner.parameters.items():
                 own[name] = SharedParameter.of(self.owner, parameter)

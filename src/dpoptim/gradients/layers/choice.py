@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.gradients.books import Books
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
@@ -10,6 +11,7 @@ from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
+from dpoptim.gradients.layers.fallback import FallbackLayer
 from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_transposed_linear
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
@@ -55,6 +57,8 @@ def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[
         return AttentionLayer(books, module, label)
     if isinstance(module, nn.EmbeddingBag) and is_embedding_bag(module):
         return EmbeddingBagLayer(books, module, label)
+    if is_parametrized(module):
+        return FallbackLayer(books, module, label, trainable)  # its weights are computed by modules inside it
     if any(p is not None and p.requires_grad for p in module._parameters.values()):
         return BareParameters(books, module, label, trainable)
     return None

@@ -33,7 +33,7 @@ class TransposedLinearRule:
         return x
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        weight, bias = module.get_parameter("weight"), module.get_parameter("bias")
+        weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
         return F.linear(x, weight.T, bias), (x, weight)
 
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
