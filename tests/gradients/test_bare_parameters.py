@@ -78,6 +78,7 @@ EXACT = [
     ((D,), "h.clone().mul_(p)"),
     ((2, D), "h * p[0] + p[1]"),
     ((1, T, D), "h + p.type_as(h) + p.to(h)"),
+    ((1, T, D), "h.to(p).type_as(p).expand_as(h + p) + p"),
     ((1, T // 2, D), "h + F.interpolate(p.transpose(1, 2), scale_factor=2.0, mode='linear').transpose(1, 2)"),
     ((1, 1, D), "torch.cat([self.first(p.expand(B, -1, -1)), h], 1)"),
     ((1, 1, D), "torch.cat([self.first(p).expand(B, -1, -1), h], 1)"),

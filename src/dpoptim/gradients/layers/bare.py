@@ -137,9 +137,9 @@ class SharedParameter(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
         if name in LIKE_ANOTHER and len(args) == 2 and isinstance(args[1], Tensor):
-            args = (args[0], LIKE_ANOTHER[name](args[1]))  # the other tensor gives its shape or dtype only
-            name = "expand" if name == "expand_as" else "to"
-            func = getattr(torch.Tensor, name)
+            # The other tensor gives its shape or dtype only.
+            method = "expand" if name == "expand_as" else "to"
+            return getattr(args[0], method)(LIKE_ANOTHER[name](args[1]), **kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         shared = [leaf for leaf in leaves if isinstance(leaf, SharedParameter)]
         owner = shared[0].owner
