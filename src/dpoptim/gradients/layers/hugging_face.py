@@ -1,6 +1,6 @@
 """Layers of Hugging Face transformers that have a rule, known by name: the library itself is never imported.
 
-Their RMSNorms need none: they scale normalised data by a bare parameter (see `bare`).
+Their RMSNorms need none: they scale normalised data by a bare parameter (see `shared`).
 """
 
 from collections.abc import Mapping
