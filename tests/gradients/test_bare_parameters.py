@@ -35,7 +35,7 @@ def falls_back(model: nn.Module, x: Tensor) -> bool:
             c.cell_contents for c in model.forward._booked.__closure__ if isinstance(c.cell_contents, BareParameters)
         )
         assert runner.falls_back is not None
-        assert not any(key in vars(model) for key in model._parameters)  # nothing is left on the module
+        assert not any(key in vars(m) for m in model.modules() for key in m._parameters)  # nothing is left on the module
         return runner.falls_back
     finally:
         engine.detach()
@@ -143,6 +143,28 @@ def test_a_parameter_may_meet_data_in_another_module() -> None:
 
     torch.manual_seed(0)
     assert mismatch(Model(), torch.randn(ROWS, T, D)) < 3e-5
+
+
+class Lists(nn.Module):
+    """Parameters in a list and in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.rand(D) + 0.5, torch.rand(D) + 0.5])
+        self.named = nn.ParameterDict({"shift": torch.randn(1, T, D)})
+        self.last = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = torch.tanh(x * scale)
+        return self.last(x + self.named["shift"])
+
+
+def test_lists_and_dictionaries_of_parameters() -> None:
+    torch.manual_seed(0)
+    model, x = Lists(), torch.randn(ROWS, T, D)
+    assert mismatch(model, x) < 3e-5
+    assert not falls_back(model, x)
 
 
 REFUSED = [

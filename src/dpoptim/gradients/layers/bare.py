@@ -35,15 +35,14 @@ class BareParameters:
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.falls_back:
             return self.fallback(rows, args, kwargs)
-        own = vars(self.module)
         self.owner.see_constants()
         self.owner.rows = rows
         try:
-            for name, parameter in self.owner.parameters.items():
-                own[name] = SharedParameter.of(self.owner, parameter)
+            for place, name, parameter in self.owner.places:
+                vars(place)[name] = SharedParameter.of(self.owner, parameter)
             outputs = self.original(*args, **kwargs)
         except UnsupportedUseError as error:
-            mine = {id(p) for p in self.owner.parameters.values()} & {id(p) for p in error.parameters}
+            mine = {id(p) for _, _, p in self.owner.places} & {id(p) for p in error.parameters}
             if self.falls_back is False or not mine:
                 raise
             self.falls_back = True
@@ -51,6 +50,6 @@ class BareParameters:
             self.falls_back = False
             return outputs
         finally:
-            for name in self.owner.parameters:
-                own.pop(name, None)
+            for place, name, _ in self.owner.places:
+                vars(place).pop(name, None)
         return self.fallback(rows, args, kwargs)

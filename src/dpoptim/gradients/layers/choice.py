@@ -18,6 +18,7 @@ from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule,
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
+from dpoptim.gradients.layers.spread import places_of
 
 RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LinearRule(),
@@ -59,6 +60,6 @@ def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[
         return EmbeddingBagLayer(books, module, label)
     if is_parametrized(module):
         return FallbackLayer(books, module, label, trainable)  # its weights are computed by modules inside it
-    if any(p is not None and p.requires_grad for p in module._parameters.values()):
+    if places_of(module):
         return BareParameters(books, module, label, trainable)
     return None

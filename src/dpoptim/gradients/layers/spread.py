@@ -18,12 +18,23 @@ from dpoptim.gradients.layers.runner import holder
 Values = dict[int, Tensor]  # by id: parameters, and what was made of them so far
 
 
+def places_of(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """A module's own trainable parameters and those in its lists and dictionaries of parameters: who holds them, as what."""
+    containers = [child for child in module.children() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
+    return [
+        (place, name, p)
+        for place in (module, *containers)
+        for name, p in place._parameters.items()
+        if p is not None and p.requires_grad
+    ]
+
+
 class Owner:
     """The module whose parameters are shared, as its shared tensors know it."""
 
     def __init__(self, books: Books, label: str, module: nn.Module) -> None:
         self.books, self.label, self.module = books, label, module
-        self.parameters = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+        self.places = places_of(module)
         self.constants: set[int] = set()
         self.rows: int | None = None  # records in the model's current input, where known
         self._layers: dict[tuple[Any, ...], nn.Module] = {}
