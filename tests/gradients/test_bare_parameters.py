@@ -53,7 +53,7 @@ class User(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.first(x))
-        scope = {"p": self.p, "h": h, "B": x.shape[0], "torch": torch, "F": F, "self": self}
+        scope = {"p": self.p, "h": h, "B": x.shape[0], "torch": torch, "F": F, "T": T, "self": self}
         return self.last(eval(self.use, scope))
 
 
@@ -98,6 +98,7 @@ FALLBACK = [
     ((D, D), "F.linear(h, p * 2)"),
     ((D, D), "(p @ h.transpose(1, 2)).transpose(1, 2)"),
     ((T,), "F.prelu(h, p)"),
+    ((1, 1, D), "h + p * torch.arange(1.0, T + 1)[None, :, None].to(h.dtype)"),  # positions made on the way are not data
 ]
 
 

@@ -104,7 +104,7 @@ class SharedParameter(torch.Tensor):
                 return BookedLayer.apply(owner.books, rule, layer, owner.label, x, *layer.parameters())
         spread = spread_elementwise if name.strip("_") in ELEMENTWISE else spread_joined if name in JOINING else None
         rows = None if spread is None else spread(name, args, kwargs, shared, data)
-        if rows is None:
+        if rows is None or (rows == 1 and owner.rows not in (None, 1)):  # one row for all records is no data
             raise unsupported
         axes = max(t.dim() for t in data)
         args, kwargs = pytree.tree_map(
