@@ -285,5 +285,54 @@ CASES += [
 ]
 
 
+class Attention(nn.Module):
+    """Self-attention, or attention of a learned query over the input, with every option that adds parameters."""
+
+    def __init__(self, *, learned: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True, add_bias_kv=learned)
+        self.query = nn.Parameter(torch.randn(1, 2, 6)) if learned else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        query = h if self.query is None else self.query.expand(x.shape[0], -1, -1)
+        return self.attention(query, h, h, need_weights=False)[0]
+
+
+class Tokens(nn.Module):
+    """Class token, position embedding, a scale and a matrix of its own around a layer: what vision transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token, self.positions = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 9, 6))
+        self.gamma, self.matrix = nn.Parameter(torch.rand(6)), nn.Parameter(torch.randn(6, 4))
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1) + self.positions[:, : x.shape[1] + 1]
+        return torch.tanh(x + self.gamma.exp() * self.inner(x)) @ self.matrix
+
+
+class WeightedBag(nn.Module):
+    """The input weighs the rows of a bag of embeddings, some of which it holds twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(7, 4, mode="sum"), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.tensor([1, 3, 3, 0, 6, 1]).expand(x.shape[0], -1)
+        return self.head(torch.tanh(self.bag(index, per_sample_weights=x)))
+
+
+CASES += [
+    Case("attention", lambda: Attention(learned=False), (5, 6)),
+    Case("attention-learned", lambda: Attention(learned=True), (5, 6)),
+    Case("bare-tokens", Tokens, (5, 6)),
+]
+WITHOUT_ORACLE = [Case("weighted-bag", WeightedBag, (6,))]  # torch.func cannot differentiate it
+
+
 def mean_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])

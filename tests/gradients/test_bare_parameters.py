@@ -35,7 +35,7 @@ def falls_back(model: nn.Module, x: Tensor) -> bool:
             c.cell_contents for c in model.forward._booked.__closure__ if isinstance(c.cell_contents, BareParameters)
         )
         assert runner.falls_back is not None
-        assert not any(key in vars(model) for key in model._parameters)  # nothing is left on the module
+        assert not any(key in vars(m) for m in model.modules() for key in m._parameters)  # nothing is left on the module
         return runner.falls_back
     finally:
         engine.detach()
@@ -53,7 +53,7 @@ class User(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.first(x))
-        scope = {"p": self.p, "h": h, "B": x.shape[0], "torch": torch, "F": F, "self": self}
+        scope = {"p": self.p, "h": h, "B": x.shape[0], "torch": torch, "F": F, "T": T, "self": self}
         return self.last(eval(self.use, scope))
 
 
@@ -78,16 +78,27 @@ EXACT = [
     ((D,), "h.clone().mul_(p)"),
     ((2, D), "h * p[0] + p[1]"),
     ((1, T, D), "h + p.type_as(h) + p.to(h)"),
+    ((1, T, D), "h.to(p).type_as(p).expand_as(h + p) + p"),
     ((1, T // 2, D), "h + F.interpolate(p.transpose(1, 2), scale_factor=2.0, mode='linear').transpose(1, 2)"),
     ((1, 1, D), "torch.cat([self.first(p.expand(B, -1, -1)), h], 1)"),
     ((1, 1, D), "torch.cat([self.first(p).expand(B, -1, -1), h], 1)"),
     ((1, D), "torch.stack([p.expand(B, -1), h.mean(1)], 1)"),
 ]
 
+EXACT += [
+    ((D, D), "F.linear(h, p)"),
+    ((D, D), "h @ p"),
+    ((D,), "F.layer_norm(h, (D,), p)"),
+    ((2, D), "h[:, 0] * F.embedding((h[:, 0, 0] > 0).long(), p)"),
+    ((2, D), "h + F.embedding((h[..., 0] > 0).long(), p, padding_idx=1)"),
+]
+
 FALLBACK = [
     ((D, D), "torch.einsum('btd,de->bte', h, p)"),
-    ((D,), "F.layer_norm(h, (D,), p)".replace("D", str(D))),
+    ((D, D), "F.linear(h, p * 2)"),
+    ((D, D), "(p @ h.transpose(1, 2)).transpose(1, 2)"),
     ((T,), "F.prelu(h, p)"),
+    ((1, 1, D), "h + p * torch.arange(1.0, T + 1)[None, :, None].to(h.dtype)"),  # positions made on the way are not data
 ]
 
 
@@ -133,6 +144,28 @@ def test_a_parameter_may_meet_data_in_another_module() -> None:
 
     torch.manual_seed(0)
     assert mismatch(Model(), torch.randn(ROWS, T, D)) < 3e-5
+
+
+class Lists(nn.Module):
+    """Parameters in a list and in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.rand(D) + 0.5, torch.rand(D) + 0.5])
+        self.named = nn.ParameterDict({"shift": torch.randn(1, T, D)})
+        self.last = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for scale in self.scales:
+            x = torch.tanh(x * scale)
+        return self.last(x + self.named["shift"])
+
+
+def test_lists_and_dictionaries_of_parameters() -> None:
+    torch.manual_seed(0)
+    model, x = Lists(), torch.randn(ROWS, T, D)
+    assert mismatch(model, x) < 3e-5
+    assert not falls_back(model, x)
 
 
 REFUSED = [

@@ -297,6 +297,36 @@ def test_a_fallback_whose_output_hides_the_records_is_refused() -> None:
         model(torch.randn(ROWS, 5))
 
 
+class Borrower(nn.Module):
+    """Without a rule, and it uses a layer that it does not own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 5))
+
+    def forward(self, x: Tensor, layer: nn.Module) -> Tensor:
+        return torch.einsum("bi,ij->bj", layer(x), self.weight)
+
+
+def test_a_fallback_that_borrows_a_layer_is_refused() -> None:
+    class Lender(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.borrower = nn.Linear(5, 5), Borrower()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.borrower(x, self.layer)
+
+    model = Lender()
+    attached(model)
+    with pytest.raises(PrivacyError, match="module 'borrower' .*parameters of other modules"):
+        model(torch.randn(ROWS, 5))
+    model = Lender()
+    model.layer.requires_grad_(False)
+    attached(model)
+    model(torch.randn(ROWS, 5)).mean().backward()
+
+
 def test_evaluation_under_no_grad_touches_nothing() -> None:
     model = nn.Sequential(nn.Linear(5, 3))
     x = torch.randn(4, 5)

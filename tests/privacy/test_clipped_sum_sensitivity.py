@@ -21,9 +21,9 @@ from dpoptim.gradients.products import (
     row_squared_norms,
 )
 from dpoptim.sampling import number_of_groups
-from support import CASES, Case, by_engine, clipped, joint_norm, vmap_gradients
+from support import CASES, WITHOUT_ORACLE, Case, by_engine, clipped, joint_norm, vmap_gradients
 
-FLOAT_CASES = [case for case in CASES if not case.integers]
+FLOAT_CASES = [case for case in CASES + WITHOUT_ORACLE if not case.integers]
 
 
 def poison(x: Tensor, kinds: list[str]) -> Tensor:

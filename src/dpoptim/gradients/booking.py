@@ -15,6 +15,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import BookedLayer, Books
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.choice import rule_for, runner_for
+from dpoptim.gradients.layers.fallback import AS_THEY_ARE
 from dpoptim.gradients.layers.rule import LayerRule
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
@@ -118,7 +119,7 @@ class BookedForward:
         self._module, self._original, self._booked = module, module.forward, booked
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or inside_torch_func():
+        if not torch.is_grad_enabled() or AS_THEY_ARE.get():
             return self._original(*args, **kwargs)
         return self._booked(*args, **kwargs)
 
@@ -127,11 +128,6 @@ class BookedForward:
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("an attached model cannot be pickled. Fix: save model.state_dict(), or leave the `with` first.")
-
-
-def inside_torch_func() -> bool:
-    """Whether the fallback is differentiating a module record by record: the layers inside it run as they are."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class InputHook:

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.booking import watch_batch_statistics
+from dpoptim.gradients.layers.hugging_face import is_transposed_linear
 from dpoptim.plan import Basis
 from dpoptim.training.check import Comparison, odd_batch_size, quiet
 
@@ -60,7 +61,8 @@ def probe_model(model: nn.Module, train_set: Dataset[Any]) -> Basis:
 
 @torch.no_grad()
 def positions_per_layer(model: nn.Module, train_set: Dataset[Any]) -> dict[str, int]:
-    """How many positions a record has in each linear layer, by the layer's name; empty if that cannot be found out.
+    """How many positions a record has in each layer that multiplies by a matrix, by the layer's name; empty if that cannot
+    be found out.
 
     **Guarantee.** Only the shapes and dtypes of record 0 are used, never its values.
     """
@@ -72,13 +74,18 @@ def positions_per_layer(model: nn.Module, train_set: Dataset[Any]) -> dict[str, 
     inputs = random_like(x, rows).to(next(model.parameters()).device)
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].dim() > 1 and args[0].shape[0] == rows:
-            seen[name] = max(seen.get(name, 1), args[0][0].numel() // args[0].shape[-1])
+        x = args[0] if args else None
+        if isinstance(x, Tensor) and x.dim() > 1:
+            time_first = x.dim() == 3 and not getattr(module, "batch_first", True)  # recurrent layers and attention
+            if x.shape[1 if time_first else 0] == rows:
+                seen[name] = max(seen.get(name, 1), x.numel() // (rows * x.shape[-1]))
+                if isinstance(module, nn.MultiheadAttention):
+                    seen[f"{name}.out_proj"] = seen[name]  # which it uses functionally
 
     hooks = [
-        module.register_forward_pre_hook(partial(note, name))
+        module.register_forward_pre_hook(partial(note, name or type(module).__name__))
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear | nn.RNNBase | nn.MultiheadAttention) or is_transposed_linear(module)
     ]
     try:
         with quiet(model, lambda: tensors_of(model, inputs)), torch.no_grad():

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.gradients.books import Books
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
@@ -10,11 +11,14 @@ from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
+from dpoptim.gradients.layers.fallback import FallbackLayer
+from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_transposed_linear
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
+from dpoptim.gradients.layers.spread import places_of
 
 RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LinearRule(),
@@ -37,6 +41,8 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in submodules
     (parametrisations) or under other names (old-style weight norm) is no longer that layer.
     """
+    if is_transposed_linear(module):
+        return TransposedLinearRule()
     for kind, rule in RULES.items():
         if type(module).forward is kind.forward and isinstance(module, kind):
             own = {name for name, parameter in module.named_parameters() if parameter is not None}
@@ -52,6 +58,8 @@ def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[
         return AttentionLayer(books, module, label)
     if isinstance(module, nn.EmbeddingBag) and is_embedding_bag(module):
         return EmbeddingBagLayer(books, module, label)
-    if any(p is not None and p.requires_grad for p in module._parameters.values()):
+    if is_parametrized(module):
+        return FallbackLayer(books, module, label, trainable)  # its weights are computed by modules inside it
+    if places_of(module):
         return BareParameters(books, module, label, trainable)
     return None

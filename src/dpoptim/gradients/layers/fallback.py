@@ -4,7 +4,9 @@ The forward pass runs as it always did. In the backward pass the module is run a
 ``vmap``) and differentiated, so it must treat its records alike and draw no random numbers of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +20,8 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution, Direct, blocks
 
+# Whether layers inside a module that the fallback runs do so off the books.
+AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments
 
 
@@ -79,9 +83,10 @@ class Call:
 
         in_front = tuple(0 if batched else None for batched in self.batched)
         try:
-            weights, inputs = torch.func.vmap(one, in_dims=(in_front, 0), randomness="error")(
-                tuple(tensors), tuple(gradients)
-            )
+            with as_they_are():
+                weights, inputs = torch.func.vmap(one, in_dims=(in_front, 0), randomness="error")(
+                    tuple(tensors), tuple(gradients)
+                )
         except RuntimeError as error:
             # The text of torch's error speaks of operators, never of values.
             raise PrivacyError(
@@ -150,6 +155,29 @@ class BookedModule(torch.autograd.Function):
         return (None, None, None, None, *by_input, *[None] * len(call.trainable))
 
 
+@contextmanager
+def as_they_are() -> Iterator[None]:
+    before = AS_THEY_ARE.set(True)
+    try:
+        yield
+    finally:
+        AS_THEY_ARE.reset(before)
+
+
+def leaves_of(outputs: Any) -> list[Tensor]:
+    """The tensors at the ends of the graph that outputs were computed by."""
+    nodes = [out.grad_fn for out in pytree.tree_leaves(outputs) if isinstance(out, Tensor) and out.grad_fn is not None]
+    seen, leaves = set(nodes), []
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        following = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= following
+        nodes.extend(following)
+    return leaves
+
+
 def direct_contributions(weights: Mapping[str, Tensor]) -> dict[str, Contribution]:
     return {name: Direct(value) for name, value in weights.items()}
 
@@ -176,6 +204,8 @@ class FallbackLayer:
             )
         batch = tensors[0].shape[0] if rows is None and tensors[0].dim() else rows
         batched = self.batched
+        if batched is None:
+            self._refuse_foreign_parameters(args, kwargs)
         if batched is None or len(batched) != len(tensors):
             batched = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
             if batch != 1:
@@ -207,3 +237,16 @@ class FallbackLayer:
                     "Fix: keep the batch axis first in its outputs, or move its parameters into supported layers."
                 )
         return pytree.tree_unflatten(list(outputs), spec[0])
+
+    def _refuse_foreign_parameters(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Parameters of other modules (passed in, say) would get no gradient through this one, and nobody would know."""
+        inputs = pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        with torch.enable_grad(), as_they_are():
+            reached = leaves_of(self.shim.original(*inputs[0], **inputs[1]))
+        own = {id(p) for p in self.module.parameters()}
+        if any(id(p) not in own for p in reached):
+            raise PrivacyError(
+                f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own and uses trainable parameters "
+                "of other modules, which its per-record gradients would miss. Fix: freeze those, or let their own module "
+                "apply them."
+            )

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import Books
 from dpoptim.gradients.contributions import Contribution, Direct, positions
+from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.runner import Use, holder, tap
 
 KINDS = (nn.LSTM, nn.GRU, nn.RNN)
@@ -65,7 +66,12 @@ class Direction:
         if bias is not None and "b_hh" in self.gates_of_input:
             bias = bias + weights["b_hh"]
         z = F.linear(x, weights["w_ih"], bias)
-        gates = tap(self._use(self.gates_of_input, steps), z, x).unbind(1)
+        z = tap(self._use(self.gates_of_input, steps), z, x)
+        if c is not None and valid is None and "w_hr" not in weights:
+            output, c = LSTMRun.apply(z, h, c, weights["w_hh"], self.reverse)
+            steps.outputs = output.detach()
+            return output, output[:, 0 if self.reverse else -1], c
+        gates = z.unbind(1)
         B, T = x.shape[:2]
         hidden = projected = None
         if isinstance(module, nn.GRU):
@@ -120,9 +126,7 @@ class Steps:
     def previous(self) -> Tensor:
         """The state before each step, shape (B, T, p)."""
         assert self.outputs is not None
-        start = self.start[:, None]
-        pieces = [self.outputs[:, 1:], start] if self.reverse else [start, self.outputs[:, :-1]]
-        return torch.cat(pieces, 1)
+        return shifted(self.outputs, self.start, self.reverse)
 
     def inner(self) -> Tensor:
         """What each step projected to its output (LSTM with proj_size), shape (B, T, hidden)."""

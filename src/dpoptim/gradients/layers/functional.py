@@ -1,0 +1,89 @@
+"""Functions that do what a layer does, applied to bare parameters: ``F.linear(x, self.weight)`` in a layer of one's own.
+
+Each finds the layer's rule and a stand-in for the layer, which holds the very same parameters.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.gradients.layers.embedding import EmbeddingRule
+from dpoptim.gradients.layers.hugging_face import TransposedLinearRule
+from dpoptim.gradients.layers.linear import LinearRule
+from dpoptim.gradients.layers.normalisation import LayerNormRule
+from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.runner import holder
+
+Found = tuple[LayerRule, nn.Module, Tensor] | None  # rule, stand-in, the layer's input
+
+
+def linear(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Found:
+    if weight.dim() != 2:
+        return None
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
+    return LinearRule(), layer, x
+
+
+def matmul(x: Tensor, weight: nn.Parameter) -> Found:
+    return (
+        (TransposedLinearRule(), holder({"weight": weight}), x) if isinstance(weight, Tensor) and weight.dim() == 2 else None
+    )
+
+
+def embedding(
+    x: Tensor,
+    weight: nn.Parameter,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Found:
+    options = {"max_norm": max_norm, "norm_type": norm_type, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+    layer = nn.Embedding(weight.shape[0], weight.shape[1], padding_idx, device="meta", **options)  # type: ignore[arg-type]
+    layer.weight = weight
+    return EmbeddingRule(), layer, x
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Any,
+    weight: nn.Parameter | None = None,
+    bias: nn.Parameter | None = None,
+    eps: float = 1e-5,
+) -> Found:
+    if weight is None:
+        return None
+    layer = nn.LayerNorm(normalized_shape, eps, device="meta")
+    layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
+    return LayerNormRule(), layer, x
+
+
+FUNCTIONS = {
+    "linear": linear,
+    "matmul": matmul,
+    "__matmul__": matmul,
+    "embedding": embedding,
+    "layer_norm": layer_norm,
+}
+
+
+def layer_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
+    """The layer that a function call amounts to; None where there is no such layer.
+
+    Args:
+        args, kwargs: of the function, every bare parameter as the ``nn.Parameter`` itself.
+    """
+    function = FUNCTIONS.get(name)
+    x = args[0] if args else kwargs.get("input")
+    if function is None or not isinstance(x, Tensor) or isinstance(x, nn.Parameter):
+        return None
+    if not args:
+        args, kwargs = (x,), {key: value for key, value in kwargs.items() if key != "input"}
+    tensors = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, Tensor)]
+    if not all(isinstance(t, nn.Parameter) for t in tensors):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)  # type: ignore[operator]

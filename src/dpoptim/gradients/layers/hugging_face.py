@@ -1,0 +1,47 @@
+"""Layers of Hugging Face transformers that have a rule, known by name: the library itself is never imported.
+
+Their RMSNorms need none: they scale normalised data by a bare parameter (see `shared`).
+"""
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contributions import Contribution, Direct, positions
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Whether the module is the linear layer of GPT-2, which is called Conv1D and keeps its weight as (in, out)."""
+    kind = type(module)
+    return (kind.__module__, kind.__qualname__) == ("transformers.pytorch_utils", "Conv1D")
+
+
+class TransposedLinearRule:
+    """``x @ weight + bias``."""
+
+    def check(self, module: nn.Module, name: str) -> None:
+        pass
+
+    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+        if x.dim() < 2:
+            raise PrivacyError(
+                f"layer {name!r} (Conv1D) got an input of shape {tuple(x.shape)} without a record axis. "
+                "Fix: keep the batch axis first, e.g. x[None] for a single record."
+            )
+        return x
+
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
+        return F.linear(x, weight.T, bias), (x, weight)
+
+    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+        return g @ saved[1].T
+
+    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        x, weight = saved
+        B, (d, p) = g.shape[0], weight.shape
+        T = g[0].numel() // p if B else 1
+        g = g.reshape(B, T, p)
+        return {"weight": positions(x.reshape(B, T, d), g), "bias": Direct(g.sum(1))}

@@ -1,0 +1,196 @@
+"""Parameters that a module uses in its own forward pass: class tokens, position embeddings, scales.
+
+While the forward pass of their owner runs, such parameters are replaced by `SharedParameter`, a tensor that looks at
+every operation it takes part in:
+
+* with parameters and constants only, the result is again a `SharedParameter`, which remembers how it was made;
+* with data, in one of the operations where it is plain which row belongs to which record (elementwise ones, and joining
+  along another axis than the first), it is spread out to one row per record first, by `Spread`. Output row i then
+  depends on row i alone, so the gradient of that row is record i's own;
+* with data, in a function that is a layer (``F.linear``), that layer's rule does it;
+* anything else raises `UnsupportedUseError`, upon which the whole module goes through the fallback.
+
+Nothing depends on having seen every use: whatever reaches the parameter by another way runs into its hook, and is refused.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.books import BookedLayer
+from dpoptim.gradients.layers.spread import Owner, Parameter, Spread, Values
+
+ELEMENTWISE = {  # names of functions and methods, without the underscores of operators and in-place variants
+    *("add", "radd", "iadd", "sub", "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul"),
+    *("div", "divide", "true_divide", "truediv", "rtruediv", "itruediv", "rdiv", "pow", "rpow"),
+    *("where", "maximum", "minimum", "addcmul", "addcdiv", "lerp"),
+}
+IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
+JOINING = {"cat", "concat", "concatenate", "stack"}
+REPEATING = {"expand", "repeat", "broadcast_to", "tile"}
+SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}  # these keep row-major order
+LIKE_ANOTHER: dict[str, Callable[[Tensor], Any]] = {
+    "expand_as": lambda t: t.shape,
+    "type_as": lambda t: t.dtype,
+    "to": lambda t: t.dtype,
+}
+
+
+class UnsupportedUseError(PrivacyError):
+    """A bare parameter met data in an operation that does not tell which gradient is whose."""
+
+    def __init__(self, label: str, operation: str, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(
+            f"a parameter of module {label!r} meets data in {operation!r}, where it cannot be told record from record. "
+            "Fix: use it inside its module's own forward pass, with tensors whose first axis is the batch."
+        )
+        self.parameters = parameters
+
+
+class SharedParameter(torch.Tensor):
+    """A parameter that all records share, or what was made of such parameters and of constants."""
+
+    owner: Owner
+    make: Callable[[Values], Tensor]  # computes the tensor again from the parameters
+    parameters: tuple[nn.Parameter, ...]  # that it was made of
+    alike: bool  # all rows are equal: there is one for each record
+
+    @classmethod
+    def of(cls, owner: Owner, parameter: nn.Parameter) -> "SharedParameter":
+        return cls._wrap(parameter, owner, Parameter(id(parameter)), (parameter,), False)
+
+    @classmethod
+    def _wrap(
+        cls,
+        value: Tensor,
+        owner: Owner,
+        make: Callable[[Values], Tensor],
+        parameters: tuple[nn.Parameter, ...],
+        alike: bool,
+    ) -> "SharedParameter":
+        shared = value.as_subclass(cls)
+        shared.owner, shared.make, shared.parameters, shared.alike = owner, make, parameters, alike
+        return shared
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        if name in LIKE_ANOTHER and len(args) == 2 and isinstance(args[1], Tensor):
+            # The other tensor gives its shape or dtype only.
+            method = "expand" if name == "expand_as" else "to"
+            return getattr(args[0], method)(LIKE_ANOTHER[name](args[1]), **kwargs)
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        shared = [leaf for leaf in leaves if isinstance(leaf, SharedParameter)]
+        owner = shared[0].owner
+        data = [t for t in leaves if not isinstance(t, SharedParameter) and not constant(t, owner)]
+        parameters = tuple({id(p): p for s in shared for p in s.parameters}.values())
+        unsupported = UnsupportedUseError(owner.label, name, parameters)
+        if "out" in kwargs or (in_place(name) and args and isinstance(args[0], SharedParameter)):
+            raise unsupported
+        if not data:
+            return derive(func, name, args, kwargs, shared, parameters)
+        if all(isinstance(s.make, Parameter) for s in shared):
+            found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
+            if found is not None:
+                rule, layer, x = found
+                x = rule.prepare(layer, owner.label, x, owner.rows)
+                return BookedLayer.apply(owner.books, rule, layer, owner.label, x, *layer.parameters())
+        spread = spread_elementwise if name.strip("_") in ELEMENTWISE else spread_joined if name in JOINING else None
+        rows = None if spread is None else spread(name, args, kwargs, shared, data)
+        if rows is None or (rows == 1 and owner.rows not in (None, 1)):  # one row for all records is no data
+            raise unsupported
+        axes = max(t.dim() for t in data)
+        args, kwargs = pytree.tree_map(
+            lambda leaf: leaf.per_record(rows, axes) if isinstance(leaf, SharedParameter) else leaf, (args, kwargs)
+        )
+        return func(*args, **kwargs)
+
+    def plain(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.detach().as_subclass(Tensor)
+
+    def per_record(self, rows: int, axes: int) -> Tensor:
+        """One row per record: shape (rows, ...) of so many axes, on the books."""
+        value, make = self.plain(), self.make
+        if value.dim() == axes and value.shape[0] == rows and rows != 1:
+            value, original = value[:1], make  # all rows are equal
+            make = lambda values: original(values)[:1]  # noqa: E731
+        return Spread.apply(self.owner, make, self.parameters, value, rows, axes, *self.parameters)
+
+
+def as_parameter(leaf: Any) -> Any:
+    return leaf.parameters[0] if isinstance(leaf, SharedParameter) else leaf
+
+
+def constant(t: Tensor, owner: Owner) -> bool:
+    return not t.requires_grad and (t.dim() == 0 or id(t) in owner.constants)
+
+
+def in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
+
+
+def derive(
+    func: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: list[SharedParameter],
+    parameters: tuple[nn.Parameter, ...],
+) -> Any:
+    """An operation on shared parameters and constants alone."""
+    with torch._C.DisableTorchFunctionSubclass():
+        result = func(*args, **kwargs)
+
+    def remake(values: Values) -> list[Any]:
+        def value(leaf: Any) -> Any:
+            if not isinstance(leaf, SharedParameter):
+                return leaf
+            if id(leaf) not in values:
+                values[id(leaf)] = leaf.make(values)
+            return values[id(leaf)]
+
+        again = pytree.tree_map(value, (args, kwargs))
+        return pytree.tree_leaves(func(*again[0], **again[1]))
+
+    first = shared[0]
+    leaves, structure = pytree.tree_flatten(result)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            repeated = name in REPEATING and leaf.dim() > 0 and (leaf.dim() > first.dim() or first.shape[0] == 1)
+            kept = name in SAME_ROWS and first.alike and leaf.dim() > 0 and leaf.shape[0] == first.shape[0]
+            make = lambda values, i=i: remake(values)[i]  # noqa: E731
+            leaves[i] = SharedParameter._wrap(leaf, first.owner, make, parameters, repeated or kept)
+    return pytree.tree_unflatten(leaves, structure)
+
+
+def spread_elementwise(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
+) -> int | None:
+    """How many records an elementwise operation has; None where axes do not tell."""
+    axes = max(t.dim() for t in data)
+    sizes = {t.shape[0] for t in data if t.dim() == axes and axes > 0}
+    rows = max(sizes, default=0)
+    fits = axes > 0 and sizes <= {1, rows}
+    for s in shared:
+        fits = fits and (s.dim() < axes or (s.dim() == axes and (s.shape[0] == 1 or (s.shape[0] == rows and s.alike))))
+    return rows if fits else None
+
+
+def spread_joined(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
+) -> int | None:
+    """How many records tensors have that are joined along another axis than the first."""
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+    axes = data[0].dim()
+    dim = dim + axes + (name == "stack") if isinstance(dim, int) and dim < 0 else dim
+    rows = data[0].shape[0] if axes else 0
+    fits = isinstance(dim, int) and dim > 0 and all(t.dim() == axes and t.shape[0] == rows for t in (*data, *shared))
+    return rows if fits and all(s.alike or rows == 1 for s in shared) else None

@@ -1,0 +1,139 @@
+"""One row per record of what all records share, and the way back: from each row's gradient to the parameters' own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
+from dpoptim.gradients.contributions import Contribution, Direct
+from dpoptim.gradients.layers.functional import layer_of
+from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.runner import holder
+
+Values = dict[int, Tensor]  # by id: parameters, and what was made of them so far
+
+
+def places_of(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """A module's own trainable parameters and those in its lists and dictionaries of parameters: who holds them, as what."""
+    containers = [child for child in module.children() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
+    return [
+        (place, name, p)
+        for place in (module, *containers)
+        for name, p in place._parameters.items()
+        if p is not None and p.requires_grad
+    ]
+
+
+class Owner:
+    """The module whose parameters are shared, as its shared tensors know it."""
+
+    def __init__(self, books: Books, label: str, module: nn.Module) -> None:
+        self.books, self.label, self.module = books, label, module
+        self.places = places_of(module)
+        self.constants: set[int] = set()
+        self.rows: int | None = None  # records in the model's current input, where known
+        self._layers: dict[tuple[Any, ...], nn.Module] = {}
+        self._holders: dict[tuple[int, ...], nn.Module] = {}
+
+    def see_constants(self) -> None:
+        """Tensors of the module that are no data: buffers and frozen parameters."""
+        frozen = (p for p in self.module.parameters() if not p.requires_grad)
+        self.constants = {id(t) for t in (*self.module.buffers(), *frozen)}
+
+    def holder(self, parameters: Sequence[nn.Parameter]) -> nn.Module:
+        """What entries in the books about just these parameters are about."""
+        key = tuple(map(id, parameters))
+        if key not in self._holders:
+            self._holders[key] = holder({str(i): p for i, p in enumerate(parameters)})
+        return self._holders[key]
+
+    def layer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LayerRule, nn.Module, Tensor] | None:
+        """Rule, stand-in and input of the layer that a function call amounts to; the same stand-in every time."""
+        found = layer_of(name, args, kwargs)
+        if found is None:
+            return None
+        rule, layer, x = found
+        key = (name, *(id(p) for p in layer.parameters()), repr(layer))
+        if key not in self._layers:
+            rule.check(layer, self.label)
+            self._layers[key] = layer
+        return rule, self._layers[key], x
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """How a parameter is made of the parameters: it is one of them."""
+
+    key: int
+
+    def __call__(self, values: Values) -> Tensor:
+        return values[self.key]
+
+
+class Spread(torch.autograd.Function):
+    """One row per record of what all records share. Inputs: owner, recipe, its parameters, value, rows, axes, and the
+    parameters again (for the graph's edges)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        owner: Owner,
+        make: Callable[[Values], Tensor],
+        parameters: tuple[nn.Parameter, ...],
+        value: Tensor,
+        rows: int,
+        axes: int,
+        *edges: Tensor,
+    ) -> Tensor:
+        refuse_autocast(owner.label, value)
+        ctx.owner, ctx.make, ctx.parameters, ctx.shape = owner, make, parameters, value.shape
+        ctx.forward_task = torch._C._current_graph_task_id()
+        ctx.save_for_backward(*edges)
+        leading = value.shape[1:] if value.dim() == axes else value.shape
+        return value.reshape(1, *[1] * (axes - 1 - len(leading)), *leading).expand(rows, *[-1] * (axes - 1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, ...]:
+        refuse_nested_backward(ctx.owner.label, ctx.forward_task)
+        refuse_autocast(ctx.owner.label, g)
+        owner, make, parameters = ctx.owner, ctx.make, ctx.parameters
+        values, per_record = ctx.saved_tensors, g.reshape(g.shape[0], *ctx.shape)
+        owner.books.enter(
+            Entry(
+                owner.label,
+                owner.holder(parameters),
+                g.shape[0],
+                lambda: pull_back(owner.label, make, parameters, values, per_record),
+            )
+        )
+        return (None,) * (6 + len(parameters))
+
+
+def pull_back(
+    label: str, make: Callable[[Values], Tensor], parameters: Sequence[nn.Parameter], values: Sequence[Tensor], g: Tensor
+) -> dict[str, Contribution]:
+    """Per-record gradients of the parameters, from those of what was made of them: ``g`` of shape (B, ...)."""
+    if isinstance(make, Parameter):
+        return {"0": Direct(g.reshape(len(g), -1))}
+
+    def one(g: Tensor) -> tuple[Tensor, ...]:
+        def again(*values: Tensor) -> Tensor:
+            return make(dict(zip(map(id, parameters), values, strict=True)))
+
+        return tuple(torch.func.vjp(again, *values)[1](g))
+
+    try:
+        rows = torch.func.vmap(one, randomness="error")(g)
+    except RuntimeError as error:
+        # The text of torch's error speaks of operators, never of values.
+        raise PrivacyError(
+            f"what module {label!r} makes of its parameters before they meet data cannot be differentiated record by "
+            f"record: {str(error).splitlines()[0].rstrip('.')}. Fix: apply dropout after parameters and data have met."
+        ) from error
+    return {str(i): Direct(row.reshape(len(row), -1)) for i, row in enumerate(rows)}
