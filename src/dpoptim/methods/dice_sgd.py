@@ -38,7 +38,8 @@ class DiceSGD:
         clip_norm: C1, the most that a record adds to a step directly; > 0.
         feedback_clip: C2, the most that the state adds to the *mean*; >= 0. Default: C1.
         residual_clip: R >= C1: gradients are clipped to it before anything else, so that what enters the state is at most
-            R - C1. Default: 2 C1, the best ratio for one pass.
+            R - C1. Default: 2 C1, the best ratio for one pass. ``inf`` loses nothing of a gradient, but the noise must then
+            hide 2 C2 in every step.
         clipping: ``"flat"``, or ``"automatic"``: gradients are scaled to R g / (|g| + 0.01) first.
         reset_each_epoch: set the state to zero after every pass; costs the feedback of a pass's last steps, and lets the
             noise grow with the root of the passes instead of with their number.
@@ -112,12 +113,16 @@ class DiceSGD:
 
     def sensitivity(self, batches: FixedBatches, steps: int) -> float:
         """S of the theorem in `error_feedback`, on the sum, under zero-out."""
+        passes = batches.participations(steps)
+        kept = 1 if self.reset_each_epoch else passes
         return run_sensitivity(
             clip=self.clip_norm,
             residual=self._residual - self.clip_norm,
             feedback=self._feedback * batches.batch_size,
-            participations=batches.participations(steps),
+            passes=passes,
+            steps_per_pass=batches.steps_per_pass,
             reset=self.reset_each_epoch,
+            held=kept * batches.n * self._residual,
         )
 
     def calibrate(self, *, n: int, batch_size: int, steps: int, epsilon: float, delta: float, neighboring: str) -> float:
@@ -134,8 +139,6 @@ class DiceSGD:
                 feedback=self._feedback * plan.batch_size,
                 steps=plan.steps,
             )
-        if math.isinf(self._residual):
-            raise ValueError("residual_clip is infinite, so no noise can hide a record; give a finite residual_clip.")
         return dp_accounting.GaussianDpEvent(plan.noise_multiplier)
 
     def query(self, plan: Plan) -> GaussianSum | ShiftedSums:
