@@ -36,7 +36,7 @@ def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
 
 
 def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
-    squared = sum(g.double().flatten(1).square().sum(1) for g in gradients)
+    squared = sum(g.double().reshape(len(g), -1).square().sum(1) for g in gradients)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity))
     finite = factors > 0
@@ -151,6 +151,21 @@ def image_model(layer: nn.Module, channels: int, *, one_axis: bool = False) -> n
     return nn.Sequential(layer, nn.Tanh(), head)
 
 
+def volume_model(layer: nn.Module, channels: int) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), nn.Conv3d(channels, 2, 1))
+
+
+class Product(nn.Module):
+    """A layer with two inputs."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, torch.sin(x))
+
+
 def sequential(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers)
 
@@ -186,6 +201,31 @@ CASES = [
         (3, 6, 7),
     ),
     Case("conv2d-wide", lambda: image_model(nn.Conv2d(20, 24, 3), 24), (20, 4, 4)),
+    Case("conv3d", lambda: volume_model(nn.Conv3d(2, 4, 3, padding=1), 4), (2, 4, 5, 3)),
+    Case(
+        "conv3d-options",
+        lambda: volume_model(nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1), groups=2), 6),
+        (4, 5, 6, 7),
+    ),
+    Case("conv3d-same", lambda: volume_model(nn.Conv3d(2, 4, (2, 3, 3), padding="same"), 4), (2, 4, 5, 3)),
+    Case(
+        "conv3d-replicate",
+        lambda: volume_model(nn.Conv3d(2, 4, 3, padding=(1, 2, 1), padding_mode="replicate", bias=False), 4),
+        (2, 4, 5, 3),
+    ),
+    Case("conv3d-circular", lambda: volume_model(nn.Conv3d(2, 4, 3, padding=1, padding_mode="circular"), 4), (2, 4, 5, 3)),
+    Case("instance-norm-1d", lambda: sequential(nn.Conv1d(3, 6, 2), nn.InstanceNorm1d(6, affine=True), nn.Tanh()), (3, 7)),
+    Case("instance-norm-2d", lambda: sequential(nn.Conv2d(3, 6, 2), nn.InstanceNorm2d(6, affine=True)), (3, 6, 7)),
+    Case("instance-norm-3d", lambda: sequential(nn.Conv3d(3, 6, 2), nn.InstanceNorm3d(6, affine=True)), (3, 4, 3, 5)),
+    Case(
+        "fallback-transposed-1d", lambda: sequential(nn.ConvTranspose1d(3, 4, 3, 2), nn.Tanh(), nn.Conv1d(4, 2, 1)), (3, 5)
+    ),
+    Case(
+        "fallback-transposed-3d",
+        lambda: sequential(nn.ConvTranspose3d(3, 4, 2, 2, groups=1), nn.Tanh(), nn.Conv3d(4, 2, 1)),
+        (3, 2, 4, 3),
+    ),
+    Case("fallback-bilinear", lambda: Product(nn.Bilinear(5, 5, 4)), (5,)),
     Case("embedding-2d", lambda: sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), (), 11),
     Case("embedding-3d", lambda: sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), (5,), 11),
     Case("embedding-4d", lambda: sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), (2, 4), 11),
@@ -215,11 +255,6 @@ CASES = [
         (3, 5, 6),
     ),
     Case("fallback-prelu", lambda: sequential(nn.Linear(7, 6), nn.PReLU(6), nn.Linear(6, 3)), (7,)),
-    Case(
-        "fallback-bilinear-free",
-        lambda: sequential(nn.Linear(7, 6), nn.InstanceNorm1d(4, affine=True)),
-        (4, 7),
-    ),
 ]
 
 
@@ -243,10 +278,10 @@ class Recurrent(nn.Module):
 
 
 CASES += [
-    Case("fallback-lstm", lambda: Recurrent(nn.LSTM(5, 4, batch_first=True)), (6, 5)),
-    Case("fallback-lstm-time-major", lambda: Recurrent(nn.LSTM(5, 4, num_layers=2)), (6, 5)),
-    Case("fallback-gru-both-ways", lambda: Recurrent(nn.GRU(5, 4, batch_first=True, bidirectional=True)), (6, 5)),
-    Case("fallback-rnn", lambda: Recurrent(nn.RNN(5, 4, batch_first=True)), (6, 5)),
+    Case("lstm", lambda: Recurrent(nn.LSTM(5, 4, batch_first=True)), (6, 5)),
+    Case("lstm-time-major", lambda: Recurrent(nn.LSTM(5, 4, num_layers=2)), (6, 5)),
+    Case("gru-both-ways", lambda: Recurrent(nn.GRU(5, 4, batch_first=True, bidirectional=True)), (6, 5)),
+    Case("rnn", lambda: Recurrent(nn.RNN(5, 4, batch_first=True)), (6, 5)),
 ]
 
 

@@ -1,10 +1,12 @@
 """dpoptim: train PyTorch models with differential privacy."""
 
+from dpoptim import losses
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.plan import Plan
+from dpoptim.replace import replace_batchnorm
 from dpoptim.training.attach import PrivateTraining, attach
 from dpoptim.training.check import check
 from dpoptim.version import __version__
@@ -24,4 +26,6 @@ __all__ = [
     "__version__",
     "attach",
     "check",
+    "losses",
+    "replace_batchnorm",
 ]

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients.layers.convolution import formed_by_groups, formed_by_patches
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
@@ -17,7 +18,7 @@ def problem(case: Case, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor, to
 
 
 def median_norm(gradients: list[torch.Tensor]) -> float:
-    return float(torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt().median())
+    return float(torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt().median())
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -109,3 +110,16 @@ def test_recurrent_layers_that_start_from_zero_by_themselves(kind: type[nn.RNNBa
     plain = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
     sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
     assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
+
+
+CONVOLUTIONS = [nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2), nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), groups=2)]
+CONVOLUTIONS += [nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1)), nn.Conv3d(2, 4, 2, groups=2)]
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
+def test_convolutions_by_patches_and_by_groups_agree(layer: nn.Module) -> None:
+    """The first is for accelerators, the second for the CPU."""
+    x = torch.randn(ROWS, layer.in_channels, *(8, 9, 7)[: len(layer.kernel_size)])
+    g = torch.randn_like(layer(x)).detach()
+    every = slice(0, ROWS)
+    torch.testing.assert_close(formed_by_patches(layer, x, g, every), formed_by_groups(layer, x, g, every))

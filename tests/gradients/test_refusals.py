@@ -269,10 +269,10 @@ class RandomScale(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
+        self.weight = nn.Parameter(torch.ones(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x * self.scale, 0.5)
+        return F.dropout(torch.einsum("bi,ij->bj", x, self.weight), 0.5)
 
 
 def test_a_fallback_with_randomness_is_refused() -> None:
@@ -289,7 +289,7 @@ def test_a_fallback_whose_output_hides_the_records_is_refused() -> None:
             self.scale = nn.Parameter(torch.ones(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            return (x * self.scale).sum(0)
+            return torch.einsum("bi,i->i", x, self.scale)
 
     model = nn.Sequential(nn.Linear(5, 4), Total())
     attached(model)

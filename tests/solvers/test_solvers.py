@@ -82,7 +82,7 @@ def test_spiders_prices_add_up_at_the_largest_step_counts(
     )
     schedule = spider_schedule(
         n=8, dimension=2, rho=rho * (1 - 1e-10), risk_bound=risk_bound, beta=0.05, constants="practical", **settings_
-    )
+    ).longest()
     assert [step.kind for step in result.trace] == [
         kind for round_ in schedule for kind in ["gradient", *["difference"] * (round_.steps - 1)]
     ]
@@ -206,7 +206,7 @@ def test_proximal_rounds_and_spider_rounds_follow_the_theorems() -> None:
     log = math.log(F0) + 3 * math.log(n * math.sqrt(rho) / (gamma * L0 * math.sqrt(d)))
     K = proximal_rounds(**shared, weak_convexity=L1, kl_exponent=3, constants="theorem")
     assert math.ceil((1 + 32 * F0 ** (1 / 3) * gamma**2 * L1) * log) == K
-    schedule = spider_schedule(**shared, smoothness=L1, kl_exponent=1.5, beta=0.1, constants="theorem")
+    schedule = spider_schedule(**shared, smoothness=L1, kl_exponent=1.5, beta=0.1, constants="theorem").longest()
     log = math.log(F0) + 1.5 * math.log(n * math.sqrt(rho) / (gamma * L0 * math.sqrt(d)))
     assert len(schedule) == math.ceil((1 + 64 * (1 / F0) ** (0.5 / 1.5) * gamma**2 * L1) * log)
     for round_ in schedule:

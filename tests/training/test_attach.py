@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpoptim
 from dpoptim.training.attach import PrivateTraining
+from dpoptim.training.probe import positions_per_layer
 
 N, FEATURES, CLASSES = 300, 6, 3
 
@@ -481,3 +482,18 @@ def test_attaching_twice_says_so() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(), model, sgd, data), pytest.raises(dpoptim.PrivacyError, match="attached elsewhere"):
         dpoptim.attach(plan(), model, sgd, data)
+
+
+def test_positions_are_counted_on_made_up_inputs() -> None:
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.each, self.last = nn.Linear(6, 4), nn.Linear(4, 2)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.drop(self.each(x)).mean(1))
+
+    data = TensorDataset(torch.full((10, 7, 6), math.nan), torch.zeros(10))
+    assert positions_per_layer(Sequence(), data) == {"each": 7, "last": 1}
+    assert positions_per_layer(Sequence(), TensorDataset(torch.zeros(10, 3))) == {}  # the model raises on that shape

@@ -60,7 +60,7 @@ def token_mean(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
 
 def record_token_mean(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
     losses = F.cross_entropy(model(b[0]).transpose(1, 2), b[1], ignore_index=-100, reduction="none")
-    return (losses.sum(1) / (b[1] != -100).sum(1)).mean()
+    return dpoptim.losses.per_sample_mean(losses, b[1] != -100)
 
 
 def test_batch_statistics_are_found() -> None:
@@ -80,9 +80,19 @@ def test_a_mean_over_the_tokens_of_the_batch_is_found() -> None:
     labels = tokens.clone()
     labels[0, 1:] = -100  # records of different length
     labels[2, 3:] = -100
-    with pytest.raises(dpoptim.SamplesInteractError, match="tokens of the whole batch"):
+    with pytest.raises(
+        dpoptim.SamplesInteractError, match="weighted mean over the records.*tokens of the whole batch.*per_sample_mean"
+    ):
         dpoptim.check(TiedHead(), token_mean, (tokens, labels))
     assert dpoptim.check(TiedHead(), record_token_mean, (tokens, labels)).loss_reduction == "mean"
+
+
+def test_class_weights_inside_a_mean_are_found() -> None:
+    weights = torch.tensor([1.0, 5.0, 0.2])
+    with pytest.raises(dpoptim.SamplesInteractError, match="class weights inside a mean. Fix"):
+        dpoptim.check(classifier(), lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weights), batch())
+    weighted = lambda m, b: (weights[b[1]] * F.cross_entropy(m(b[0]), b[1], reduction="none")).mean()  # noqa: E731
+    assert dpoptim.check(classifier(), weighted, batch()).loss_reduction == "mean"
 
 
 def test_batches_without_a_common_first_axis_are_refused() -> None:

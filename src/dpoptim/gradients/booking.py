@@ -13,8 +13,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import BookedLayer, Books
-from dpoptim.gradients.layers import LayerRule, rule_for
-from dpoptim.gradients.layers.fallback import FallbackLayer
+from dpoptim.gradients.layers.bare import for_records
+from dpoptim.gradients.layers.choice import rule_for, runner_for
+from dpoptim.gradients.layers.rule import LayerRule
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
 
@@ -30,6 +31,7 @@ class Booking:
         self.model, self.books = model, books
         self.rows: int | None = None  # records in the model's current input
         self._undo: list[Callable[[], Any]] = []
+        self._booked: set[nn.Module] = set()  # a module may stand in several places
         self._watched = watch_batch_statistics(model)
         try:
             self._book(model, "")
@@ -68,24 +70,26 @@ class Booking:
 
     def _book(self, module: nn.Module, name: str) -> None:
         trainable = [key for key, p in module.named_parameters() if p.requires_grad]
-        if not trainable:
+        if not trainable or module in self._booked:
             return
+        self._booked.add(module)
         label = name or type(module).__name__
         refuse_wrapped(module, label)
         rule = rule_for(module)
         if rule is not None:
             rule.check(module, label)
             self._replace_forward(module, partial(self._run_layer, rule, module, label))
-        elif any(p is not None and p.requires_grad for p in module._parameters.values()):
-            fallback = FallbackLayer(self.books, module, label, trainable)
-            self._replace_forward(module, lambda *args, **kwargs: fallback(self.rows, args, kwargs))
-        else:
+            return
+        runner = runner_for(self.books, module, label, trainable)
+        if runner is None or runner.books_children:
             for key, child in module.named_children():
                 self._book(child, f"{name}.{key}" if name else key)
+        if runner is not None:
+            self._replace_forward(module, lambda *args, **kwargs: runner(self.rows, args, kwargs))
 
     def _run_layer(self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any) -> Tensor:
         (x,) = (*args, *kwargs.values())
-        x = rule.prepare(module, label, x, self.rows)
+        x = rule.prepare(module, label, for_records(x, self.rows), self.rows)
         parameters = [p for p in module._parameters.values() if p is not None]
         return BookedLayer.apply(self.books, rule, module, label, x, *parameters)
 
@@ -114,7 +118,7 @@ class BookedForward:
         self._module, self._original, self._booked = module, module.forward, booked
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or inside_torch_func():
             return self._original(*args, **kwargs)
         return self._booked(*args, **kwargs)
 
@@ -123,6 +127,11 @@ class BookedForward:
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("an attached model cannot be pickled. Fix: save model.state_dict(), or leave the `with` first.")
+
+
+def inside_torch_func() -> bool:
+    """Whether the fallback is differentiating a module record by record: the layers inside it run as they are."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class InputHook:
@@ -182,5 +191,6 @@ def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
 def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:
     return PrivacyError(
         f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps running statistics of them, "
-        "which no clipping bounds. Fix: use nn.GroupNorm or nn.LayerNorm; or freeze it and keep it in eval() mode."
+        "which no clipping bounds. Fix: dpoptim.replace_batchnorm(model), which puts nn.GroupNorm in its place; or freeze "
+        "it and keep it in eval() mode."
     )

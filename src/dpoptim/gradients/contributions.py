@@ -10,7 +10,7 @@ questions: the squared norm of each record's gradient, and ``sum_i weights[i] * 
   the batch: otherwise one record could change the clip factors of all the others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -249,7 +249,8 @@ class Positions:
             values = self._form(part, scratch[: part.stop - part.start])
             if self._claimed is None:
                 return values, weights[part]
-            return values, weights[part] * (self._claimed[part] / row_squared_norms(values)).sqrt().clamp(max=1.0)
+            shortened = (self._claimed[part] / row_squared_norms(values)).sqrt().clamp(max=1.0)
+            return values, weights[part] * shortened.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
 
         for group in all_groups(groups):
             add_group(total, group, parts_of(group, self.entries), formed)
@@ -344,17 +345,3 @@ class Rows:
 
     def without(self, keep: Tensor) -> "Rows":
         return Rows(self.index, zero_outside(self.g, keep), self.table_rows)
-
-
-def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
-    """One contribution for all uses of a parameter in a pass (shared layers, tied weights), cross terms included."""
-    if len(uses) == 1:
-        return uses[0]
-    if all(isinstance(use, Rows) for use in uses):
-        rows = [use for use in uses if isinstance(use, Rows)]
-        return Rows(torch.cat([use.index for use in rows], 1), torch.cat([use.g for use in rows], 1), rows[0].table_rows)
-
-    def form(part: slice) -> Tensor:
-        return torch.stack([use.materialise(part) for use in uses]).sum(0)
-
-    return Formed(form, records, entries, (len(uses) + 1) * entries)

@@ -16,8 +16,9 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import Contribution, Positions, merge
+from dpoptim.gradients.contributions import Contribution, Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin
+from dpoptim.gradients.tied import merge
 
 Reduction = Literal["mean", "sum"]
 KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest

@@ -30,7 +30,7 @@ def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> lis
 
 def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
     """The sums that the engine should give: float64, the parameters' shapes; records that are not finite left out."""
-    squared = torch.stack([g.double().flatten(1).square().sum(1) for g in gradients]).sum(0)
+    squared = torch.stack([g.double().reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity))
     kept = factors > 0

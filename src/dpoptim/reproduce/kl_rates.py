@@ -88,7 +88,7 @@ def experiments() -> list[Experiment]:
                     None,
                     b,
                     lipschitz=1.5,
-                    smoothness=max(t - 1, 1.0),
+                    smoothness=4.0,
                     kl_gamma=t ** (-1 / k),
                     kl_exponent=k,
                     risk_bound=1 / t,
@@ -201,6 +201,7 @@ def draw(path: Path, runs: Sequence[Run], slopes: Sequence[Slope]) -> None:
     """Measured points, the fitted lines' slopes, and lines of the theorems' slopes through the same centre."""
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     names = list(dict.fromkeys(slope.experiment for slope in slopes))
     figure, axes = plt.subplots(2, math.ceil(len(names) / 2), figsize=(13, 6.5), layout="constrained")
@@ -218,6 +219,7 @@ def draw(path: Path, runs: Sequence[Run], slopes: Sequence[Slope]) -> None:
         axis.set_xlabel(r"$\sqrt{d} / (n \sqrt{\rho})$")
         axis.set_ylabel("steps" if name.endswith("steps") else "excess risk")
         axis.legend(fontsize=7)
+        axis.xaxis.set_minor_formatter(NullFormatter())
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     figure.savefig(path, dpi=130)

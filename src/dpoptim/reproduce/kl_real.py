@@ -178,13 +178,13 @@ def candidates(**lists: Sequence[float]) -> list[dict[str, float]]:
     return [{name: values[i % len(values)] for name, values in lists.items()} for i in range(longest)]
 
 
-SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[2, 1, 4, 2], rounds=[50, 100, 100, 100], smoothness=[1])
+SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[4, 2, 4, 8], rounds=[100, 50, 100, 100], smoothness=[1])
 METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
     "DP-SGD": (
         dp_sgd,
         candidates(lipschitz=[1, 1, 1, 3], learning_rate=[0.1, 0.5, 2, 0.2], batch_size=[4096], epochs=[40]),
     ),
-    "noisy GD": (by(noisy_gd), candidates(lipschitz=[1, 1, 1, 3], step_size=[1, 2, 4, 0.5], steps=[50, 100, 100, 100])),
+    "noisy GD": (by(noisy_gd), candidates(lipschitz=[1, 1, 3, 3], step_size=[1, 2, 0.5, 0.5], steps=[50, 100, 100, 300])),
     "KL-Spider, kappa = 2": (by(kl_spider), [{**settings, "kl_exponent": 2.0} for settings in SPIDER]),
     "KL-Spider, kappa = 1.5": (by(kl_spider), [{**settings, "kl_exponent": 1.5} for settings in SPIDER]),
     "proximal point": (
@@ -210,6 +210,7 @@ class Row:
     data: str
     method: str
     epsilon: float
+    seeds: int
     excess_risk: float
     excess_risk_spread: float  # largest minus smallest over the seeds
     test_accuracy: float  # percent
@@ -261,6 +262,7 @@ def compare(case: Case, seeds: int) -> list[Row]:
                     case.name,
                     name,
                     epsilon,
+                    seeds,
                     float(np.mean(excess)),
                     max(excess) - min(excess),
                     accuracy,

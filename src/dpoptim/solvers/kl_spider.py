@@ -53,6 +53,40 @@ class Round:
     stop_below: float
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """Lines 2 to 7 of Algorithm 1, from public numbers.
+
+    Attributes:
+        rounds: K, the most full gradients.
+        factor: c, by which a round lowers the target.
+        floor: the least target.
+    """
+
+    rounds: int
+    factor: float
+    floor: float
+    risk_bound: float
+    kl_gamma: float
+    kl_exponent: float
+    constants: SpiderConstants
+
+    def next(self, target: float) -> Round:
+        """The round after one that reached ``target``. T_k is rounded up."""
+        target = max(target / self.factor, self.floor)
+        kappa = self.kl_exponent
+        steps = math.ceil((self.risk_bound / target) ** ((2 - kappa) / kappa) * (1 - 1e-12))
+        scale = target ** (1 / kappa) / self.kl_gamma
+        return Round(target, steps, scale / self.constants.step, self.constants.stop * scale)
+
+    def longest(self) -> tuple[Round, ...]:
+        """The rounds of a run whose gradients are never short."""
+        rounds: list[Round] = []
+        for _ in range(self.rounds):
+            rounds.append(self.next(rounds[-1].target if rounds else self.risk_bound))
+        return tuple(rounds)
+
+
 def spider_schedule(
     *,
     n: int,
@@ -66,18 +100,16 @@ def spider_schedule(
     beta: float,
     constants: Constants,
     rounds: int | None = None,
-) -> tuple[Round, ...]:
-    """The rounds of Algorithm 1, lines 2 to 7: a function of public numbers. T_k is rounded up.
-
-    Args: see `kl_spider`.
+) -> Schedule:
+    """The schedule for these settings; see `kl_spider` for what they are.
 
     Raises:
         ValueError: settings that ask for more than a million rounds.
     """
     c, kappa, gamma = CONSTANTS[constants], kl_exponent, kl_gamma
     noise = gamma * lipschitz * math.sqrt(dimension) / (n * math.sqrt(rho))
-    per_halving = 1 + c.descent * gamma**2 * smoothness * risk_bound ** (-(2 - kappa) / kappa)
-    wanted = per_halving * (math.log(risk_bound) - kappa * math.log(noise))
+    inverse_progress = c.descent * gamma**2 * smoothness * risk_bound ** (-(2 - kappa) / kappa)
+    wanted = (1 + inverse_progress) * (math.log(risk_bound) - kappa * math.log(noise))
     if rounds is None and wanted > MOST_ROUNDS:
         raise ValueError(
             f"the settings ask for {wanted:.3g} rounds: kl_gamma^2 * smoothness = {gamma**2 * smoothness:.3g} is large "
@@ -91,14 +123,7 @@ def spider_schedule(
         share = beta / rounds * min(1.0, (spread / risk_bound ** (1 / kappa)) ** (2 - kappa))
         union = math.sqrt(math.log(1 / share))
     floor = min((c.floor * spread * union) ** kappa, risk_bound)
-    factor = 1 + risk_bound ** ((2 - kappa) / kappa) / (c.descent * gamma**2 * smoothness)
-    schedule, target = [], risk_bound
-    for _ in range(rounds):
-        target = max(target / factor, floor)
-        steps = math.ceil((risk_bound / target) ** ((2 - kappa) / kappa) * (1 - 1e-12))
-        scale = target ** (1 / kappa) / gamma
-        schedule.append(Round(target, steps, scale / c.step, c.stop * scale))
-    return tuple(schedule)
+    return Schedule(rounds, 1 + 1 / inverse_progress, floor, risk_bound, gamma, kappa, c)
 
 
 def kl_spider(
@@ -174,22 +199,32 @@ def kl_spider(
         rounds=rounds,
     )
     fixed_share = anchor_share or (0.5 if constants == "theorem" else None)
-    for number, round_ in enumerate(schedule):
-        rho = releases.rho_left / (len(schedule) - number)
-        w = run_round(releases, w, round_, rho, lipschitz, smoothness, fixed_share)
+    target = schedule.risk_bound
+    for number in range(schedule.rounds):
+        rho = releases.rho_left / (schedule.rounds - number)
+        w, target = run_round(releases, w, schedule, target, rho, lipschitz, smoothness, fixed_share)
     return releases.result(w)
 
 
 def run_round(
     releases: Releases,
     w: Tensor,
-    round_: Round,
+    schedule: Schedule,
+    reached: float,
     rho: float,
     lipschitz: float,
     smoothness: float,
     anchor_share: float | None,
-) -> Tensor:
-    """Lines 8 to 17: an anchor, then differences, until the estimate is short or the steps are used up."""
+) -> tuple[Tensor, float]:
+    """Lines 8 to 17: an anchor, then differences, until the estimate is short or the steps are used up.
+
+    Where the anchor is short already, the paper's round ends and the next one draws another at the same point. Its
+    error is small enough for every target down to the floor (Lemma 2), so the target is lowered at once instead.
+
+    Returns:
+        The last point, and the target that it has reached.
+    """
+    round_ = schedule.next(reached)
     differences = round_.steps - 1  # the one after the last step would tell nobody anything
     if differences == 0:
         share = 1.0
@@ -197,16 +232,20 @@ def run_round(
         share = anchor_share
     else:  # minimises L0^2 / share + differences^2 bound^2 / (1 - share)
         share = lipschitz / (lipschitz + differences * round_.difference_bound)
-    length = round_.difference_bound / smoothness
     estimate = releases.gradient(w, lipschitz=lipschitz, rho=share * rho)
-    for t in range(round_.steps):
-        norm = float(torch.linalg.vector_norm(estimate))
+    norm = float(torch.linalg.vector_norm(estimate))
+    while norm < round_.stop_below and round_.target > schedule.floor:
+        round_ = schedule.next(round_.target)
+    differences = round_.steps - 1 if share < 1 else 0
+    length = round_.difference_bound / smoothness
+    for t in range(differences + 1):
         if norm < round_.stop_below:
-            return w  # the point whose gradient is short, not the one before it
+            break  # at the point whose gradient is short, not the one before it
         new = w - (length / norm) * estimate
         releases.moved(length / norm)
         if t < differences:
             price = (1 - share) * rho / differences
             estimate = estimate + releases.difference(new, w, bound=round_.difference_bound, rho=price)
+            norm = float(torch.linalg.vector_norm(estimate))
         w = new
-    return w
+    return w, round_.target

@@ -10,7 +10,7 @@ the paper states as O(...) are returned without their constant, and say so.
 import math
 from dataclasses import dataclass
 
-from dpoptim.solvers.kl_spider import Round, spider_schedule
+from dpoptim.solvers.kl_spider import Schedule, spider_schedule
 from dpoptim.solvers.proximal_point import proximal_rounds
 
 __all__ = [
@@ -93,12 +93,14 @@ def spider_bound(setting: KLSetting) -> float:
     losses that are L0-Lipschitz and L1-smooth on the ball of `spider_radius`, and zero-out neighbours. Our noise is never
     more than the paper's there (`kl_spider` with its default shares), so the proof of Lemma 2 carries over.
     """
-    return _theorem_schedule(setting)[-1].target
+    return _theorem_schedule(setting).longest()[-1].target
 
 
 def spider_radius(setting: KLSetting) -> float:
     """How far KL-Spider can get from its start (Lemma 1, summed over the actual schedule), in units of w."""
-    return sum(round_.steps * round_.difference_bound for round_ in _theorem_schedule(setting)) / setting.smoothness
+    return (
+        sum(round_.steps * round_.difference_bound for round_ in _theorem_schedule(setting).longest()) / setting.smoothness
+    )
 
 
 def proximal_rate(setting: KLSetting) -> float:
@@ -198,7 +200,7 @@ def kl_from_growth(growth: float, growth_exponent: float) -> tuple[float, float]
     return 1 / growth, growth_exponent / (growth_exponent - 1)
 
 
-def _theorem_schedule(setting: KLSetting) -> tuple[Round, ...]:
+def _theorem_schedule(setting: KLSetting) -> Schedule:
     s = setting
     _require_exponent(s, 1, 2)
     return spider_schedule(

@@ -17,7 +17,7 @@ from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan, whole_number
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
-from dpoptim.training.probe import probe_model
+from dpoptim.training.probe import positions_per_layer, probe_model
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters, refuse_unsupported
 
 SEEDED = "seeded: not for release"
@@ -100,7 +100,12 @@ class PrivateTraining:
         self._probed = probe_model(model, train_set)
         capacity = plan.sampler.capacity(plan.n)
         self._engine = Engine(
-            model, plan.method.rule, capacity=capacity, reduction=loss_reduction, partial_backward=partial_backward
+            model,
+            plan.method.rule,
+            capacity=capacity,
+            reduction=loss_reduction,
+            partial_backward=partial_backward,
+            positions=positions_per_layer(model, train_set),
         )
         refuse_foreign_parameters(self._engine, optimizer)
         self._side = plan.method.private_side(plan)
@@ -255,6 +260,7 @@ class PrivateTraining:
             Basis("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics"),
             self._probed,
             Basis("trusted", loss),
+            Basis("trusted", "the shape of a record is public"),
             Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
         ]
         if self._ledger.durable:

@@ -88,13 +88,20 @@ class Comparison:
             SamplesInteractError: none does.
         """
         gradients = gradients_alone(self.model, self.loss, self.alone)
-        norms = torch.stack([g.double().flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        norms = torch.stack([g.double().reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()
         bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
         worst = ""
         for candidate in candidates:
             worst = next(filter(None, (self._mismatch(gradients, C, candidate) for C in bounds)), "")
             if not worst:
                 return candidate
+        if self._weighs_records(gradients):
+            raise SamplesInteractError(
+                "the loss is a weighted mean over the records of a batch, and how much a record weighs depends on the "
+                "others: a mean over the tokens of the whole batch (ignore_index, padding; the loss inside a Hugging Face "
+                "model), or class weights inside a mean. Fix: average over each record's own tokens first, "
+                'dpoptim.losses.per_sample_mean(losses, mask) with reduction="none"; multiply class weights yourself.'
+            )
         raise SamplesInteractError(
             f"records see each other, or the first axis of some layer is not the record: the clipped sum of a batch of "
             f"{self.rows} differs from that of its records taken alone, most at parameter {worst!r}. Usual causes: a "
@@ -102,6 +109,17 @@ class Comparison:
             "loss, class weights inside a mean, batch statistics, positions of shape (T,) instead of (1, T), a "
             "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
         )
+
+    def _weighs_records(self, gradients: list[Tensor]) -> bool:
+        """Whether the batch's gradient is made of the records' own, with weights that add up to 1."""
+        parameters = list(trainable(self.model).values())
+        found = torch.autograd.grad(self.loss(self.model, self.together), parameters, allow_unused=True)
+        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        rows = torch.cat([g.double().reshape(self.rows, -1) for g in gradients], 1)
+        target = torch.cat([g.double().flatten() for g in whole])
+        weights = torch.linalg.pinv(rows @ rows.T, hermitian=True, rtol=1e-9) @ (rows @ target)
+        explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())
+        return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
     def _mismatch(self, gradients: list[Tensor], clip_norm: float, reduction: Reduction) -> str:
         """The parameter where engine and truth differ most under this bound; empty if they agree."""

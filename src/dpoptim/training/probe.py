@@ -1,5 +1,6 @@
 """Before training, run the model on random inputs of a record's shape and see whether records see each other."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +56,39 @@ def probe_model(model: nn.Module, train_set: Dataset[Any]) -> Basis:
         alone = [(inputs[i : i + 1], [w[i : i + 1] for w in weights]) for i in range(rows)]
         Comparison(model, loss, alone, (inputs, weights), rows).reduction(("sum",))
     return PASSED
+
+
+@torch.no_grad()
+def positions_per_layer(model: nn.Module, train_set: Dataset[Any]) -> dict[str, int]:
+    """How many positions a record has in each linear layer, by the layer's name; empty if that cannot be found out.
+
+    **Guarantee.** Only the shapes and dtypes of record 0 are used, never its values.
+    """
+    record = train_set[0]
+    x = record[0] if isinstance(record, tuple | list) and len(record) else record
+    if not isinstance(x, Tensor):
+        return {}
+    rows, seen = 2, dict[str, int]()
+    inputs = random_like(x, rows).to(next(model.parameters()).device)
+
+    def note(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].dim() > 1 and args[0].shape[0] == rows:
+            seen[name] = max(seen.get(name, 1), args[0][0].numel() // args[0].shape[-1])
+
+    hooks = [
+        module.register_forward_pre_hook(partial(note, name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with quiet(model, lambda: tensors_of(model, inputs)), torch.no_grad():
+            model(inputs)
+    except Exception:  # whatever the user's model raises on made-up input
+        return {}
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
 
 
 def tensors_of(model: nn.Module, x: Tensor) -> list[Tensor]:

@@ -1,6 +1,7 @@
-"""nn.Conv1d and nn.Conv2d: each record's weight gradient, formed for many records at once."""
+"""nn.Conv1d, nn.Conv2d and nn.Conv3d: each record's weight gradient, formed for many records at once."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -10,34 +11,29 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contributions import Contribution, Direct, Formed
 
-Convolution = nn.Conv1d | nn.Conv2d
-
-
-def two_axes(values: Sequence[int], filler: int) -> tuple[int, int]:
-    """A 1-D setting as a 2-D one: a 1-D convolution is a 2-D one over images of height 1."""
-    return (filler, values[0]) if len(values) == 1 else (values[0], values[1])
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def patches(x: Tensor, module: Convolution) -> Tensor:
-    """Unfold (b, C, [H,] W) into (b, positions, C * kernel entries), in the order of the flattened weight.
+    """Unfold (b, C, space...) into (b, positions, C * kernel entries), in the order of the flattened weight.
 
     One strided copy: twice as fast as ``F.unfold``, which walks through the records one by one.
     """
-    image = x[:, :, None] if x.dim() == 3 else x
-    kernel, dilation = two_axes(module.kernel_size, 1), two_axes(module.dilation, 1)
-    padding, stride = two_axes(padding_inside(module), 0), two_axes(module.stride, 1)
-    image = F.pad(image, (padding[1], padding[1], padding[0], padding[0]))
-    height, width = (
+    padding = [side for axis in reversed(padding_inside(module)) for side in (axis, axis)]
+    image = F.pad(x, padding)
+    kernel, gaps, steps = module.kernel_size, module.dilation, module.stride
+    positions = [
         (size - gap * (k - 1) - 1) // step + 1
-        for size, k, gap, step in zip(image.shape[2:], kernel, dilation, stride, strict=True)
-    )
-    records, channels, down, right = image.stride()
+        for size, k, gap, step in zip(image.shape[2:], kernel, gaps, steps, strict=True)
+    ]
+    records, channels, *space = image.stride()
+    inside = [gap * stride for gap, stride in zip(gaps, space, strict=True)]
+    between = [step * stride for step, stride in zip(steps, space, strict=True)]
     windows = image.as_strided(
-        (len(image), image.shape[1], *kernel, height, width),
-        (records, channels, dilation[0] * down, dilation[1] * right, stride[0] * down, stride[1] * right),
-        image.storage_offset(),
+        (*image.shape[:2], *kernel, *positions), (records, channels, *inside, *between), image.storage_offset()
     )
-    return windows.reshape(len(image), -1, height * width).transpose(1, 2)
+    return windows.reshape(len(image), -1, math.prod(positions)).transpose(1, 2)
 
 
 def padding_outside(module: Convolution) -> bool:
@@ -69,8 +65,7 @@ class ConvolutionRule:
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         assert isinstance(module, Convolution)
-        convolve = F.conv1d if isinstance(module, nn.Conv1d) else F.conv2d
-        output = convolve(
+        output = CONVOLVE[len(module.kernel_size)](
             x,
             module.weight,
             module.bias,

@@ -10,19 +10,23 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contributions import Contribution, Rows
 
 
+def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
+    for option, reason in (
+        ("max_norm", "it rewrites the table from private inputs during the forward pass"),
+        ("scale_grad_by_freq", "it makes a record's gradient depend on the rest of the batch"),
+        ("sparse", "a sparse gradient shows which rows were looked up, and noise must reach every row"),
+    ):
+        if getattr(module, option):
+            raise PrivacyError(
+                f"layer {name!r} ({type(module).__name__}) has {option}={getattr(module, option)}: {reason}. "
+                f"Fix: build it without {option}."
+            )
+
+
 class EmbeddingRule:
     def check(self, module: nn.Module, name: str) -> None:
         assert isinstance(module, nn.Embedding)
-        for option, reason in (
-            ("max_norm", "it rewrites the table from private inputs during the forward pass"),
-            ("scale_grad_by_freq", "it makes a record's gradient depend on the rest of the batch"),
-            ("sparse", "a sparse gradient shows which rows were looked up, and noise must reach every row"),
-        ):
-            if getattr(module, option):
-                raise PrivacyError(
-                    f"layer {name!r} (Embedding) has {option}={getattr(module, option)}: {reason}. "
-                    f"Fix: build it without {option}."
-                )
+        refuse_options(module, name)
 
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() == 0:

@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution, Direct, blocks
-from dpoptim.gradients.layers.recurrent import record_axes, with_initial_state, without_fused_kernel
 
 TENSOR = object()  # marks the place of a tensor among a call's arguments
 
@@ -42,7 +41,7 @@ class Call:
     name: str
     leaves: tuple[Any, ...]  # TENSOR in place of each tensor
     structure: pytree.TreeSpec
-    axes: tuple[int | None, ...]  # per tensor: where its records are; None for one that all records share
+    batched: tuple[bool, ...]  # per tensor: whether its first axis is the record; else all records share it
     trainable: tuple[str, ...]
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
@@ -53,24 +52,20 @@ class Call:
 
     def record_outputs(self, parameters: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Differentiable outputs for one record, without a record axis."""
-        rows = [t if axis is None else t.unsqueeze(axis) for t, axis in zip(tensors, self.axes, strict=True)]
+        rows = [t[None] if batched else t for t, batched in zip(tensors, self.batched, strict=True)]
         fill = iter(rows)
         leaves = [next(fill) if leaf is TENSOR else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         named = {f"inner.{key}": value for key, value in parameters.items()}
         outputs = torch.func.functional_call(self.shim, named, args, kwargs)
         leaves = [out for out in pytree.tree_leaves(outputs) if differentiable(out)]
-        return tuple(out.select(self.output_axis(i), 0) for i, out in enumerate(leaves))
-
-    def output_axis(self, number: int) -> int:
-        """Where the records are in a differentiable output."""
-        return record_axes(self.shim.inner)[min(number, 1)]
+        return tuple(out[0] for out in leaves)
 
     def differentiate(
         self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], parameters: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], tuple[Tensor | None, ...]]:
         """Per-record gradients of parameters and of batched inputs: everything with its record axis in front."""
-        moving = [i for i, t in enumerate(tensors) if self.axes[i] is not None and differentiable(t)]
+        moving = [i for i, t in enumerate(tensors) if self.batched[i] and differentiable(t)]
 
         def one(record: tuple[Tensor, ...], g: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
             def outputs(weights: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -82,12 +77,11 @@ class Call:
             pull_back = torch.func.vjp(outputs, dict(parameters), tuple(record[i] for i in moving))[1]
             return pull_back(g)
 
-        in_front = tuple(None if axis is None else 0 for axis in self.axes)
+        in_front = tuple(0 if batched else None for batched in self.batched)
         try:
-            with without_fused_kernel(self.shim.inner):
-                weights, inputs = torch.func.vmap(one, in_dims=(in_front, 0), randomness="error")(
-                    tuple(tensors), tuple(gradients)
-                )
+            weights, inputs = torch.func.vmap(one, in_dims=(in_front, 0), randomness="error")(
+                tuple(tensors), tuple(gradients)
+            )
         except RuntimeError as error:
             # The text of torch's error speaks of operators, never of values.
             raise PrivacyError(
@@ -130,21 +124,19 @@ class BookedModule(torch.autograd.Function):
         refuse_nested_backward(call.name, ctx.forward_task)
         inputs, values = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         parameters = dict(zip(call.trainable, (v.detach() for v in values), strict=True))
-        for axis, needed in zip(call.axes, ctx.needs_input_grad[4:], strict=False):
-            if needed and axis is None:
+        for batched, needed in zip(call.batched, ctx.needs_input_grad[4:], strict=False):
+            if needed and not batched:
                 raise PrivacyError(
                     f"module {call.name!r} got a differentiable input that all records share. "
                     "Fix: expand it to one row per record before the call."
                 )
         refuse_autocast(call.name, gradients[0])
-        differentiated = [g for g in gradients if differentiable(g)]
-        outputs = [g.movedim(call.output_axis(i), 0) for i, g in enumerate(differentiated)]
-        inputs = [t if axis is None else t.movedim(axis, 0) for t, axis in zip(inputs, call.axes, strict=True)]
+        outputs = [g for g in gradients if differentiable(g)]
         records = outputs[0].shape[0]
         size = sum(p.numel() for p in parameters.values())
         pieces = []
         for part in blocks(records, 2 * size):
-            piece = [t if axis is None else t[part] for t, axis in zip(inputs, call.axes, strict=True)]
+            piece = [t[part] if batched else t for t, batched in zip(inputs, call.batched, strict=True)]
             pieces.append(call.differentiate(piece, [g[part] for g in outputs], parameters))
         weights = {name: torch.cat([piece[0][name] for piece in pieces]) for name in call.trainable}
         ctx.books.enter(
@@ -152,8 +144,8 @@ class BookedModule(torch.autograd.Function):
         )
         columns = [[piece[1][i] for piece in pieces] for i in range(ctx.count)]
         by_input = [
-            torch.cat([g for g in column if g is not None]).movedim(0, axis) if needed and axis is not None else None
-            for column, axis, needed in zip(columns, call.axes, ctx.needs_input_grad[4:], strict=False)
+            torch.cat([g for g in column if g is not None]) if needed else None
+            for column, needed in zip(columns, ctx.needs_input_grad[4:], strict=False)
         ]
         return (None, None, None, None, *by_input, *[None] * len(call.trainable))
 
@@ -165,16 +157,16 @@ def direct_contributions(weights: Mapping[str, Tensor]) -> dict[str, Contributio
 class FallbackLayer:
     """Replaces the forward pass of a module that has no rule; its submodules run inside it as they are."""
 
+    books_children = False
+
     def __init__(self, books: Books, module: nn.Module, name: str, trainable: Sequence[str]) -> None:
         self.books, self.module, self.name = books, module, name
         self.trainable = tuple(trainable)
         self.shim = OriginalForward(module, module.forward)
         # Fixed by the first call that tells: a mask may later be as long as a batch.
-        self.axes: tuple[int | None, ...] | None = None
+        self.batched: tuple[bool, ...] | None = None
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(self.module, nn.RNNBase):
-            args, kwargs = with_initial_state(self.module, args, kwargs), {}
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not tensors:
@@ -182,17 +174,13 @@ class FallbackLayer:
                 f"module {self.name!r} has parameters but its call has no tensor input, so no record axis. Fix: let "
                 "the module that sees the data use its parameters."
             )
-        first, others = record_axes(self.module)
-        batch = tensors[0].shape[first] if rows is None and tensors[0].dim() > first else rows
-        axes = self.axes
-        if axes is None or len(axes) != len(tensors):
-            places = (first, *[others] * (len(tensors) - 1))
-            axes = tuple(
-                axis if t.dim() > axis and t.shape[axis] == batch else None for t, axis in zip(tensors, places, strict=True)
-            )
+        batch = tensors[0].shape[0] if rows is None and tensors[0].dim() else rows
+        batched = self.batched
+        if batched is None or len(batched) != len(tensors):
+            batched = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
             if batch != 1:
-                self.axes = axes
-        if all(axis is None for axis in axes):
+                self.batched = batched
+        if not any(batched):
             raise PrivacyError(
                 f"module {self.name!r} got {len(tensors)} tensors, none with the batch on its first axis. "
                 "Fix: keep the batch axis first (batch_first=True)."
@@ -202,7 +190,7 @@ class FallbackLayer:
             self.name,
             tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves),
             structure,
-            axes,
+            batched,
             self.trainable,
         )
         named = dict(self.module.named_parameters())
@@ -211,9 +199,8 @@ class FallbackLayer:
             self.books, call, spec, len(tensors), *tensors, *(named[name] for name in self.trainable)
         )
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        for i, out in enumerate(filter(differentiable, outputs)):
-            axis = call.output_axis(i)
-            if out.dim() <= axis or out.shape[axis] != batch:
+        for out in filter(differentiable, outputs):
+            if out.dim() == 0 or out.shape[0] != batch:
                 raise PrivacyError(
                     f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own and returns a tensor "
                     "whose first axis is not the batch. "

@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and GroupNorm: each record is normalised by itself, so its gradient is a sum over positions."""
+"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: records are normalised one by one, so gradients are sums over positions."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contributions import Contribution, Direct
+
+InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
 
 def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
@@ -100,37 +102,47 @@ class RMSNormRule:
         return {"weight": Direct(sum_scaled(x, rstd, None, g, len(module.normalized_shape)))}
 
 
+def groups_of(module: nn.Module) -> int:
+    """Groups of channels that are normalised together; InstanceNorm takes each channel by itself."""
+    assert isinstance(module, nn.GroupNorm | InstanceNorm)
+    return module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
+
+
 class GroupNormRule:
+    """Serves InstanceNorm, too (without running statistics, which would mix records)."""
+
     def check(self, module: nn.Module, name: str) -> None:
         pass
 
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        refuse_unbatched(name, "GroupNorm", x, 2)
+        if isinstance(module, InstanceNorm):
+            refuse_unbatched(name, type(module).__name__, x, module._get_no_batch_dim() + 1)
+            module._check_input_dim(x)
+        else:
+            refuse_unbatched(name, "GroupNorm", x, 2)
         return x.contiguous()
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert isinstance(module, nn.GroupNorm)
+        assert isinstance(module, nn.GroupNorm | InstanceNorm)
         B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel() if x.shape[0] else 1
         output, mean, rstd = torch.native_group_norm(
-            x, module.weight, module.bias, B, C, positions, module.num_groups, module.eps
+            x, module.weight, module.bias, B, C, positions, groups_of(module), module.eps
         )
         return output, (x, mean, rstd, module.weight)
 
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
-        assert isinstance(module, nn.GroupNorm)
         x, mean, rstd, weight = saved
         B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel()
         return torch.ops.aten.native_group_norm_backward(
-            g.contiguous(), x, mean, rstd, weight, B, C, positions, module.num_groups, [True, False, False]
+            g.contiguous(), x, mean, rstd, weight, B, C, positions, groups_of(module), [True, False, False]
         )[0]
 
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
-        assert isinstance(module, nn.GroupNorm)
         x, mean, rstd, _ = saved
         B, C = x.shape[:2]
         g = g.reshape(B, C, -1)
         bias = g.sum(2)
-        in_channels = (B, module.num_groups, C // module.num_groups)
+        in_channels = (B, groups_of(module), C // groups_of(module))
         mean, rstd = (value.view(B, -1, 1).expand(in_channels).reshape(B, C) for value in (mean, rstd))
         weight = (torch.linalg.vecdot(x.reshape(B, C, -1), g) - mean * bias) * rstd
         return {"weight": Direct(weight), "bias": Direct(bias)}

@@ -1,46 +1,226 @@
-"""What sets recurrent layers apart for the fallback: where their records are, and the state that they start from."""
+"""nn.LSTM, nn.GRU and nn.RNN: step by step with detached weights; the books see the gradients of all steps at once.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Every weight of a recurrent layer is a linear map that is used in each step. Its per-record gradient is the sum over
+steps of (gradient of the map's output) x (its input), so it needs one tap on the outputs of all steps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.books import Books
+from dpoptim.gradients.contributions import Contribution, Direct, positions
+from dpoptim.gradients.layers.runner import Use, holder, tap
+
+KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
-def record_axes(module: nn.Module) -> tuple[int, int]:
-    """The record axis of a module's first tensor, and of all others, among its inputs as among its outputs.
-
-    0 everywhere, but for recurrent layers: their states have the shape (layers, B, hidden).
-    """
-    if isinstance(module, nn.RNNBase):
-        return (0 if module.batch_first else 1), 1
-    return 0, 0
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether the module is one of torch's recurrent layers, with the forward pass and the parameters that these have."""
+    kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
+    return kind is not None and type(module).forward is kind.forward and not list(module.children())
 
 
-def with_initial_state(module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The call's arguments with the state made explicit: torch.func cannot see through the one made inside."""
-    given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
-    x = given["input"]
-    if given.get("hx") is not None or not isinstance(x, Tensor):
-        return (x, given.get("hx"))
-    records = x.shape[record_axes(module)[0]]
-    layers = module.num_layers * (2 if module.bidirectional else 1)
-    hidden = torch.zeros(layers, records, module.proj_size or module.hidden_size, dtype=x.dtype, device=x.device)
-    if not isinstance(module, nn.LSTM):
-        return (x, hidden)
-    return (x, (hidden, hidden.new_zeros(layers, records, module.hidden_size)))
+class Direction:
+    """One layer in one direction: its weights, and how it runs over a sequence."""
+
+    def __init__(self, books: Books, module: nn.RNNBase, label: str, suffix: str) -> None:
+        self.books, self.module, self.label, self.suffix = books, module, label, suffix
+        self.reverse = suffix.endswith("_reverse")
+        self.names = {
+            key: name for key in ("w_ih", "w_hh", "b_ih", "b_hh", "w_hr") if (name := self._name(key)) in module._parameters
+        }
+        # An LSTM or RNN adds what comes from the input and from its state: one gradient serves both.
+        together = ("w_ih", "b_ih", "w_hh", "b_hh")
+        self.gates_of_input = together[:2] if isinstance(module, nn.GRU) else together
+        self.gates_of_hidden = together[2:]
+        self.held: dict[tuple[str, ...], nn.Module] = {
+            keys: self._holder(keys) for keys in (self.gates_of_input, self.gates_of_hidden, ("w_hr",))
+        }
+
+    def _name(self, key: str) -> str:
+        kind = {"w": "weight", "b": "bias"}[key[0]]
+        return f"{kind}_{key[2:]}_{self.suffix}"
+
+    def _holder(self, keys: tuple[str, ...]) -> nn.Module:
+        return holder({key: self.module._parameters[self.names[key]] for key in keys if key in self.names})
+
+    def run(self, x: Tensor, h: Tensor, c: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run over ``x`` (B, T, d) from the states (B, ...); ``valid`` (B, T): steps that exist.
+
+        Returns:
+            outputs (B, T, p), and the states after the last step.
+        """
+        module = self.module
+        # Detached: their gradients are the books' affair.
+        weights = {key: p.detach() for key, name in self.names.items() if (p := module._parameters[name]) is not None}
+        steps = Steps(h.detach(), self.reverse)
+        bias = weights.get("b_ih")
+        if bias is not None and "b_hh" in self.gates_of_input:
+            bias = bias + weights["b_hh"]
+        z = F.linear(x, weights["w_ih"], bias)
+        gates = tap(self._use(self.gates_of_input, steps), z, x).unbind(1)
+        B, T = x.shape[:2]
+        hidden = projected = None
+        if isinstance(module, nn.GRU):
+            bias = weights.get("b_hh", x.new_zeros(3 * module.hidden_size))
+            hidden = tap(self._use(self.gates_of_hidden, steps), bias.expand(B, T, -1)).unbind(1)
+        if "w_hr" in weights:
+            projected = tap(self._use(("w_hr",), steps), x.new_zeros(()).expand(B, T, module.proj_size)).unbind(1)
+        w_hh = weights["w_hh"].T
+        outputs: list[Tensor] = []
+        for t in reversed(range(T)) if self.reverse else range(T):
+            before, c_before = h, c
+            if hidden is not None:
+                h = gru_step(gates[t], torch.addmm(hidden[t], h, w_hh), h)
+            elif c is not None:
+                h, c = lstm_step(torch.addmm(gates[t], h, w_hh), c)
+                if projected is not None:
+                    steps.cells.append(h.detach())
+                    h = torch.addmm(projected[t], h, weights["w_hr"].T)
+            else:
+                h = torch.addmm(gates[t], h, w_hh)
+                h = h.relu() if module.mode == "RNN_RELU" else h.tanh()
+            if valid is not None:
+                h = torch.where(valid[:, t, None], h, before)
+                c = None if c is None or c_before is None else torch.where(valid[:, t, None], c, c_before)
+            outputs.append(h)
+        output = torch.stack(outputs[::-1] if self.reverse else outputs, 1)
+        steps.outputs = output.detach()
+        return output, h, c
+
+    def _use(self, keys: tuple[str, ...], steps: "Steps") -> Use:
+        def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+            found: dict[str, Contribution] = {}
+            for key in set(keys) & self.names.keys():
+                if key in ("b_ih", "b_hh"):
+                    found[key] = Direct(g.sum(1))
+                else:
+                    inputs = {"w_ih": lambda: saved[0], "w_hh": steps.previous, "w_hr": steps.inner}[key]()
+                    found[key] = positions(g, inputs)
+            return found
+
+        return Use(self.books, self.label, self.held[keys], contributions)
 
 
-@contextmanager
-def without_fused_kernel(module: nn.Module) -> Iterator[None]:
-    """Run a recurrent layer operator by operator: oneDNN's fused kernel needs a workspace that torch.func lacks."""
-    if not isinstance(module, nn.RNNBase):
-        yield
-        return
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
+class Steps:
+    """What the weights of a recurrence were applied to, step by step: known when the forward pass is over."""
+
+    def __init__(self, start: Tensor, reverse: bool) -> None:
+        self.start, self.reverse = start, reverse
+        self.cells: list[Tensor] = []
+        self.outputs: Tensor | None = None
+
+    def previous(self) -> Tensor:
+        """The state before each step, shape (B, T, p)."""
+        assert self.outputs is not None
+        start = self.start[:, None]
+        pieces = [self.outputs[:, 1:], start] if self.reverse else [start, self.outputs[:, :-1]]
+        return torch.cat(pieces, 1)
+
+    def inner(self) -> Tensor:
+        """What each step projected to its output (LSTM with proj_size), shape (B, T, hidden)."""
+        return torch.stack(self.cells[::-1] if self.reverse else self.cells, 1)
+
+
+def lstm_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates.chunk(4, 1)
+    c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
+    return o.sigmoid() * c.tanh(), c
+
+
+def gru_step(from_input: Tensor, from_hidden: Tensor, h: Tensor) -> Tensor:
+    H = h.shape[1]
+    r, z = (from_input[:, : 2 * H] + from_hidden[:, : 2 * H]).sigmoid().chunk(2, 1)
+    n = torch.addcmul(from_input[:, 2 * H :], r, from_hidden[:, 2 * H :]).tanh()
+    return torch.lerp(n, h, z)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The input of a recurrent layer, records first and padded to one length, and the way back to its own layout."""
+
+    x: Tensor  # (B, T, d)
+    valid: Tensor | None  # (B, T); None: every step of every record exists
+    packed: PackedSequence | None
+    batch_first: bool
+
+    def restore(self, output: Tensor) -> Tensor | PackedSequence:
+        if self.packed is None:
+            return output if self.batch_first else output.transpose(0, 1)
+        assert self.valid is not None
+        order, lengths = self.packed.sorted_indices, self.valid.sum(1)
+        if order is not None:
+            output, lengths = output[order], lengths[order]
+        data = pack_padded_sequence(output, lengths.cpu(), batch_first=True).data
+        return PackedSequence(data, self.packed.batch_sizes, order, self.packed.unsorted_indices)
+
+
+def sequence(x: Any, batch_first: bool, label: str) -> Sequence:
+    if isinstance(x, PackedSequence):
+        padded, lengths = pad_packed_sequence(x, batch_first=True)
+        steps = torch.arange(padded.shape[1], device=padded.device)
+        return Sequence(padded, steps < lengths.to(padded.device)[:, None], x, batch_first)
+    if x.dim() != 3:
+        raise PrivacyError(
+            f"layer {label!r} got an input of shape {tuple(x.shape)}; recurrent layers need three axes. "
+            "Fix: keep the batch axis, e.g. x[None] for a single record."
+        )
+    return Sequence(x if batch_first else x.transpose(0, 1), None, None, batch_first)
+
+
+class RecurrentLayer:
+    """Runs one of torch's recurrent layers; packed sequences, projections, both directions and dropout included."""
+
+    books_children = False
+
+    def __init__(self, books: Books, module: nn.RNNBase, label: str) -> None:
+        self.module, self.label = module, label
+        ways = ("", "_reverse") if module.bidirectional else ("",)
+        self.layers = [
+            [Direction(books, module, label, f"l{layer}{way}") for way in ways] for layer in range(module.num_layers)
+        ]
+
+    def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module, given = self.module, dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        taken = sequence(given["input"], module.batch_first, self.label)
+        x = taken.x
+        starts, cells = self._states(x, given.get("hx"))
+        last, last_cells = [], []
+        place = 0
+        for number, directions in enumerate(self.layers):
+            outputs = []
+            for direction in directions:
+                output, h, c = direction.run(x, starts[place], None if cells is None else cells[place], taken.valid)
+                outputs.append(output)
+                last.append(h)
+                last_cells.append(c)
+                place += 1
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+            if number + 1 < len(self.layers):
+                x = F.dropout(x, module.dropout, module.training)
+        h_n = torch.stack(last)
+        states = h_n if cells is None else (h_n, torch.stack([c for c in last_cells if c is not None]))
+        return taken.restore(x), states
+
+    def _states(self, x: Tensor, given: Any) -> tuple[Tensor, Tensor | None]:
+        """The states to start from: each of shape (layers x directions, B, size)."""
+        module = self.module
+        count, records = sum(map(len, self.layers)), x.shape[0]
+        shape = (count, records, module.proj_size or module.hidden_size)
+        lstm = isinstance(module, nn.LSTM)
+        if given is None:
+            return x.new_zeros(shape), x.new_zeros(count, records, module.hidden_size) if lstm else None
+        h, c = given if lstm else (given, None)
+        if tuple(h.shape) != shape:
+            raise PrivacyError(
+                f"layer {self.label!r} got an initial state of shape {tuple(h.shape)}, expected {shape}. "
+                "Fix: give each record a row of its own on the second axis."
+            )
+        return h, c

@@ -1,0 +1,270 @@
+"""Linear models with differential privacy, in scikit-learn's manner: gradients in closed form, no autograd."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.validation import assert_all_finite, check_is_fitted, column_or_1d
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.estimators.solving import solve
+from dpoptim.estimators.table import clip_rows, public_classes, public_norm, refuse_weights, stated_delta, table
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.plan import real_number
+from dpoptim.solvers.budget import Budget
+
+CLIPPED_SHARE = 0.25  # of the largest gradient that a row of norm data_norm can have: where records are clipped by default
+
+
+class _Linear(BaseEstimator):
+    """What the linear estimators share: bounded rows in, weights and a guarantee out."""
+
+    privacy_: Guarantee
+
+    def _solve(self, model: LinearModel, x: NDArray[Any], y: NDArray[Any], notes: tuple[str, ...]) -> NDArray[np.float64]:
+        """Weights of shape (outputs, columns); sets ``privacy_``."""
+        n, features = x.shape
+        delta, said = stated_delta(self.delta, n)
+        radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
+        largest = model.lipschitz(radius)
+        default = CLIPPED_SHARE * largest if np.isfinite(largest) else CLIPPED_SHARE * radius * self._scale()
+        clip_norm = default if self.clip_norm is None else real_number("clip_norm", self.clip_norm)
+        start = None
+        if self.warm_start and hasattr(self, "_weights") and self._weights.shape == (model.outputs, model.columns):
+            start = torch.from_numpy(self._weights.ravel())
+            said = (*said, "started from an earlier fit: the guarantee of that fit adds to this one's")
+        rows = clip_rows(x, public_norm(self.data_norm, features))
+        weights, guarantee = solve(
+            self.solver,
+            model,
+            (rows, y),
+            Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon)),
+            radius=radius,
+            clip_norm=clip_norm,
+            l2=real_number("l2", self.l2),
+            steps=self.steps,
+            step_size=self.step_size,
+            options=self.solver_options,
+            start=start,
+            neighboring=self.neighboring,
+            ledger=self.ledger,
+            noise_seed=self.noise_seed,
+        )
+        if self.data_norm is None:
+            said = (*said, f"rows were clipped to norm sqrt({features}): scale the features by public constants")
+        self.privacy_ = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
+        self._weights: NDArray[np.float64] = weights.numpy().reshape(model.outputs, model.columns).copy()
+        return self._weights
+
+    def _scale(self) -> float:
+        """How large a residual may be; classifiers have none."""
+        return 1.0
+
+    def _split(self, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Coefficients (outputs, features) and intercepts (outputs,)."""
+        if self.fit_intercept:
+            return weights[:, :-1].copy(), weights[:, -1].copy()
+        return weights.copy(), np.zeros(len(weights))
+
+    def _scores(self, x: Any) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        rows = clip_rows(table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_))
+        return rows @ np.atleast_2d(self.coef_).T + self.intercept_
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.noise_seed is None
+        return tags
+
+
+class DPLogisticRegression(ClassifierMixin, _Linear):
+    """Logistic regression (softmax for several classes) with differential privacy.
+
+    Args:
+        epsilon: the budget, > 0. All of it is spent by one ``fit``.
+        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring relations here; said in
+            ``privacy_``.
+        data_norm: public bound on the Euclidean norm of a row; longer rows are scaled down to it. It must not be read off
+            the data. None: the square root of the number of features, which suits features scaled to about [-1, 1] by
+            public constants.
+        classes: all classes, as public knowledge. None: read off y, and said so in ``privacy_``.
+        l2: strength of the penalty l2 |coef|^2 / 2; >= 0.
+        fit_intercept: append a 1 to every row.
+        solver: ``"momentum-gd"`` (few full-batch steps), ``"noisy-gd"``, ``"kl-spider"``, ``"adaptive-gd"``,
+            ``"proximal-point"``; in a single pass ``"accelerated-srgd"``, ``"dp-sgd"``.
+        steps, step_size, clip_norm: the solver's; None: from public numbers.
+        solver_options: further arguments of the solver's function.
+        neighboring: ``"zero-out"`` (a record contributes nothing) or ``"replace-one"``.
+        warm_start: start from the weights of the last fit, whose guarantee then adds up with this one's.
+        ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
+        noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
+
+    Attributes:
+        coef_: shape (1, features) for two classes, else (classes, features).
+        intercept_: shape (1,) or (classes,).
+        classes_: the class labels.
+        privacy_: `Guarantee` of everything that ``fit`` learnt.
+
+    **Guarantee.** ``privacy_``, for every table: rows are clipped and gradients bounded record by record, whatever they
+    hold. It covers one ``fit``. Choosing settings by comparing fits (`GridSearchCV`) multiplies what is spent, and
+    scores on private data are releases of their own.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | Literal["auto"] = "auto",
+        *,
+        data_norm: float | None = None,
+        classes: Sequence[Any] | None = None,
+        l2: float = 0.0,
+        fit_intercept: bool = True,
+        solver: str = "momentum-gd",
+        steps: int | None = None,
+        step_size: float | None = None,
+        clip_norm: float | None = None,
+        solver_options: Mapping[str, Any] | None = None,
+        neighboring: str = "zero-out",
+        warm_start: bool = False,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.data_norm = data_norm
+        self.classes = classes
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.steps = steps
+        self.step_size = step_size
+        self.clip_norm = clip_norm
+        self.solver_options = solver_options
+        self.neighboring = neighboring
+        self.warm_start = warm_start
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        refuse_weights(sample_weight)
+        x = table(X, reset=True, estimator=self)
+        self.classes_, numbers, notes = public_classes(self.classes, y)
+        if len(numbers) != len(x):
+            raise ValueError(f"X has {len(x)} rows but y has {len(numbers)}; they must agree.")
+        binary = len(self.classes_) == 2
+        model = LinearModel(
+            "logistic" if binary else "softmax",
+            features=x.shape[1],
+            outputs=1 if binary else len(self.classes_),
+            intercept=self.fit_intercept,
+        )
+        self.coef_, self.intercept_ = self._split(self._solve(model, x, numbers, notes))
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Scores: shape (n,) for two classes, else (n, classes)."""
+        check_is_fitted(self)
+        scores = self._scores(X)
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of shape (n, classes)."""
+        scores = self._scores(X)
+        if len(self.classes_) == 2:
+            scores = np.hstack([np.zeros_like(scores), scores])
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        return odds / odds.sum(1, keepdims=True)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of each row, shape (n,)."""
+        check_is_fitted(self)
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+
+class DPLinearRegression(RegressorMixin, _Linear):
+    """Linear regression with squared or Huber loss and differential privacy.
+
+    Args:
+        target_bound: public bound on |y|; targets are clipped to it. It must not be read off the data.
+        loss: ``"squared"``, or ``"huber"``, which is linear beyond ``huber_delta``.
+        huber_delta: in units of ``target_bound``, > 0.
+
+    The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is minimised for targets divided by
+    ``target_bound``.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | Literal["auto"] = "auto",
+        *,
+        data_norm: float | None = None,
+        target_bound: float = 1.0,
+        loss: Literal["squared", "huber"] = "squared",
+        huber_delta: float = 0.5,
+        l2: float = 0.0,
+        fit_intercept: bool = True,
+        solver: str = "momentum-gd",
+        steps: int | None = None,
+        step_size: float | None = None,
+        clip_norm: float | None = None,
+        solver_options: Mapping[str, Any] | None = None,
+        neighboring: str = "zero-out",
+        warm_start: bool = False,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.data_norm = data_norm
+        self.target_bound = target_bound
+        self.loss = loss
+        self.huber_delta = huber_delta
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.steps = steps
+        self.step_size = step_size
+        self.clip_norm = clip_norm
+        self.solver_options = solver_options
+        self.neighboring = neighboring
+        self.warm_start = warm_start
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        refuse_weights(sample_weight)
+        x = table(X, reset=True, estimator=self)
+        targets = column_or_1d(y, warn=True).astype(np.float64)
+        assert_all_finite(targets, input_name="y")
+        if len(targets) != len(x):
+            raise ValueError(f"X has {len(x)} rows but y has {len(targets)}; they must agree.")
+        bound = real_number("target_bound", self.target_bound)
+        if not 0 < bound < np.inf:
+            raise ValueError(f"target_bound must be a finite number above 0, got {self.target_bound!r}.")
+        if self.loss not in ("squared", "huber"):
+            raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
+        scaled = np.clip(targets, -bound, bound) / bound
+        model = LinearModel(self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta)
+        coefficients, intercept = self._split(self._solve(model, x, scaled, ()))
+        self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Predictions of shape (n,)."""
+        return self._scores(X)[:, 0]

@@ -1,0 +1,117 @@
+"""From an estimator's settings to a solver's run: every solver gets its numbers from public bounds."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.noise.correlated import Independent
+from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd, suggested_settings
+from dpoptim.solvers.adaptive_gd import adaptive_gd
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.kl_spider import kl_spider
+from dpoptim.solvers.momentum_gd import momentum_gd
+from dpoptim.solvers.noisy_gd import noisy_gd
+from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.problem import LinearProblem
+from dpoptim.solvers.proximal_point import proximal_point
+
+Solver = Literal["momentum-gd", "noisy-gd", "kl-spider", "adaptive-gd", "proximal-point", "accelerated-srgd", "dp-sgd"]
+SOLVERS = ("momentum-gd", "noisy-gd", "kl-spider", "adaptive-gd", "proximal-point", "accelerated-srgd", "dp-sgd")
+NOISY_GD_STEPS = 100
+# Steps, and the step size times the smoothness bound, by loss: few steps, since each costs noise. Cross-entropy flattens
+# and its gradients are clipped, so it takes steps far beyond 1/smoothness, where a squared loss would diverge.
+MOMENTUM_DEFAULTS = {"softmax": (20, 8.0), "logistic": (20, 8.0), "squared": (60, 1.0), "huber": (60, 1.0)}
+SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
+
+
+def solve(
+    solver: str,
+    model: LinearModel,
+    data: tuple[Any, Any],
+    budget: Budget,
+    *,
+    radius: float,
+    clip_norm: float,
+    l2: float,
+    steps: int | None,
+    step_size: float | None,
+    options: Mapping[str, Any] | None,
+    start: Tensor | None,
+    neighboring: str,
+    ledger: Ledger | None,
+    noise_seed: int | None,
+) -> tuple[Tensor, Guarantee]:
+    """Train a linear model; returns its weights, float64 of shape (d,), and what they cost.
+
+    Args:
+        solver: one of `SOLVERS`.
+        data: x of shape (n, features), float, rows of at most the norm that ``radius`` stands for; and y.
+        radius: bound on |(x, 1)|; public.
+        clip_norm: bound on each record's gradient.
+        steps, step_size: the solver's; None: a default from public numbers.
+        options: further arguments of the solver function, by name.
+
+    Raises:
+        ValueError, TypeError: an unknown solver or option, or a setting out of range.
+    """
+    n = len(data[0])
+    smoothness = model.smoothness(radius) + l2
+    common: dict[str, Any] = {"ledger": ledger, "noise_seed": noise_seed, "label": f"estimator, {solver}"}
+    extra = dict(options or {})
+    if solver in SINGLE_PASS:
+        problem = LinearProblem(model, capacity=n, l2=l2)
+        settings = one_pass(solver, n, model.dimension, budget, clip_norm, smoothness, steps, neighboring, extra)
+        one = accelerated_srgd(problem, data, settings, budget=budget, neighboring=neighboring, **common)
+        return one.weights, one.guarantee
+    objective = Objective(LinearProblem(model, capacity=n, l2=l2), data, neighboring=neighboring)
+    kl = {"kl_gamma": 1 / math.sqrt(2 * max(l2, 1e-3)), "kl_exponent": 2.0, "risk_bound": math.log(max(model.outputs, 2))}
+    curvature = max(l2, smoothness / 100)
+    match solver:
+        case "momentum-gd":
+            count, factor = MOMENTUM_DEFAULTS[model.loss]
+            arguments: dict[str, Any] = {"steps": steps or count, "step_size": step_size or factor / smoothness}
+            function: Any = momentum_gd
+        case "noisy-gd":
+            arguments, function = {"steps": steps or NOISY_GD_STEPS, "step_size": step_size or 1 / smoothness}, noisy_gd
+        case "kl-spider":
+            arguments, function = {"smoothness": smoothness, **kl}, kl_spider
+        case "adaptive-gd":
+            arguments, function = {"smoothness": smoothness}, adaptive_gd
+        case "proximal-point":
+            arguments, function = {"weak_convexity": curvature, "smoothness": smoothness, **kl}, proximal_point
+        case _:
+            raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.")
+    result = function(objective, start, budget, lipschitz=clip_norm, **{**arguments, **extra}, **common)
+    return result.weights, result.guarantee
+
+
+def one_pass(
+    solver: str,
+    n: int,
+    dimension: int,
+    budget: Budget,
+    clip_norm: float,
+    smoothness: float,
+    steps: int | None,
+    neighboring: str,
+    options: Mapping[str, Any],
+) -> SRGD:
+    """Settings of the single-pass solvers."""
+    settings = suggested_settings(
+        n, dimension, budget.gdp, lipschitz=clip_norm, smoothness=smoothness, neighboring=neighboring
+    )
+    changes: dict[str, Any] = {}
+    if steps is not None:
+        changes |= {"steps": steps, "batch_size": max(1, n // steps)}
+    if solver == "dp-sgd":
+        changes |= {"gradient": "independent", "accelerated": False, "mechanism": Independent()}
+    known = {"steps", "batch_size", "clip_norm", "beta", "gradient", "accelerated", "mechanism", "constraint"}
+    if surplus := set(options) - known:
+        raise TypeError(f"solver_options has unknown entries {sorted(surplus)}; known: {sorted(known)}.")
+    values = {name: getattr(settings, name) for name in known}
+    return SRGD(**{**values, **changes, **options})

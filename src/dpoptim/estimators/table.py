@@ -1,0 +1,95 @@
+"""What all estimators need of a table before training: bounded rows, public classes, a stated delta.
+
+Whatever looks at the table here is a rule on each row by itself, or is said to be taken on trust.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from dpoptim.plan import real_number
+
+Floats = NDArray[np.float64]
+BLOCK = 1 << 16  # rows taken at a time
+
+
+def refuse_weights(sample_weight: Any) -> None:
+    if sample_weight is not None:
+        raise ValueError(
+            "sample_weight is not supported: the guarantee bounds what each record adds, and weights would multiply that "
+            "bound. Fix: leave it out."
+        )
+
+
+def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
+    """Rows longer than ``norm`` scaled down to it, in a copy; rows that are not finite become zero.
+
+    Args:
+        x: shape (n, d), float32 or float64.
+        norm: > 0.
+    """
+    clipped = np.array(x)
+    for start in range(0, len(x), BLOCK):
+        rows = clipped[start : start + BLOCK]
+        finite = np.isfinite(rows).all(1)
+        rows[~finite] = 0
+        largest = np.abs(rows).max(1, initial=0.0).astype(np.float64)
+        largest[largest == 0] = 1
+        length = largest * np.sqrt(np.square(rows / largest[:, None], dtype=np.float64).sum(1))  # no overflow
+        factor = np.minimum(1.0, norm / np.where(length > 0, length, 1))
+        rows *= factor[:, None].astype(rows.dtype)
+    return clipped
+
+
+def public_norm(data_norm: float | None, features: int) -> float:
+    """The bound on row norms: given, or the square root of the number of features."""
+    if data_norm is None:
+        return math.sqrt(features)
+    norm = real_number("data_norm", data_norm)
+    if not 0 < norm < math.inf:
+        raise ValueError(f"data_norm must be a finite number above 0, got {data_norm!r}.")
+    return norm
+
+
+def stated_delta(delta: float | str, n: int) -> tuple[float, tuple[str, ...]]:
+    """delta, and what must be said of it."""
+    if isinstance(delta, str):
+        if delta != "auto":
+            raise ValueError(f"delta must be a number or 'auto', got {delta!r}.")
+        return n**-1.1 if n > 1 else 1e-3, ("delta = n^-1.1, with n taken as public",)
+    value = real_number("delta", delta)
+    if not 0 < value < 1:
+        raise ValueError(f"delta must be between 0 and 1, got {delta!r}; choose it well below 1/n.")
+    return value, ()
+
+
+def public_classes(classes: Sequence[Any] | None, y: Any) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
+    """The classes, each record's class number, and what must be said of it.
+
+    Raises:
+        ValueError: fewer than two classes, or a label that is none of the declared ones.
+    """
+    y = column_or_1d(y, warn=True)
+    check_classification_targets(y)
+    if classes is None:
+        found, numbers = np.unique(y, return_inverse=True)
+        notes: tuple[str, ...] = ("the list of classes was read off y, and is taken as public",)
+    else:
+        found = np.unique(np.asarray(classes))
+        numbers, notes = np.searchsorted(found, y).clip(0, len(found) - 1), ()
+        unknown = y[found[numbers] != y]
+        if len(unknown):
+            raise ValueError(f"{len(unknown)} labels in y are none of the declared classes. Fix: list every class.")
+    if len(found) < 2:
+        raise ValueError(f"the number of classes must be greater than one; got {len(found)} class")
+    return found, numbers.astype(np.int64), notes
+
+
+def table(x: Any, *, reset: bool, estimator: Any) -> NDArray[Any]:
+    """``x`` as a dense two-dimensional float array, its columns checked as scikit-learn does."""
+    return validate_data(estimator, x, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1)

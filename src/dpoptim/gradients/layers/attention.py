@@ -1,0 +1,179 @@
+"""nn.MultiheadAttention, which uses its weights functionally: the module as a whole, with its projections on the books."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.books import BookedLayer, Books
+from dpoptim.gradients.contributions import Contribution, Direct, Formed, positions
+from dpoptim.gradients.layers.bare import SharedParameter, for_records
+from dpoptim.gradients.layers.linear import LinearRule
+from dpoptim.gradients.layers.runner import Use, holder, tap
+
+ARGUMENTS = (
+    "query",
+    "key",
+    "value",
+    "key_padding_mask",
+    "need_weights",
+    "attn_mask",
+    "average_attn_weights",
+    "is_causal",
+)
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether the module is torch's attention, with the forward pass and the parameters that it has."""
+    if not isinstance(module, nn.MultiheadAttention) or type(module).forward is not nn.MultiheadAttention.forward:
+        return False
+    return not list(module.out_proj.children()) and [name for name, _ in module.named_children()] == ["out_proj"]
+
+
+class AttentionLayer:
+    """Runs ``nn.MultiheadAttention`` with all its options. Takes the arguments of its ``forward``."""
+
+    books_children = False
+
+    def __init__(self, books: Books, module: nn.MultiheadAttention, label: str) -> None:
+        self.books, self.module, self.label = books, module, label
+        names = ["in_proj_weight"] if module._qkv_same_embed_dim else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
+        self.projection = holder({name: getattr(module, name) for name in (*names, "in_proj_bias")})
+        self.extra = {name: holder({name: getattr(module, name)}) for name in ("bias_k", "bias_v")}
+
+    def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+        inputs = [given[name] for name in ("query", "key", "value")]
+        same = inputs[0] is inputs[1] is inputs[2]
+        inputs = [self._records_first(x, rows) for x in (inputs[:1] if same else inputs)]
+        q, k, v = self._project_together(inputs[0]) if same else self._project_apart(*inputs)
+        output, weights = self._attend(q, k, v, given)
+        output = BookedLayer.apply(
+            self.books,
+            LinearRule(),
+            self.module.out_proj,
+            f"{self.label}.out_proj",
+            output,
+            *self.module.out_proj.parameters(),
+        )
+        return (output if self.module.batch_first else output.transpose(0, 1)), weights
+
+    def _records_first(self, x: Tensor, rows: int | None) -> Tensor:
+        if x.is_nested or x.dim() != 3:
+            raise PrivacyError(
+                f"layer {self.label!r} (MultiheadAttention) got {'a nested tensor' if x.is_nested else 'an input'} of "
+                f"{x.dim()} axes, expected three: records, positions and features. Fix: keep the batch axis, and build "
+                "nn.TransformerEncoder with enable_nested_tensor=False."
+            )
+        if self.module.batch_first:
+            return for_records(x, rows)
+        return x.transpose(0, 1)
+
+    # ---- projections -----------------------------------------------------------------------------------------
+
+    def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Self-attention: one linear map makes queries, keys and values."""
+        module = self.module
+        if not module._qkv_same_embed_dim:
+            return self._project_apart(x, x, x)
+
+        def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+            return {"in_proj_weight": positions(g, saved[0]), "in_proj_bias": Direct(g.sum(1))}
+
+        z = F.linear(x, detached(module.in_proj_weight), detached(module.in_proj_bias))
+        q, k, v = tap(Use(self.books, self.label, self.projection, contributions), z, x).chunk(3, -1)
+        return q, k, v
+
+    def _project_apart(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One linear map each for queries, keys and values."""
+        module = self.module
+        if module._qkv_same_embed_dim:
+            matrices = list(module.in_proj_weight.detach().chunk(3))
+        else:
+            matrices = [detached(w) for w in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)]
+        biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
+        inputs = (query, key, value)
+        lengths = [x.shape[1] for x in inputs]
+
+        def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+            gradients = g.split(lengths, 1)
+            found: dict[str, Contribution] = {"in_proj_bias": Direct(torch.cat([part.sum(1) for part in gradients], 1))}
+            if not module._qkv_same_embed_dim:
+                for name, left, x in zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), gradients, saved, strict=True):
+                    found[name] = positions(left, x)
+                return found
+
+            def form(part: slice) -> Tensor:
+                blocks = [torch.bmm(left[part].transpose(1, 2), x[part]) for left, x in zip(gradients, saved, strict=True)]
+                return torch.cat(blocks, 1).flatten(1)
+
+            entries = module.in_proj_weight.numel()
+            return found | {"in_proj_weight": Formed(form, len(g), entries, 2 * entries)}
+
+        z = torch.cat([F.linear(x, w, b) for x, w, b in zip(inputs, matrices, biases, strict=True)], 1)
+        q, k, v = tap(Use(self.books, self.label, self.projection, contributions), z, *inputs).split(lengths, 1)
+        return q, k, v
+
+    def _append(self, x: Tensor, name: str) -> Tensor:
+        """``x`` (B, S, E) with the learned extra position at its end."""
+        parameter = getattr(self.module, name)
+        if parameter is None:
+            return x
+        use = Use(self.books, self.label, self.extra[name], lambda saved, g: {name: Direct(g.flatten(1))})
+        return torch.cat([x, tap(use, parameter.detach().expand(len(x), 1, -1))], 1)
+
+    # ---- attention itself ------------------------------------------------------------------------------------
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Softmax attention of projected queries (B, L, E), keys and values (B, S, E), and its weights if wanted."""
+        module = self.module
+        heads, padding = module.num_heads, given.get("key_padding_mask")
+        wants_weights, causal = given.get("need_weights", True), given.get("is_causal", False)
+        mask = self._mask(given.get("attn_mask"), q)
+        if causal and mask is None:
+            raise ValueError("is_causal is a hint about attn_mask, so attn_mask must be given with it.")
+        if causal and padding is None and not wants_weights:
+            mask = None  # the kernel makes it
+        else:
+            causal = False
+        padding = None if padding is None else additive(padding, q.dtype)[:, None, None, :]
+        k, v = self._append(k, "bias_k"), self._append(v, "bias_v")
+        q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+        if module.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        mask, padding = (
+            None if m is None else F.pad(m, (0, k.shape[2] - m.shape[3])) for m in (mask, padding)
+        )  # learned and zero positions are masked for nobody
+        mask = padding if mask is None else mask if padding is None else mask + padding
+        dropout = module.dropout if module.training else 0.0
+        if not wants_weights:
+            output = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+            return output.transpose(1, 2).flatten(2), None
+        scores = (q * math.sqrt(1 / q.shape[3])) @ k.transpose(2, 3)
+        weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout, dropout > 0)
+        output = (weights @ v).transpose(1, 2).flatten(2)
+        return output, weights.mean(1) if given.get("average_attn_weights", True) else weights
+
+    def _mask(self, mask: Any, q: Tensor) -> Tensor | None:
+        """The attention mask to add: shape (B or 1, heads or 1, L, S)."""
+        if mask is None:
+            return None
+        if isinstance(mask, SharedParameter):  # a learned bias
+            return mask.per_record(len(q), 4)
+        mask = additive(mask, q.dtype)
+        return mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (len(q), self.module.num_heads))
+
+
+def detached(parameter: Tensor | None) -> Any:
+    return None if parameter is None else parameter.detach()
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as torch adds it to scores: minus infinity where a boolean mask is true."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -math.inf)

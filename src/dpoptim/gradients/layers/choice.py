@@ -1,0 +1,57 @@
+"""Which layers have a rule of their own. Everything else with parameters goes through the fallback."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from dpoptim.gradients.books import Books
+from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
+from dpoptim.gradients.layers.bare import BareParameters
+from dpoptim.gradients.layers.convolution import ConvolutionRule
+from dpoptim.gradients.layers.embedding import EmbeddingRule
+from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
+from dpoptim.gradients.layers.linear import LinearRule
+from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
+from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
+from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.runner import Runner
+
+RULES: dict[type[nn.Module], LayerRule] = {
+    nn.Linear: LinearRule(),
+    nn.Conv1d: ConvolutionRule(),
+    nn.Conv2d: ConvolutionRule(),
+    nn.Conv3d: ConvolutionRule(),
+    nn.Embedding: EmbeddingRule(),
+    nn.LayerNorm: LayerNormRule(),
+    nn.RMSNorm: RMSNormRule(),
+    nn.GroupNorm: GroupNormRule(),
+    nn.InstanceNorm1d: GroupNormRule(),
+    nn.InstanceNorm2d: GroupNormRule(),
+    nn.InstanceNorm3d: GroupNormRule(),
+}
+
+
+def rule_for(module: nn.Module) -> LayerRule | None:
+    """The rule of a layer, or None where only the fallback will do.
+
+    A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in submodules
+    (parametrisations) or under other names (old-style weight norm) is no longer that layer.
+    """
+    for kind, rule in RULES.items():
+        if type(module).forward is kind.forward and isinstance(module, kind):
+            own = {name for name, parameter in module.named_parameters() if parameter is not None}
+            return rule if own <= {"weight", "bias"} else None
+    return None
+
+
+def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[str]) -> Runner | None:
+    """What runs a module that has no rule; None where all parameters are in children that can be booked."""
+    if isinstance(module, nn.RNNBase) and is_recurrent(module):
+        return RecurrentLayer(books, module, label)
+    if isinstance(module, nn.MultiheadAttention) and is_attention(module):
+        return AttentionLayer(books, module, label)
+    if isinstance(module, nn.EmbeddingBag) and is_embedding_bag(module):
+        return EmbeddingBagLayer(books, module, label)
+    if any(p is not None and p.requires_grad for p in module._parameters.values()):
+        return BareParameters(books, module, label, trainable)
+    return None

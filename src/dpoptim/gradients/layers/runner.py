@@ -1,0 +1,79 @@
+"""What takes the place of a whole module's forward pass, where one input and one output are not enough."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
+from dpoptim.gradients.contributions import Contribution
+
+
+class Runner(Protocol):
+    """Runs one module, on the books.
+
+    Attributes:
+        books_children: whether the module's children are booked by themselves.
+    """
+
+    books_children: bool
+
+    def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module on the caller's arguments; ``rows``: records in the model's current input, where known."""
+        ...
+
+
+def holder(parameters: Mapping[str, Tensor | None]) -> nn.Module:
+    """A module that owns just these parameters: for entries in the books that are about some of a module's parameters."""
+    module = nn.Module()
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.Parameter):
+            module.register_parameter(name, parameter)
+    return module
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of some parameters in a larger module.
+
+    Attributes:
+        held: the module that owns them, and no others (see `holder`).
+        contributions: their per-record gradients by name, from what `tap` saved and the gradient of what it was put on.
+    """
+
+    books: Books
+    label: str
+    held: nn.Module
+    contributions: Callable[[tuple[Tensor, ...], Tensor], Mapping[str, Contribution]]
+
+
+def tap(use: Use, z: Tensor, *saved: Tensor) -> Tensor:
+    """``z`` (B, ...), whose gradient is entered in the books on its way back.
+
+    For a value that was computed from *detached* parameters: autograd takes care of everything else in the module.
+    """
+    return Tap.apply(use, z, len(saved), *(s.detach() for s in saved), *use.held.parameters())
+
+
+class Tap(torch.autograd.Function):
+    """The identity. Inputs: use, z, how many tensors to save, these, and the parameters (for the graph's edges)."""
+
+    @staticmethod
+    def forward(ctx: Any, use: Use, z: Tensor, count: int, *tensors: Tensor) -> Tensor:
+        refuse_autocast(use.label, z)
+        ctx.save_for_backward(*tensors[:count])
+        ctx.use, ctx.tensors = use, len(tensors)
+        ctx.forward_task = torch._C._current_graph_task_id()
+        return z.view_as(z)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        use, saved = ctx.use, ctx.saved_tensors
+        refuse_nested_backward(use.label, ctx.forward_task)
+        refuse_autocast(use.label, g)
+        use.books.enter(Entry(use.label, use.held, g.shape[0], lambda: use.contributions(saved, g)))
+        return (None, g, None, *[None] * ctx.tensors)

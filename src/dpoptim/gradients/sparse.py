@@ -1,0 +1,103 @@
+"""Gradients of tables of which each record touches few rows, without a table per record."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.contributions import zero_outside
+from dpoptim.gradients.products import Groups, Sum, row_squared_norms
+
+BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Gradients that touch few rows of a table: row ``row[m]`` of record ``record[m]`` receives ``values[m]``.
+
+    record, row: shape (M,), no pair twice; values: shape (M, d), of ``records`` records.
+    """
+
+    record: Tensor
+    row: Tensor
+    values: Tensor
+    records: int
+    table_rows: int
+
+    @classmethod
+    def of(cls, record: Tensor, row: Tensor, values: Tensor, records: int, table_rows: int) -> "Pairs":
+        """From pairs of which some may be equal: their values are added up."""
+        pairs, place = torch.unique(record * table_rows + row, return_inverse=True)
+        merged = values.new_zeros(pairs.shape[0], values.shape[1]).index_add_(0, place, values)
+        return cls(pairs // table_rows, pairs % table_rows, merged, records, table_rows)
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        squared = torch.zeros(self.records, dtype=torch.float64, device=self.values.device)
+        return squared.index_add_(0, self.record, row_squared_norms(self.values))
+
+    def materialise(self, records: slice) -> Tensor:
+        start, stop, _ = records.indices(self.records)
+        inside = (self.record >= start) & (self.record < stop)
+        dense = self.values.new_zeros(stop - start, self.table_rows, self.values.shape[1])
+        dense[self.record[inside] - start, self.row[inside]] = self.values[inside]
+        return dense.flatten(1)
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        table = total.settle().view(self.table_rows, -1)
+        size = max(1, BLOCK_ENTRIES // max(1, self.values.shape[1]))
+        for start in range(0, len(self.record), size):
+            part = slice(start, start + size)
+            table.index_add_(0, self.row[part], self.values[part].double() * weights[self.record[part], None])
+
+    def without(self, keep: Tensor) -> "Pairs":
+        values = zero_outside(self.values, keep[self.record])
+        return Pairs(self.record, self.row, values, self.records, self.table_rows)
+
+
+@dataclass(frozen=True)
+class SparseOuter:
+    """Gradients ``outer(a[i], g[i])`` where ``a[i]`` is a sparse vector over the rows of a table.
+
+    A bag of embeddings has one gradient for all rows that it looked up: only how often it did so differs. So
+    ``|a[i]| |g[i]|`` is the norm, and no gradient is copied per looked-up row.
+
+    record, row, weight: the non-zero entries of ``a``, shape (M,); no (record, row) pair twice. g: shape (B, d).
+    """
+
+    record: Tensor
+    row: Tensor
+    weight: Tensor
+    g: Tensor
+    table_rows: int
+
+    @classmethod
+    def of(cls, record: Tensor, row: Tensor, weight: Tensor, g: Tensor, table_rows: int) -> "SparseOuter":
+        """From pairs of which some may be equal: their weights are added up."""
+        pairs, place = torch.unique(record * table_rows + row, return_inverse=True)
+        merged = torch.zeros(pairs.shape, dtype=torch.float64, device=g.device).index_add_(0, place, weight.double())
+        return cls(pairs // table_rows, pairs % table_rows, merged, g, table_rows)
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        left = row_squared_norms(self.g)
+        right = torch.zeros_like(left).index_add_(0, self.record, self.weight.square())
+        return left * right
+
+    def pairs(self) -> Pairs:
+        """The same with the gradient of every looked-up row written out."""
+        values = self.g[self.record] * self.weight[:, None].to(self.g.dtype)
+        return Pairs(self.record, self.row, values, len(self.g), self.table_rows)
+
+    def materialise(self, records: slice) -> Tensor:
+        return self.pairs().materialise(records)
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        table = total.settle().view(self.table_rows, -1)
+        factors = self.weight * weights[self.record]
+        size = max(1, BLOCK_ENTRIES // max(1, self.g.shape[1]))
+        for start in range(0, len(self.record), size):
+            part = slice(start, start + size)
+            table.index_add_(0, self.row[part], self.g[self.record[part]].double() * factors[part, None])
+
+    def without(self, keep: Tensor) -> "SparseOuter":
+        weight = zero_outside(self.weight, keep[self.record])
+        return SparseOuter(self.record, self.row, weight, zero_outside(self.g, keep), self.table_rows)

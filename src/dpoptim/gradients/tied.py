@@ -1,0 +1,94 @@
+"""One contribution for all uses of a parameter in a pass: shared layers, tied embedding and head. Cross terms included."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.contributions import (
+    Contribution,
+    Formed,
+    Positions,
+    Rows,
+    claimed_squared_norms,
+)
+from dpoptim.gradients.products import Groups
+from dpoptim.gradients.sparse import Pairs, SparseOuter
+
+
+def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
+    """The sum of several contributions to one parameter."""
+    if len(uses) == 1:
+        return uses[0]
+    tables = [use for use in uses if isinstance(use, Rows | Pairs | SparseOuter)]
+    if len(tables) == len(uses):
+        return join_tables(tables, records)
+    heads = [use for use in uses if isinstance(use, Positions)]
+    lookups = [table for table in tables if isinstance(table, Rows)]
+    if len(heads) == 1 and len(lookups) == len(uses) - 1 and heads[0].g.shape[2] == lookups[0].table_rows:
+        table = join_tables(lookups, records)
+        assert isinstance(table, Rows)
+        return TiedHead(heads[0].g, heads[0].a, heads[0].claims, table=table)
+
+    def form(part: slice) -> Tensor:
+        return torch.stack([use.materialise(part) for use in uses]).sum(0)
+
+    return Formed(form, records, entries, (len(uses) + 1) * entries)
+
+
+def join_tables(tables: Sequence[Rows | Pairs | SparseOuter], records: int) -> Rows | Pairs:
+    """Lookups in one table, several times in a pass: O(records x distinct rows) as ever."""
+    lookups = [table for table in tables if isinstance(table, Rows)]
+    size = tables[0].table_rows
+    if len(lookups) == len(tables):
+        return Rows(torch.cat([use.index for use in lookups], 1), torch.cat([use.g for use in lookups], 1), size)
+    pairs = []
+    for table in tables:
+        if isinstance(table, Rows):
+            B, T = table.index.shape
+            record = torch.arange(B, device=table.index.device).repeat_interleave(T)
+            pairs.append((record, table.index.flatten(), table.g.flatten(0, 1)))
+        else:
+            written = table.pairs() if isinstance(table, SparseOuter) else table
+            pairs.append((written.record, written.row, written.values))
+    record, row, values = (torch.cat(column) for column in zip(*pairs, strict=True))
+    return Pairs.of(record, row, values, records, size)
+
+
+@dataclass
+class TiedHead(Positions):
+    """A table that is looked up in and also multiplied by: the embedding and the output layer of a language model.
+
+    The head's gradients are formed as ever (or their norms claimed); those of the looked-up rows are added in place.
+    """
+
+    table: Rows | None = None
+
+    def by_claims(self) -> "TiedHead":
+        return replace(self, claims=True)
+
+    def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
+        assert self.table is not None
+        formed = super()._form(part, out)
+        index, g = self.table.index[part], self.table.g[part]
+        formed.view(len(g), self.table.table_rows, -1).scatter_add_(1, index[:, :, None].expand_as(g), g)
+        return formed
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        if not self.claims:
+            return super().squared_norms(groups)
+        assert self.table is not None
+        index, rows = self.table.index, self.table.g
+        # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
+        looked_up = self.g.gather(2, index[:, None, :].expand(-1, self.g.shape[1], -1))
+        cross = (looked_up * torch.bmm(self.a, rows.transpose(1, 2))).sum((1, 2)).double()
+        head, table = claimed_squared_norms(self.g, self.a), self.table.squared_norms(groups)
+        # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.
+        self._claimed = (head + table + 2 * cross).clamp(min=0)
+        return self._claimed
+
+    def without(self, keep: Tensor) -> "TiedHead":
+        assert self.table is not None
+        plain = super().without(keep)
+        return TiedHead(plain.g, plain.a, plain.claims, plain._kept, plain._claimed, table=self.table.without(keep))

@@ -1,0 +1,59 @@
+"""Noisy gradient descent with momentum: few full-batch steps, each with little noise. The estimators' default."""
+
+import torch
+from torch import Tensor
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.plan import real_number, whole_number
+from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.objective import Objective
+from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+
+TAIL = 0.25  # share of the last iterates that are averaged: their noise is a good part independent
+
+
+def momentum_gd(
+    objective: Objective,
+    w0: Tensor | None,
+    budget: Budget,
+    *,
+    lipschitz: float,
+    steps: int,
+    step_size: float,
+    momentum: float = 0.9,
+    ledger: Ledger | None = None,
+    label: str = "noisy gradient descent with momentum",
+    noise_seed: int | None = None,
+) -> Result:
+    """``v <- momentum v + noisy gradient, w <- w - step_size v``; returns the mean of the last quarter of the iterates.
+
+    Args:
+        objective: what to minimise.
+        w0: the starting point, public, shape (d,); the problem's own by default.
+        budget: spent in equal parts.
+        lipschitz: every record's gradient is clipped to this norm; > 0.
+        steps: noisy gradients, at least 1; public.
+        step_size: > 0.
+        momentum: in [0, 1).
+        ledger, label, noise_seed: see `Releases`.
+
+    Raises:
+        ValueError: a setting out of range.
+
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss; momentum and averages are
+    post-processing.
+    """
+    lipschitz, steps = positive("lipschitz", lipschitz), whole_number("steps", steps, least=1)
+    step_size, momentum = positive("step_size", step_size), real_number("momentum", momentum)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum!r}; 0.9 is a common choice.")
+    w = starting_point(w0, objective)
+    releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
+    velocity, tail = torch.zeros_like(w), []
+    for step in range(steps):
+        velocity = momentum * velocity + releases.gradient(w, lipschitz=lipschitz, rho=releases.rho / steps)
+        releases.moved(step_size)
+        w = w - step_size * velocity
+        if step >= steps - max(1, round(TAIL * steps)):
+            tail.append(w)
+    return releases.result(torch.stack(tail).mean(0))

@@ -1,0 +1,179 @@
+"""The estimators as their users meet them: scikit-learn's conventions, accuracy, errors, and what may be said of privacy."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+import dpoptim
+from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
+from dpoptim.estimators.solving import SOLVERS
+from dpoptim.estimators.table import clip_rows
+
+WEIGHTS = "sample weights are refused: they would multiply the bound on what a record adds"
+EXPECTED_FAILURES = {
+    "check_sample_weights_not_an_array": WEIGHTS,
+    "check_sample_weights_list": WEIGHTS,
+    "check_sample_weights_shape": WEIGHTS,
+    "check_sample_weights_not_overwritten": WEIGHTS,
+    "check_sample_weights_pandas_series": WEIGHTS,
+    "check_sample_weight_equivalence_on_dense_data": WEIGHTS,
+    "check_all_zero_sample_weights_error": WEIGHTS,
+    "check_classifiers_one_label_sample_weights": WEIGHTS,
+}
+
+
+def seeded(**settings: Any) -> list[Any]:
+    """Both estimators at a large epsilon: scikit-learn's toy tables have a few dozen records."""
+    return [
+        DPLogisticRegression(epsilon=1e4, delta=1e-3, noise_seed=0, **settings),
+        DPLinearRegression(epsilon=1e4, delta=1e-3, target_bound=500.0, noise_seed=0, **settings),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("estimator", "check"),
+    [
+        pytest.param(estimator, check, id=f"{type(estimator).__name__}-{getattr(check, 'func', check).__name__}")
+        for one in seeded()
+        for estimator, check in estimator_checks_generator(one, legacy=True)
+    ],
+)
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    name = getattr(check, "func", check).__name__
+    try:
+        check(estimator)
+    except Exception:
+        if name in EXPECTED_FAILURES:
+            pytest.xfail(EXPECTED_FAILURES[name])
+        raise
+
+
+def digits() -> tuple[np.ndarray, ...]:
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order] / 16, y[order]
+    return x[:1400], y[:1400], x[1400:], y[1400:]
+
+
+def test_digits_at_epsilon_one() -> None:
+    x, y, x_test, y_test = digits()
+    model = DPLogisticRegression(1.0, 1e-5, data_norm=4.0, classes=range(10), noise_seed=1).fit(x, y)
+    assert model.score(x_test, y_test) > 0.85
+    assert model.privacy_.epsilon <= 1.0
+    assert model.privacy_.status == "proven"
+    np.testing.assert_allclose(model.predict_proba(x_test).sum(1), 1)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_solver_keeps_to_the_budget(solver: str) -> None:
+    x, y = load_breast_cancer(return_X_y=True)
+    x = x / 1000
+    model = DPLogisticRegression(2.0, 1e-5, data_norm=5.0, classes=[0, 1], solver=solver, noise_seed=0).fit(x, y)
+    assert 1.98 <= model.privacy_.epsilon <= 2.0
+    assert np.isfinite(model.coef_).all()
+    assert model.privacy_.notes == ("seeded: not for release",)
+
+
+def test_what_was_taken_on_trust_is_said() -> None:
+    x, y, *_ = digits()
+    said = str(DPLogisticRegression().fit(x, y).privacy_)
+    for part in ("n^-1.1", "classes was read off y", "sqrt(64)"):
+        assert part in said
+    assert "classes" not in str(DPLogisticRegression(classes=range(10)).fit(x, y).privacy_)
+
+
+def test_regression() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (20_000, 5))
+    y = x @ [1.0, -2, 0, 0.5, 1] + 3 + 0.1 * rng.normal(size=len(x))
+    for loss in ("squared", "huber"):
+        model = DPLinearRegression(1.0, 1e-6, target_bound=8.0, loss=loss, noise_seed=0).fit(x, y)
+        assert model.score(x, y) > 0.9
+
+
+def test_fits_are_charged_to_a_ledger() -> None:
+    x, y, *_ = digits()
+    with dpoptim.Ledger(neighboring="zero-out", epsilon=1.5, delta=1e-5) as ledger:
+        model = DPLogisticRegression(1.0, 1e-5, classes=range(10), ledger=ledger)
+        model.fit(x, y)
+        before = model.coef_.copy()
+        with pytest.raises(dpoptim.BudgetExceeded):
+            model.fit(x, y)
+        assert np.array_equal(model.coef_, before)
+
+
+def test_pipelines_and_searches_work() -> None:
+    x, y, *_ = digits()
+    pipe = make_pipeline(FunctionTransformer(np.sqrt), DPLogisticRegression(4.0, 1e-5, classes=range(10), noise_seed=0))
+    assert cross_val_score(pipe, x, y, cv=3).mean() > 0.8
+    search = GridSearchCV(DPLogisticRegression(4.0, 1e-5, classes=range(10), noise_seed=0), {"steps": [5, 20]}, cv=2)
+    assert search.fit(x, y).best_params_["steps"] in (5, 20)
+    assert clone(search.best_estimator_).noise_seed == 0
+
+
+def test_warm_start_goes_on_and_says_so() -> None:
+    x, y, *_ = digits()
+    model = DPLogisticRegression(1.0, 1e-5, classes=range(10), warm_start=True, steps=3, noise_seed=0).fit(x, y)
+    first = model.score(x, y)
+    for _ in range(5):
+        model.fit(x, y)
+    assert model.score(x, y) > first
+    assert "earlier fit" in str(model.privacy_)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"epsilon": 0}, "epsilon must be"),
+        ({"epsilon": "1"}, "epsilon must be a number"),
+        ({"delta": 0.0}, "delta must be between"),
+        ({"delta": "guess"}, "delta must be a number or 'auto'"),
+        ({"data_norm": -1}, "data_norm must be"),
+        ({"clip_norm": 0}, "lipschitz"),
+        ({"solver": "newton"}, "solver must be one of"),
+        ({"classes": [0, 1]}, "none of the declared classes"),
+        ({"neighboring": "add-or-remove-one"}, "add-or-remove-one"),
+        ({"l2": -1}, "l2 must be"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
+    x, y, *_ = digits()
+    with pytest.raises(ValueError, match=said):
+        DPLogisticRegression(**settings).fit(x, y)
+
+
+def test_sample_weights_are_refused_with_the_reason() -> None:
+    x, y, *_ = digits()
+    with pytest.raises(ValueError, match="sample_weight is not supported"):
+        DPLogisticRegression().fit(x, y, sample_weight=np.ones(len(x)))
+
+
+def test_unknown_solver_options_are_refused() -> None:
+    x, y, *_ = digits()
+    for solver in ("momentum-gd", "accelerated-srgd"):
+        with pytest.raises(TypeError, match="speed"):
+            DPLogisticRegression(solver=solver, solver_options={"speed": 1}).fit(x, y)
+
+
+def test_clipped_rows_are_never_longer() -> None:
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.float64):
+        x = (rng.normal(size=(200, 7)) * 10.0 ** rng.integers(-30, 30, (200, 1))).astype(dtype)
+        x[3], x[4, 2] = np.inf, np.nan
+        clipped = clip_rows(x, 2.0)
+        lengths = np.linalg.norm(clipped.astype(np.float64), axis=1)
+        assert lengths.max() <= 2.0 * (1 + 1e-6)
+        assert not clipped[3].any()
+        assert not clipped[4].any()
+        short = np.linalg.norm(x.astype(np.float64), axis=1) < 1.9
+        assert np.array_equal(clipped[short], x[short])
+    assert math.isfinite(float(clipped.sum()))

@@ -1,0 +1,223 @@
+"""Parameters used in a module's own forward pass: exact without the fallback where it is plain whose gradient is whose."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.layers.bare import BareParameters
+from support import by_engine, clipped, joint_norm, vmap_gradients
+
+ROWS, T, D = 7, 4, 6
+
+
+def mismatch(model: nn.Module, x: Tensor) -> float:
+    """Relative distance of the engine's sum from the oracle's; half of the records are clipped."""
+    target = torch.randn(len(x), dtype=x.dtype)
+    truth = vmap_gradients(model, x, target)
+    norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in truth]).sum(0).sqrt()
+    clipping = Clipping(float(norms.median()))
+    expected = clipped(truth, clipping, len(x))
+    sums = by_engine(model, x, target, clipping, capacity=len(x))
+    return joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) / joint_norm(expected)
+
+
+def falls_back(model: nn.Module, x: Tensor) -> bool:
+    """Whether the model itself went through the fallback; it owns a bare parameter."""
+    engine = Engine(model, Clipping(1.0), capacity=len(x))
+    engine.attach()
+    try:
+        model(x)
+        runner = next(
+            c.cell_contents for c in model.forward._booked.__closure__ if isinstance(c.cell_contents, BareParameters)
+        )
+        assert runner.falls_back is not None
+        assert not any(key in vars(model) for key in model._parameters)  # nothing is left on the module
+        return runner.falls_back
+    finally:
+        engine.detach()
+
+
+class User(nn.Module):
+    """A bare parameter of some shape, used in some way, between two layers."""
+
+    def __init__(self, shape: tuple[int, ...], use: str) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.rand(shape) + 0.5)
+        self.register_buffer("wave", torch.linspace(0.5, 2, D))
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, 3)
+        self.use = use
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        scope = {"p": self.p, "h": h, "B": x.shape[0], "torch": torch, "F": F, "self": self}
+        return self.last(eval(self.use, scope))
+
+
+EXACT = [
+    ((1, T, D), "h + p"),
+    ((T, D), "p + h"),
+    ((D,), "h * p"),
+    ((D,), "h * (1 + p)"),
+    ((), "h / p"),
+    ((1,), "p - h"),
+    ((D,), "p.exp() * h"),
+    ((1, 1, D), "torch.cat([p.expand(B, -1, -1), h], 1)"),
+    ((1, 1, D), "torch.cat((h, p.repeat(B, 1, 1)), dim=-2)"),
+    ((D,), "torch.cat([p.expand(B, 1, D), h], dim=1)"),
+    ((1, 1, D), "torch.cat([p.expand_as(h[:, :1]), h], dim=1)"),
+    ((1, 2 * T, D), "h + p[:, :h.shape[1]]"),
+    ((2 * T, D), "h + p[:h.shape[1]].unsqueeze(0)"),
+    ((D, T), "h + p.T"),
+    ((1, 1, D), "torch.where(h > 0, h, p)"),
+    ((D,), "h + p * self.wave"),
+    ((D,), "torch.addcmul(h, h, p)"),
+    ((D,), "h.clone().mul_(p)"),
+    ((2, D), "h * p[0] + p[1]"),
+    ((1, T, D), "h + p.type_as(h) + p.to(h)"),
+    ((1, T // 2, D), "h + F.interpolate(p.transpose(1, 2), scale_factor=2.0, mode='linear').transpose(1, 2)"),
+    ((1, 1, D), "torch.cat([self.first(p.expand(B, -1, -1)), h], 1)"),
+    ((1, 1, D), "torch.cat([self.first(p).expand(B, -1, -1), h], 1)"),
+    ((1, D), "torch.stack([p.expand(B, -1), h.mean(1)], 1)"),
+]
+
+FALLBACK = [
+    ((D, D), "torch.einsum('btd,de->bte', h, p)"),
+    ((D,), "F.layer_norm(h, (D,), p)".replace("D", str(D))),
+    ((T,), "F.prelu(h, p)"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(("shape", "use"), EXACT + FALLBACK, ids=lambda value: str(value))
+def test_every_use_is_exact(shape: tuple[int, ...], use: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    use = use.replace("D", str(D))
+    model = User(shape, use).to(dtype)
+    x = torch.randn(ROWS, T, D, dtype=dtype)
+    assert mismatch(model, x) < (3e-5 if dtype == torch.float32 else 1e-7)
+    assert mismatch(model, x[:1]) < (3e-5 if dtype == torch.float32 else 1e-7)  # a single record
+    assert falls_back(model, x) == ((shape, use) in [(s, u.replace("D", str(D))) for s, u in FALLBACK])
+
+
+@pytest.mark.parametrize(("shape", "use"), EXACT, ids=lambda value: str(value))
+def test_as_many_records_as_positions(shape: tuple[int, ...], use: str) -> None:
+    """Axes of the same length must not be taken for each other."""
+    torch.manual_seed(0)
+    assert mismatch(User(shape, use.replace("D", str(D))).double(), torch.randn(T, T, D, dtype=torch.float64)) < 1e-7
+    assert mismatch(User(shape, use.replace("D", str(D))).double(), torch.randn(D, T, D, dtype=torch.float64)) < 1e-7
+
+
+class Positions(nn.Module):
+    """Returns parameters without having met data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 2 * T, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table[:, : x.shape[1]]
+
+
+def test_a_parameter_may_meet_data_in_another_module() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.last = Positions(), nn.Linear(D, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(x + self.positions(x)))
+
+    torch.manual_seed(0)
+    assert mismatch(Model(), torch.randn(ROWS, T, D)) < 3e-5
+
+
+REFUSED = [
+    ("h * model.owner.p", "'owner.p' was used outside"),  # not in the owner's forward pass
+    ("torch.einsum('btd,d->bt', h, model.owner(h))", "'owner' meets data in 'einsum'"),
+    ("h * model.owner(h) + 0 * model.owner.p.square().sum()", "'owner.p' was used outside"),
+    ("F.linear(model.owner(h).expand(B, D), model.linear.weight) + h", "was used outside|meets data|saw different"),
+]
+
+
+@pytest.mark.parametrize(("use", "named"), REFUSED)
+def test_uses_that_cannot_be_told_apart_are_refused(use: str, named: str) -> None:
+    class Owner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Parameter(torch.ones(D))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.p * 2
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.owner, self.linear = Owner(), nn.Linear(D, D)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return eval(use, {"h": h, "model": self, "torch": torch, "B": len(h), "F": F, "D": D})
+
+    model = Model()
+    engine = Engine(model, Clipping(1.0), capacity=ROWS)
+    engine.attach()
+    engine.deliver(ROWS)
+    with pytest.raises(PrivacyError, match=named):
+        model(torch.randn(ROWS, T, D)).sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_dropout_of_a_parameter_is_refused() -> None:
+    """One mask for all records cannot be drawn again record by record."""
+    model = User((1, T, D), "h + F.dropout(p)")
+    engine = Engine(model, Clipping(1.0), capacity=ROWS)
+    engine.attach()
+    engine.deliver(ROWS)
+    with pytest.raises(PrivacyError, match="dropout"):
+        model(torch.randn(ROWS, T, D)).sum().backward()
+
+
+class SmallViT(nn.Module):
+    """A vision transformer written the usual way."""
+
+    def __init__(self, width: int = 8, depth: int = 2, patches: int = 4, heads: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, width, 4, 4)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.1)
+        self.pos_embed = nn.Parameter(torch.randn(1, patches + 1, width) * 0.1)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1) + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each scaled by a parameter (LayerScale)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.gamma1, self.gamma2 = nn.Parameter(torch.full((width,), 0.5)), nn.Parameter(torch.full((width,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.gamma1 * self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.gamma2 * self.mlp(self.norm2(x))
+
+
+def test_a_vision_transformer_without_the_fallback() -> None:
+    torch.manual_seed(0)
+    model, x = SmallViT(), torch.randn(ROWS, 3, 8, 8)
+    assert not falls_back(model, x)
+    assert mismatch(model, x) < 3e-5

@@ -1,0 +1,191 @@
+"""Embedding bags, tables used several times, tied heads: right, and never a table per record."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dpoptim
+from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contributions import Formed, Positions, Rows
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
+from dpoptim.gradients.products import Sum, consecutive_groups
+from dpoptim.gradients.sparse import Pairs, SparseOuter
+from dpoptim.gradients.tied import TiedHead, merge
+from support import joint_norm, record_loss
+
+ROWS, T, V, D = 7, 5, 9, 4
+
+
+class Bags(nn.Module):
+    """A bag of embeddings and a head; ``twice``: the same table for two features."""
+
+    def __init__(self, mode: str, form: str, *, twice: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(V, D, mode=mode, **options), nn.Linear(D, 3)
+        self.form, self.twice = form, twice
+
+    def look_up(self, x: Tensor, lengths: Tensor, weights: Tensor) -> Tensor:
+        weights = weights if self.form == "weighted" else None
+        if self.form != "offsets":
+            return self.bag(x, per_sample_weights=weights)
+        valid = torch.arange(T) < lengths[:, None]
+        starts = F.pad(lengths.cumsum(0), (1, 0))
+        return self.bag(x[valid], starts if self.bag.include_last_offset else starts[:-1])
+
+    def forward(self, x: Tensor, lengths: Tensor, weights: Tensor) -> Tensor:
+        out = self.look_up(x, lengths, weights)
+        return self.head(torch.tanh(out + self.look_up(x.flip(1), lengths, weights) if self.twice else out))
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return record_loss(model(*batch[:-1]), batch[-1]).mean()
+
+
+def mismatch(model: nn.Module, batch: tuple[Tensor, ...]) -> float:
+    rows = len(batch[0])
+    truth = gradients_alone(model, loss, [tuple(t[i : i + 1] for t in batch) for i in range(rows)])
+    norms = torch.stack([g.reshape(rows, -1).square().sum(1) for g in truth]).sum(0).sqrt()
+    clipping = Clipping(float(norms.median()))
+    expected = clipped_sums(truth, clipping, rows)
+    sums = engine_sums(model, loss, batch, rows, clipping, "mean")
+    return joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) / joint_norm(expected)
+
+
+def batch(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    lengths = torch.tensor([5, 3, 0, 1, 5, 4, 2])
+    return torch.randint(0, V, (ROWS, T)), lengths, torch.rand(ROWS, T, dtype=dtype) - 0.3, torch.randn(ROWS, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    ("mode", "form", "options"),
+    [
+        ("sum", "square", {}),
+        ("mean", "square", {}),
+        ("max", "square", {}),
+        ("sum", "weighted", {}),
+        ("sum", "offsets", {}),
+        ("mean", "offsets", {"padding_idx": 2}),
+        ("max", "offsets", {"padding_idx": 2}),
+        ("sum", "offsets", {"include_last_offset": True}),
+        ("mean", "square", {"include_last_offset": True, "padding_idx": 0}),
+    ],
+)
+def test_embedding_bags(mode: str, form: str, options: dict[str, Any], twice: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Bags(mode, form, twice=twice, **options).to(dtype)
+    assert mismatch(model, batch(dtype)) < (3e-5 if dtype == torch.float32 else 1e-7)
+
+
+def test_a_large_table_is_never_held_per_record() -> None:
+    """64 records x a million rows would take 4 GiB; the sum touches only what was looked up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(10**6, 16, mode="mean"), nn.Linear(16, 2))
+    x = torch.randint(0, 10**6, (64, 20))
+    engine = Engine(model, Clipping(0.1), capacity=64)
+    engine.attach()
+    engine.deliver(64)
+    model(x).sum(1).mean().backward()
+    entry = SparseOuter.of(torch.tensor([0, 0]), torch.tensor([10**6 - 1] * 2), torch.ones(2), torch.ones(64, 16), 10**6)
+    assert entry.weight.tolist() == [2.0]
+    touched = engine.split(engine.take())[0].abs().sum(1).nonzero().flatten()
+    assert set(touched.tolist()) == set(x.flatten().tolist())
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}])
+def test_options_that_cannot_be_clipped(option: dict[str, Any]) -> None:
+    with pytest.raises(PrivacyError, match=next(iter(option))):
+        Engine(nn.Sequential(nn.EmbeddingBag(V, D, **option)), Clipping(1.0), capacity=3).attach()
+
+
+def test_trained_weights_of_lookups_are_refused() -> None:
+    model = Bags("sum", "weighted")
+    engine = Engine(model, Clipping(1.0), capacity=ROWS)
+    engine.attach()
+    x, lengths, weights, _ = batch(torch.float32)
+    with pytest.raises(PrivacyError, match="per_sample_weights that are trained"):
+        model(x, lengths, weights.requires_grad_())
+
+
+def test_check_passes_bags() -> None:
+    torch.manual_seed(0)
+    assert dpoptim.check(Bags("mean", "square"), loss, batch(torch.float32)).loss_reduction == "mean"
+
+
+# ---- several contributions to one table ----------------------------------------------------------------------
+
+
+def tied_uses(dtype: torch.dtype) -> tuple[Positions, Rows]:
+    torch.manual_seed(0)
+    head = Positions(torch.randn(ROWS, T, V, dtype=dtype), torch.randn(ROWS, T, D, dtype=dtype))
+    return head, Rows(torch.randint(0, V, (ROWS, 6)), torch.randn(ROWS, 6, D, dtype=dtype), V)
+
+
+@pytest.mark.parametrize("claims", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_tied_head_counts_its_cross_terms(dtype: torch.dtype, claims: bool) -> None:
+    head, rows = tied_uses(dtype)
+    gradients = (head.materialise(slice(0, ROWS)) + rows.materialise(slice(0, ROWS))).double()
+    merged = merge([rows, head.by_claims() if claims else head], ROWS, V * D)
+    assert isinstance(merged, TiedHead)
+    groups = consecutive_groups(ROWS)
+    squared = merged.squared_norms(groups)
+    torch.testing.assert_close(squared, gradients.square().sum(1), rtol=1e-4, atol=1e-4)
+    keep = torch.arange(ROWS) != 3
+    weights = torch.linspace(0.5, 2, ROWS, dtype=torch.float64) * keep
+    total = Sum(torch.empty(V * D, dtype=torch.float64))
+    merged.without(keep).add_weighted_sum(total, weights, groups)
+    torch.testing.assert_close(total.settle(), weights @ gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_a_claim_that_errs_cannot_break_the_bound() -> None:
+    """Head and lookup cancel almost: what the Gram form makes of it is rounding, and the sum keeps to it."""
+    torch.manual_seed(0)
+    a, g = 1e3 * torch.randn(ROWS, T, D), torch.zeros(ROWS, T, V)
+    index = torch.arange(T).expand(ROWS, T)
+    g.scatter_(2, index[:, :, None], 1.0)
+    rows = Rows(index, -a + 1e-3 * torch.randn(ROWS, T, D), V)
+    merged = merge([Positions(g, a).by_claims(), rows], ROWS, V * D)
+    groups = consecutive_groups(1)
+    for i in range(ROWS):
+        alone = merge([Positions(g[i : i + 1], a[i : i + 1]).by_claims(), Rows(index[:1], rows.g[i : i + 1], V)], 1, V * D)
+        claimed = float(alone.squared_norms(groups)) ** 0.5
+        total = Sum(torch.empty(V * D, dtype=torch.float64))
+        alone.add_weighted_sum(total, torch.ones(1, dtype=torch.float64), groups)
+        assert float(total.settle().norm()) <= claimed * (1 + 1e-6)
+    assert isinstance(merged, TiedHead)
+
+
+def test_joined_tables_are_the_sum_of_their_gradients() -> None:
+    torch.manual_seed(0)
+    rows = Rows(torch.randint(0, V, (ROWS, 6)), torch.randn(ROWS, 6, D), V)
+    record, row = torch.randint(0, ROWS, (20,)), torch.randint(0, V, (20,))
+    outer = SparseOuter.of(record, row, torch.rand(20), torch.randn(ROWS, D), V)
+    for uses in ([rows, outer], [outer, outer], [rows, rows], [rows, outer, outer.pairs()]):
+        merged = merge(uses, ROWS, V * D)
+        assert isinstance(merged, Rows | Pairs)
+        truth = torch.stack([use.materialise(slice(0, ROWS)) for use in uses]).sum(0)
+        torch.testing.assert_close(merged.materialise(slice(0, ROWS)), truth)
+        torch.testing.assert_close(merged.materialise(slice(2, 5)), truth[2:5])
+        groups = consecutive_groups(ROWS)
+        torch.testing.assert_close(merged.squared_norms(groups), truth.double().square().sum(1), rtol=1e-5, atol=1e-5)
+        keep = torch.arange(ROWS) != 3
+        weights = torch.rand(ROWS, dtype=torch.float64) * keep
+        total = Sum(torch.empty(V * D, dtype=torch.float64))
+        merged.without(keep).add_weighted_sum(total, weights, groups)
+        torch.testing.assert_close(total.settle(), weights @ truth.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_that_is_also_multiplied_by_single_positions() -> None:
+    """Outer products and lookups: formed block by block."""
+    head, rows = tied_uses(torch.float64)
+    merged = merge([rows, Positions(head.g, head.a), Positions(head.g, head.a)], ROWS, V * D)
+    assert isinstance(merged, Formed)
+    truth = rows.materialise(slice(0, ROWS)) + 2 * head.materialise(slice(0, ROWS))
+    torch.testing.assert_close(merged.materialise(slice(0, ROWS)), truth)

@@ -1,0 +1,87 @@
+"""replace_batchnorm: group normalisation in the same places, with the same parameters."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dpoptim
+from dpoptim.errors import PrivacyError
+from support import mean_cross_entropy
+
+
+def images() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 12, 3),
+        nn.BatchNorm2d(12, eps=1e-3),
+        nn.ReLU(),
+        nn.Sequential(nn.Conv2d(12, 7, 3), nn.BatchNorm2d(7, affine=False)),
+        nn.Flatten(),
+        nn.LazyLinear(8),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, 3),
+    )
+    model(torch.randn(2, 3, 8, 8))
+    nn.init.uniform_(model[1].weight)
+    return model.eval()
+
+
+def test_places_parameters_and_modes_are_kept() -> None:
+    model = images()
+    weight, bias = model[1].weight, model[1].bias
+    done = dpoptim.replace_batchnorm(model)
+    assert done.model is model
+    assert list(done.layers) == ["1", "3.1", "6"]
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    assert model[1].weight is weight
+    assert model[1].bias is bias
+    assert (model[1].num_groups, model[1].eps) == (6, 1e-3)
+    assert (model[3][1].num_groups, model[3][1].weight) == (1, None)  # seven channels cannot be divided
+    assert model[6].num_groups == 4
+    assert not model[1].training
+    assert str(done).splitlines()[1] == "1: now GroupNorm(6 groups of 2 channels)"
+
+
+def test_the_model_can_then_be_trained_privately() -> None:
+    model = dpoptim.replace_batchnorm(images()).model.train()
+    batch = torch.randn(6, 3, 8, 8), torch.randint(0, 3, (6,))
+    assert dpoptim.check(model, mean_cross_entropy, batch).loss_reduction == "mean"
+
+
+def test_single_values_are_not_normalised_to_zero() -> None:
+    layer = dpoptim.replace_batchnorm(nn.BatchNorm1d(8)).model
+    assert isinstance(layer, nn.GroupNorm)
+    assert float(layer(torch.randn(4, 8)).detach().abs().min()) > 0
+
+
+def test_a_shared_layer_stays_shared() -> None:
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(norm, nn.Linear(4, 4), norm)
+    assert list(dpoptim.replace_batchnorm(model).layers) == ["0", "2"]
+    assert model[0] is model[2]
+
+
+def test_nothing_to_replace() -> None:
+    assert "nothing was replaced" in str(dpoptim.replace_batchnorm(nn.Linear(3, 3)))
+
+
+def test_group_sizes_can_be_chosen() -> None:
+    assert dpoptim.replace_batchnorm(nn.BatchNorm2d(64), max_groups=8).model.num_groups == 8
+    for wrong in (0, True, 2.0):
+        with pytest.raises(ValueError, match="max_groups"):
+            dpoptim.replace_batchnorm(nn.BatchNorm2d(64), max_groups=wrong)
+
+
+class NormThenAct(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"), [(NormThenAct(4), "replace it by hand"), (nn.LazyBatchNorm1d(), "run the model once")]
+)
+def test_other_kinds_are_refused_and_nothing_changes(layer: nn.Module, named: str) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(4), layer)
+    with pytest.raises(PrivacyError, match=f"'1' .*{named}"):
+        dpoptim.replace_batchnorm(model)
+    assert isinstance(model[0], nn.BatchNorm2d)
