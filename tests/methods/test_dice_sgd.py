@@ -22,6 +22,8 @@ import dpoptim
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon
 from dpoptim.accounting.ledger import LedgerError
 from dpoptim.clipping import SplitClipping
+from dpoptim.methods.error_feedback import ErrorFeedback
+from dpoptim.sampling import FixedBatches
 
 N, B = 12, 4
 REFUTED = "unproven (counterexample known)"
@@ -220,6 +222,63 @@ def test_the_bound_is_nearly_reached() -> None:
         moved = (released_means(plan, other) - released_means(plan, x)) * B
         ratios.append(float(moved.square().sum().sqrt()) / plan.method.sensitivity(plan.sampler, plan.steps))  # type: ignore[attr-defined]
     assert 0.999 < max(ratios) <= 1
+
+
+def worst_share(method: dpoptim.DiceSGD, *, n: int, batch_size: int, epochs: int) -> float:
+    """Of S, over the records: how far the true run moves when one large gradient is added to zeros."""
+    plan = plan_of(method, n=n, batch_size=batch_size, epochs=epochs, noise_multiplier=0)
+    x = torch.zeros(n, 1, dtype=torch.float64)
+    allowed = plan.method.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
+    shares = []
+    for record in range(0, n, max(1, n // 12)):
+        other = x.clone()
+        other[record] = 100.0
+        shares.append(float(released_means(plan, other).norm()) * batch_size / allowed)
+    return max(shares)
+
+
+def unclipped_rest(rule: SplitClipping, squared: Tensor, margin: float) -> Tensor:
+    kept = (rule.norm / squared.sqrt()).clamp(max=1.0)
+    return torch.stack([kept, 1 - kept])
+
+
+def normalised_share(memory: ErrorFeedback, length: float) -> float:
+    return memory._feedback / length if length > 0 else 1.0
+
+
+def participates_once(sampler: FixedBatches, steps: int) -> int:
+    return 1
+
+
+honest_sensitivity = dpoptim.DiceSGD.sensitivity
+
+
+def on_the_scale_of_means(method: dpoptim.DiceSGD, batches: FixedBatches, steps: int) -> float:
+    return honest_sensitivity(method, batches, steps) / batches.batch_size
+
+
+def never_reset(method: dpoptim.DiceSGD, plan: dpoptim.Plan) -> ErrorFeedback:
+    return ErrorFeedback(0.2 * plan.batch_size, None)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "method", "shape"),
+    [
+        (SplitClipping, "factors", unclipped_rest, dpoptim.DiceSGD(1.0, 2.0, 2.0), (12, 4, 1)),
+        (ErrorFeedback, "_share", normalised_share, dpoptim.DiceSGD(1.0, 0.3, 3.0), (40, 1, 1)),
+        (FixedBatches, "participations", participates_once, dpoptim.DiceSGD(1.0, 1.0, 2.0), (12, 4, 3)),
+        (dpoptim.DiceSGD, "sensitivity", on_the_scale_of_means, dpoptim.DiceSGD(1.0, 1.0, 2.0), (12, 4, 1)),
+        (dpoptim.DiceSGD, "private_side", never_reset, dpoptim.DiceSGD(1.0, 0.2, 3.0), (4, 4, 6)),
+    ],
+    ids=["residual not clipped", "e normalised", "k under-counted", "noise on the mean's scale", "e never reset"],
+)
+def test_seeded_faults_are_found_in_the_true_run(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: Any, method: dpoptim.DiceSGD, shape: tuple[int, int, int]
+) -> None:
+    n, batch_size, epochs = shape
+    assert worst_share(method, n=n, batch_size=batch_size, epochs=epochs) <= 1
+    monkeypatch.setattr(owner, name, fault)
+    assert worst_share(method, n=n, batch_size=batch_size, epochs=epochs) > 1.02
 
 
 @settings(max_examples=200, deadline=None)
