@@ -1,9 +1,15 @@
 """DiceSGD: SGD whose clipping error is fed back (Zhang et al. 2024), in a version with a proof.
 
 The paper's privacy theorem is false: one record with a huge gradient, drawn once, saturates the hidden state and shifts
-every later step; audits find epsilon 4 to 9 where 1 is claimed. What is clipped away is therefore clipped itself before it
-enters the state, and the run is charged by the theorem in `error_feedback`. The paper's own accounting can be asked for by
-name, to reproduce it; it prints as unproven.
+every later step; where epsilon 1 is claimed, it is 8 at least (tests/methods/test_dice_sgd.py). What is clipped away is
+therefore clipped itself before it enters the state, and the run is charged by the theorem in `error_feedback`. The paper's
+own accounting can be asked for by name, to reproduce it; it prints as unproven.
+
+**Not amplified.** On Poisson batches, which steps a record joins is random; given these, the theorem holds with k their
+number. To gain from the chance, one would have to bound a *mixture*, over sets of steps, of Gaussians whose shifts the
+state carries on to later steps, by some fixed pair of distributions. For matrix mechanisms, whose shifts are linear in the
+gradients, this is known (Choquette-Choo et al. 2024); through clip(e) the shifts depend on the other records and on what
+was released, and no such pair is known.
 """
 
 import math

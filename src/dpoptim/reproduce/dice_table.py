@@ -28,9 +28,9 @@ from dpoptim.training.attach import attach
 
 EPSILONS = (2.0, 8.0)
 CLIP_NORMS = (0.3, 1.0)
-STEPS = (8.0, 16.0, 32.0, 64.0)  # learning rate times clip norm
+STEPS = (32.0, 64.0, 128.0, 256.0)  # learning rate times clip norm
 BATCHES = (1000, 4000)
-EPOCHS = (1, 5, 20)
+EPOCHS = (3, 20)
 PUBLISHED = "DiceSGD as published"
 
 Arrays = tuple[Tensor, Tensor]
