@@ -22,8 +22,10 @@ import dpoptim
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon
 from dpoptim.accounting.ledger import LedgerError
 from dpoptim.clipping import SplitClipping
+from dpoptim.gradients.engine import Engine
 from dpoptim.methods.error_feedback import ErrorFeedback
 from dpoptim.sampling import FixedBatches
+from support import CASES, Case, joint_norm, record_loss
 
 N, B = 12, 4
 REFUTED = "unproven (counterexample known)"
@@ -44,19 +46,20 @@ def paper(**changes: Any) -> dpoptim.DiceSGD:
         return dpoptim.DiceSGD(**{"clip_norm": 1.0, "feedback_clip": 1.0, "accounting": "paper", **changes})
 
 
-def released_means(plan: dpoptim.Plan, x: Tensor, *, noise_seed: int = 3) -> Tensor:
+def released_means(plan: dpoptim.Plan, x: Tensor, *, noise_seed: int = 3, physical_batch_size: int | None = None) -> Tensor:
     """What each step releases, when record i's gradient is x[i] whatever the model: shape (steps, d)."""
     model = nn.Linear(x.shape[1], 1, bias=False, dtype=x.dtype)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     steps = []
     with dpoptim.attach(plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=noise_seed) as private:
-        for (batch,) in private.batches():
-            with torch.no_grad():
-                model.weight.zero_()
+        for (batch,) in private.batches(physical_batch_size=physical_batch_size):
             model(batch).sum().backward()
             optimizer.step()
-            steps.append(-model.weight.detach()[0].double().clone())
+            if private.finished_step:
+                steps.append(-model.weight.detach()[0].double().clone())
+                with torch.no_grad():
+                    model.weight.zero_()
     return torch.stack(steps)
 
 
@@ -143,6 +146,36 @@ def test_a_refused_charge_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyP
                     continue
             steps.append(-model.weight.detach()[0].clone())
     assert torch.allclose(torch.stack(steps), expected)
+
+
+def test_pieces_that_memory_holds_change_nothing() -> None:
+    x = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 5
+    whole, pieces = (released_means(plan_of(noise_multiplier=0), x, physical_batch_size=size) for size in (None, 2))
+    assert torch.allclose(whole, pieces, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same.")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_two_sums_are_the_gradient(case: Case) -> None:
+    """R infinite, every layer: what is clipped and what is left add up to the sum of the gradients, as autograd has it."""
+    torch.manual_seed(0)
+    model = case.build().double()
+    x, target = case.inputs(5, torch.float64)
+    engine = Engine(model, SplitClipping(1e-3, math.inf), capacity=5)
+    engine.attach()
+    try:
+        engine.deliver(5)
+        record_loss(model(x), target).mean().backward()
+        kept, rest = (engine.split(part) for part in engine.take_sums())
+    finally:
+        engine.detach()
+    plain = torch.autograd.grad(
+        record_loss(model(x), target).sum(), engine.parameters, allow_unused=True, materialize_grads=True
+    )
+    assert joint_norm(kept) <= 5 * 1e-3
+    assert joint_norm(rest) > 0
+    for a, b, total in zip(kept, rest, plain, strict=True):
+        assert torch.allclose(a + b, total, rtol=1e-9, atol=1e-9)
 
 
 # ---- the guarantee that holds ---------------------------------------------------------------------------------------
