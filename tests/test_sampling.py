@@ -1,6 +1,8 @@
 """What is sampled is what is accounted: independent coins, private sizes, pieces that add up to the batch."""
 
+import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.gradients.products import GROUP_ROWS
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import PoissonSampling, into_groups, number_of_groups
+from dpoptim.sampling import FixedBatches, PoissonSampling, into_groups, number_of_groups
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 
 
@@ -120,3 +122,50 @@ def test_a_drawn_batch_is_delivered_until_it_is_released() -> None:
     assert np.array_equal(next(queue.ahead()), drawn[1])
     assert np.array_equal(next(ahead), list(queue.ahead())[2])  # step 3, drawn once
     assert len(list(queue.ahead())) == 3
+
+
+@pytest.mark.parametrize("order", ["reshuffled", "shuffled", "given"])
+@pytest.mark.parametrize(("n", "batch_size", "passes"), [(10, 3, 4), (12, 4, 3), (5, 5, 2), (7, 1, 1)])
+def test_fixed_batches_partition_every_pass(order: Any, n: int, batch_size: int, passes: int) -> None:
+    sampler = FixedBatches(n, batch_size, order)
+    a_pass = -(-n // batch_size)
+    assert sampler.steps(passes) == passes * a_pass
+    assert sampler.participations(passes * a_pass) == passes
+    batches = list(itertools.islice(sampler.batches(KeyStream(), n), passes * a_pass))
+    last: dict[int, int] = {}
+    for step, batch in enumerate(batches):
+        assert len(batch) <= batch_size == sampler.capacity(n)
+        for record in batch.tolist():
+            assert step - last.get(record, -n) >= sampler.separation
+            last[record] = step
+    for start in range(0, len(batches), a_pass):
+        assert sorted(np.concatenate(batches[start : start + a_pass]).tolist()) == list(range(n))
+
+
+def test_orders_of_fixed_batches() -> None:
+    n = 200
+
+    def batches(order: Any) -> list[list[int]]:
+        return [batch.tolist() for batch in itertools.islice(FixedBatches(n, 20, order).batches(KeyStream(), n), 20)]
+
+    given, shuffled, reshuffled = batches("given"), batches("shuffled"), batches("reshuffled")
+    assert given == 2 * [list(range(i, i + 20)) for i in range(0, n, 20)]
+    assert shuffled[:10] == shuffled[10:] != given[:10]
+    assert reshuffled[:10] != reshuffled[10:]
+
+
+def test_the_order_is_a_fair_shuffle() -> None:
+    """Which of 4 batches record 0 is in: chi-square with 3 degrees of freedom, false alarm below 1e-6."""
+    coins, counts = KeyStream.from_seed(1, "order"), np.zeros(4)
+    for _ in range(2000):
+        counts[next(i for i, b in enumerate(FixedBatches(8, 2).batches(coins, 8)) if 0 in b)] += 1
+    assert ((counts - 500) ** 2 / 500).sum() < 31
+
+
+def test_fixed_batches_of_other_data_are_refused() -> None:
+    with pytest.raises(ValueError, match="11 records, but .* n=10"):
+        next(FixedBatches(10, 3).batches(KeyStream(), 11))
+    with pytest.raises(ValueError, match="order must be one of"):
+        FixedBatches(10, 3, "sorted")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="whole number of passes"):
+        FixedBatches(10, 3).steps(1.5)

@@ -85,13 +85,17 @@ class Clipping:
         return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)  # also where the norm, hence the factor, is NaN
 
 
+SPLIT_MARGIN = 1.415  # times the margin of one sum, at least the square root of 2: see `SplitClipping.factors`
+
+
 @dataclass(frozen=True)
 class SplitClipping:
     """What a record adds to two sums: its gradient clipped to C1, and what clipping to C1 takes off it when clipped to R.
 
     Args:
         norm: C1.
-        residual_clip: R >= C1; ``inf`` leaves the gradient as it is, and bounds nothing.
+        residual_clip: R, equal to C1 or at least a thousandth above it; ``inf`` leaves the gradient as it is, and bounds
+            nothing.
         style: ``"flat"``, or ``"automatic"``: the gradient is first scaled to R g / (|g| + gamma).
     """
 
@@ -103,6 +107,12 @@ class SplitClipping:
         _ = Clipping(self.norm), Clipping(self.residual_clip, self.style)
         if self.residual_clip < self.norm:
             raise ValueError(f"residual_clip={self.residual_clip!r} must be at least clip_norm={self.norm!r}.")
+        rest = self.residual_clip - self.norm
+        if 0 < rest < max(self.norm / 1000, SMALLEST_NORM):  # the difference of two factors would be mostly rounding
+            raise ValueError(
+                f"residual_clip={self.residual_clip!r} is too close to clip_norm={self.norm!r}; make them equal (nothing is "
+                f"fed back), or residual_clip larger, such as {2 * self.norm:g}."
+            )
 
     @property
     def sums(self) -> int:
@@ -111,9 +121,17 @@ class SplitClipping:
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factors of each record for the two sums: float64, shape (2, B), zero where its norm is not finite.
 
-        **Guarantee.** For every record, the first factor times its norm is at most ``C1 (1 - margin)``, the second at most
-        ``(R - C1) (1 - margin)``, also after rounding to float32. They depend on that record's norm alone.
+        **Guarantee.** For every record, the first factor times its norm is at most ``C1 (1 - s)``, the second at most
+        ``(R - C1) (1 - s)``, s = 1.415 margin, also after rounding to float32. They depend on that record's norm alone. So
+        by the theorem of `products` one record moves the two sums by p and q with ``|p| <= C1`` and ``|q| <= R - C1``,
+        rounding included. And ``<p, u> + <q, v> <= max(C1, R - C1) |u + v|`` for all vectors with ``<u, v> >= 0``: but for
+        rounding because the two parts are parallel; rounding adds at most ``margin (C1 |u| + (R - C1) |v|)``, which is
+        why s is that much larger.
         """
+        margin *= SPLIT_MARGIN
         whole = Clipping(self.residual_clip, self.style).factors(squared_norms, margin)
-        kept = torch.minimum(whole, Clipping(self.norm).factors(squared_norms, margin))
-        return torch.stack([kept, whole - kept])
+        norm = (squared_norms * (1 + NORM_INFLATION)).sqrt()
+        # What is clipped to C1 is the scaled gradient: a short one was made longer by "automatic".
+        kept = torch.minimum(whole, self.norm * (1 - margin) * (1 - 2.0**-22) / norm)
+        kept = torch.where(kept >= SMALLEST_FACTOR, kept, 0.0)
+        return torch.stack([kept, torch.where(kept > 0, whole - kept, 0.0)])

@@ -98,6 +98,9 @@ class Plan:
         delta: where the guarantee is stated.
 
     Everything else follows from these, so that a changed copy cannot keep an old promise.
+
+    Raises:
+        ValueError: there is no guarantee under this relation for the way in which the method draws batches.
     """
 
     method: Method
@@ -107,6 +110,13 @@ class Plan:
     noise_multiplier: float
     neighboring: str
     delta: float
+
+    def __post_init__(self) -> None:
+        if self.neighboring not in self.sampler.relations:
+            raise ValueError(
+                f"neighboring={self.neighboring!r} does not hold for batches that are not sampled: a record more or less "
+                f"would shift all that follow it. Use one of {', '.join(map(repr, self.sampler.relations))}."
+            )
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -265,14 +275,8 @@ def make_plan(
         raise ValueError(
             f"batch_size={batch_size} is larger than n={n}; a batch holds at most every record: use batch_size <= {n}."
         )
-    sampler = method.sampler(n, batch_size)
-    steps = number_of_steps(sampler, epochs, steps)
+    steps = number_of_steps(method.sampler(n, batch_size), epochs, steps)
     relation = neighboring_name(parse_neighboring(neighboring))
-    if relation not in sampler.relations:
-        raise ValueError(
-            f"neighboring={relation!r} does not hold for batches that are not sampled: a record more or less would shift "
-            f"all that follow it. Use one of {', '.join(map(repr, sampler.relations))}."
-        )
     epsilon = None if epsilon is None else real_number("epsilon", epsilon)
     delta = None if delta is None else real_number("delta", delta)
     noise_multiplier = None if noise_multiplier is None else real_number("noise_multiplier", noise_multiplier)

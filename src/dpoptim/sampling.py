@@ -174,6 +174,8 @@ class FixedBatches:
 
         **Guarantee.** Which records are in which batch depends on ``records`` and the coins alone.
         """
+        if records != self.n:
+            raise ValueError(f"the data set has {records} records, but the batches were planned for n={self.n}.")
         order = self._permutation(coins, records)
         while True:
             for start in range(0, records, self.batch_size):
@@ -189,7 +191,7 @@ class FixedBatches:
         return np.argsort(words, kind="stable")
 
     def steps(self, epochs: float) -> int:
-        if epochs != int(epochs) or epochs < 1:
+        if not math.isfinite(epochs) or epochs != int(epochs) or epochs < 1:
             raise ValueError(f"epochs must be a whole number of passes over fixed batches, got {epochs!r}.")
         return int(epochs) * self.steps_per_pass
 

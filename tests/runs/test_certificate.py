@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dpoptim import Guarantee, Plan
+from dpoptim import DPFTRL, DPSGD, DiceSGD, Guarantee, Plan
 from dpoptim.accounting.accountant import tradeoff_curve
 from dpoptim.plan import Basis
 from dpoptim.runs.certificate import best_guess, certificate, percent_up, reading, verdict, write_certificate
+from dpoptim.runs.report import report
 from dpoptim.runs.result import Scores
 from finished_run import SEEDED, UNPROVEN, small_run
 
@@ -176,3 +177,36 @@ def test_a_full_disk_leaves_the_old_certificate(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match=r"certificate\.json.*disk space"):
         write_certificate(path, small_run())
     assert path.read_text() == "old"
+
+
+def test_a_claim_without_a_proof_is_never_dressed_up() -> None:
+    """DiceSGD's published accounting: no curve, no attacker, no command that would print a smaller number."""
+    with pytest.warns(UserWarning, match="theorem is false"):
+        method = DiceSGD(clip_norm=1.0, accounting="paper")
+    plan = method.plan(n=1000, batch_size=20, steps=40, epsilon=1.0, delta=1e-5)
+    result = replace(small_run(), plan=plan, guarantee=plan.guarantee, basis=plan.basis)
+    data = certificate(result)
+    assert data["verdict"]["kind"] == "unproven"
+    assert data["verdict"]["for_release"] is False
+    assert "counterexample known" in data["verdict"]["title"]
+    assert "counterexample known" in data["guarantee"]["text"]
+    assert data["attacker"] is data["verify"] is None
+    assert data["further_deltas"] == []
+    page = report(result)
+    assert "counterexample known" in page
+    assert "One run, many readings" not in page
+
+
+@pytest.mark.parametrize("method", [DiceSGD(clip_norm=1.0), DPFTRL(clip_norm=1.0)])
+def test_runs_that_are_one_gaussian(method: DiceSGD | DPFTRL) -> None:
+    plan = method.plan(n=1000, batch_size=20, epochs=2, epsilon=1.0, delta=1e-5)
+    result = replace(small_run(), plan=plan, guarantee=plan.guarantee, basis=plan.basis)
+    data = certificate(result)
+    assert data["verdict"]["for_release"] is True
+    assert data["verify"].startswith("dpoptim account --n 1000 --batch-size 1000 --steps 1 ")
+    full = DPSGD(clip_norm=1.0).plan(
+        n=1000, batch_size=1000, steps=1, noise_multiplier=plan.noise_multiplier, delta=1e-5, neighboring="zero-out"
+    )
+    assert full.guarantee.epsilon == plan.guarantee.epsilon
+    assert "disjoint batches" in data["settings"]["sampling"]
+    assert "shorter plans" not in report(result)  # all steps are one event

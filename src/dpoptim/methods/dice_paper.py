@@ -1,8 +1,9 @@
 """DiceSGD as published (Zhang et al. 2024): for reproducing the paper, not for protecting anyone.
 
 Theorem 3.7 sets ``sigma_1^2 = 32 T (C1^2 + 2 C^2) log(1/delta) / (N^2 epsilon^2)`` on the mean, for C1 <= C2 <= C / B; the
-automatic version (App. C.4) has ``96 T log(1/delta) C1^2`` instead, with C1 = C2. Both are false: at a claimed epsilon of 1,
-audits find at least 4.5 and 9.3. What is certain is much weaker: a record moves every step by at most C1 + 2 B C2.
+automatic version (App. C.4) has ``96 T log(1/delta) C1^2`` instead, with C1 = C2. Both are false: at a claimed epsilon of 1
+it is at least 8 and 200 (n = 1000, B = 20, T = 400, delta = 1e-5, one record with a huge gradient). What is certain is much
+weaker: a record moves every step by at most C1 + 2 B C2.
 """
 
 import math

@@ -1,9 +1,15 @@
 """DiceSGD: SGD whose clipping error is fed back (Zhang et al. 2024), in a version with a proof.
 
 The paper's privacy theorem is false: one record with a huge gradient, drawn once, saturates the hidden state and shifts
-every later step; audits find epsilon 4 to 9 where 1 is claimed. What is clipped away is therefore clipped itself before it
-enters the state, and the run is charged by the theorem in `error_feedback`. The paper's own accounting can be asked for by
-name, to reproduce it; it prints as unproven.
+every later step; where epsilon 1 is claimed, it is 8 at least (tests/methods/test_dice_sgd.py). What is clipped away is
+therefore clipped itself before it enters the state, and the run is charged by the theorem in `error_feedback`. The paper's
+own accounting can be asked for by name, to reproduce it; it prints as unproven.
+
+**Not amplified.** On Poisson batches, which steps a record joins is random; given these, the theorem holds with k their
+number. To gain from the chance, one would have to bound a *mixture*, over sets of steps, of Gaussians whose shifts the
+state carries on to later steps, by some fixed pair of distributions. For matrix mechanisms, whose shifts are linear in the
+gradients, this is known (Choquette-Choo et al. 2024); through clip(e) the shifts depend on the other records and on what
+was released, and no such pair is known.
 """
 
 import math
@@ -38,7 +44,8 @@ class DiceSGD:
         clip_norm: C1, the most that a record adds to a step directly; > 0.
         feedback_clip: C2, the most that the state adds to the *mean*; >= 0. Default: C1.
         residual_clip: R >= C1: gradients are clipped to it before anything else, so that what enters the state is at most
-            R - C1. Default: 2 C1, the best ratio for one pass.
+            R - C1. Default: 2 C1, the best ratio for one pass. ``inf`` loses nothing of a gradient, but the noise must then
+            hide 2 C2 in every step.
         clipping: ``"flat"``, or ``"automatic"``: gradients are scaled to R g / (|g| + 0.01) first.
         reset_each_epoch: set the state to zero after every pass; costs the feedback of a pass's last steps, and lets the
             noise grow with the root of the passes instead of with their number.
@@ -112,12 +119,16 @@ class DiceSGD:
 
     def sensitivity(self, batches: FixedBatches, steps: int) -> float:
         """S of the theorem in `error_feedback`, on the sum, under zero-out."""
+        passes = batches.participations(steps)
+        kept = 1 if self.reset_each_epoch else passes
         return run_sensitivity(
             clip=self.clip_norm,
             residual=self._residual - self.clip_norm,
             feedback=self._feedback * batches.batch_size,
-            participations=batches.participations(steps),
+            passes=passes,
+            steps_per_pass=batches.steps_per_pass,
             reset=self.reset_each_epoch,
+            held=kept * batches.n * self._residual,
         )
 
     def calibrate(self, *, n: int, batch_size: int, steps: int, epsilon: float, delta: float, neighboring: str) -> float:
@@ -134,8 +145,6 @@ class DiceSGD:
                 feedback=self._feedback * plan.batch_size,
                 steps=plan.steps,
             )
-        if math.isinf(self._residual):
-            raise ValueError("residual_clip is infinite, so no noise can hide a record; give a finite residual_clip.")
         return dp_accounting.GaussianDpEvent(plan.noise_multiplier)
 
     def query(self, plan: Plan) -> GaussianSum | ShiftedSums:

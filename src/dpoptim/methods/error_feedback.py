@@ -1,83 +1,101 @@
-"""Clipped error feedback with a proof: what one record can do to a run whose hidden state remembers it.
+"""Clipped error feedback: what one record can do to a whole run, and the memory that does it.
 
-A run keeps a vector e (left of the gate, never released) and releases, for step t, ``v_t + w_t`` with
+A run of T steps releases ``v_t = c_t + clip(e_t)`` plus noise, where c_t sums what was clipped of each gradient and
+``e_{t+1} = e_t - clip(e_t) + r_t`` remembers the rest r_t. (All on the scale of sums: e is batch_size times the paper's.)
+One record changes c_t by at most a and r_t by at most rho, in the at most k steps that it takes part in. ``clip(., b)``
+is the projection onto the ball of radius b.
 
-    v = sum_i clip(g_i, C1) + clip(e, c),      e <- e - clip(e, c) + sum_i (clip(g_i, R) - clip(g_i, C1)).
+**Theorem.** Let S^2 be `squared_shifts`, whatever the losses. With independent Gaussian noise of standard deviation
+sigma on v_t, the run is S/sigma-GDP, if who takes part is drawn without looking at the data.
 
-All in units of the *sum*: c = B C2. Each record takes part in at most k steps of the run, by an order that depends on no
-record. Write a = C1, rho = R - C1 (both doubled under replace-one).
+*Proof.* Fix that draw, and the released history: both worlds see the same parameters, so e and e' are determined. Write
+d = e' - e at some step, delta = clip(e') - clip(e), h = d - delta, D = |d|, and p, q for the record's change of c and r:
+the shift is delta + p, and then d becomes h + q. Projections are firmly non-expansive: ``|delta|^2 <= <delta, d>``, so
+(i) ``<delta, h> >= 0`` and ``|delta|^2 + |h|^2 <= D^2``. For a ball, moreover, (ii) ``|delta|^2 <= 2 b (D - |h|)``. To see
+it, write x = clip(e), y = clip(e'), e - x = s x and e' - y = t y with s, t >= 0, where s > 0 only if |x| = b, and t > 0 only
+if |y| = b; so ``h = t y - s x``. If both are 0, h = 0. If only t > 0, then ``<delta, h> = t (b^2 - <x, y>) >=
+t |delta|^2 / 2 = |h| |delta|^2 / (2 b)``, as |x| <= b; likewise s. If both, ``<delta, h> = (s + t)(b^2 - <x, y>) =
+(s + t) |delta|^2 / 2`` and ``|h| <= (s + t) b``. In every case ``<delta, h> >= |h| |delta|^2 / (2 b)``, so
+``D^2 = |delta|^2 + |h|^2 + 2 <delta, h> >= (|h| + |delta|^2 / (2 b))^2``, because ``|delta| <= 2 b``. d is 0 before the
+first participation.
 
-**Theorem.** Under zero-out the run is mu-GDP with mu = S / sigma, sigma the standard deviation of w, if S^2 is at least the
-smallest of
+Leak: by (i), ``sqrt(sum of the |delta|^2 so far + D^2)`` grows only at participations, each time by at most rho, so all
+|delta|^2 add up to at most (k rho)^2; by (ii) they add up to at most 2 b k rho; and T - 1 of them, each at most (2 b)^2,
+are not zero. Cross: shifts are at most |delta| + a at participations, |delta| else. The first has delta = 0; those of the
+k - 1 others add up to at most ``sqrt(k - 1)`` times the root of all |delta|^2 so far, which is at most (k - 1) rho or
+sqrt(2 b (k - 1) rho) because the last q comes after it; and the j-th is at most min(2 b, (j - 1) rho). So
+``S^2 <= k a^2 + leak + 2 a cross``. Joint: the squared shifts plus D^2 grow only at participations, by
+``|delta + p|^2 + |h + q|^2 - D^2 <= a^2 + rho^2 + 2 (<delta, p> + <h, q>)``. p and q are parallel, p = a' u and q = rho' u,
+so the bracket is at most ``|a' delta + rho' h| <= max(a, rho) |delta + h| = max(a, rho) D``, by (i); under replace-one they
+are two such pairs. And D <= (j - 1) rho at the j-th.
+So ``S^2 <= k (a^2 + rho^2) + k (k - 1) rho max(a, rho)``. If e is set to zero between passes, passes are separate blocks
+with k = 1, where leak <= rho min(rho, 2 b) and cross = 0, and their squares add up.
 
-1. ``k (a^2 + rho^2) + k (k - 1) rho max(a, rho)``,
-2. ``k a^2 + 2 k c rho + 2 a (k - 1) min(2 c, sqrt(2 c rho))``,
-3. ``k a^2 + (k rho)^2 + 2 a (k - 1)^(3/2) rho``;
+So the squared shifts add up to at most S^2 for *every* history. The log-likelihood ratio of the run, padded by one
+independent Gaussian that makes up the difference, is exactly normal with variance S^2/sigma^2 and half that mean: a pair
+of Gaussians S/sigma apart. QED.
 
-for k = 1, ``a^2 + rho min(rho, 2 c)``; and if e is set to zero after every pass, k times that.
-
-*Proof.* Fix what was released; both worlds then compute the same gradients for all other records. Let d be the difference
-of their e, delta that of their clip(e, c), h = d - delta, D = |d|. Projecting onto a ball is firmly non-expansive:
-<delta, h> >= 0, so |delta|^2 + |h|^2 <= D^2. A step without the record shifts v by delta and leaves |h| <= D. In a step
-with it, the record adds alpha u to v and beta u to e, for one unit vector u, 0 <= alpha <= a, 0 <= beta <= rho.
-
-1. |delta + alpha u|^2 + |h + beta u|^2 <= D^2 + a^2 + rho^2 + 2 |alpha delta + beta h|, and the last norm is at most
-   max(a, rho) D, because <delta, h> >= 0. So (squared shifts so far) + D^2 grows by that much at a participation, and
-   not otherwise; D is at most (j - 1) rho at the j-th. Sum over j. (Under replace-one two records move apart, each along
-   a direction of its own: the same with 2 a and 2 rho.)
-2. A step's squared shift is at most |delta|^2, plus a^2 + 2 a |delta| where the record takes part. For a ball even
-   <delta, h> >= |h| |delta|^2 / (2 c), so |delta|^2 <= 2 c (D - |h|), which telescopes: until D has grown j times by rho,
-   all |delta|^2 together are at most 2 c j rho. Of the |delta| of participations the first is zero, the other k - 1 are
-   at most 2 c each, and by Cauchy and Schwarz (k - 1) sqrt(2 c rho) together, since j = k - 1 at the last of them.
-3. The same with another bound on all |delta|^2: (sum of |delta|^2) + D^2 does not grow without the record, and its root
-   grows by at most rho with it, so until then they are at most (j rho)^2.
-
-The squared shifts of all steps add up to at most S^2 on every path. Conditional on the order of the data, the transcript
-determines the shifts, the noise has one covariance; padding with a Gaussian of squared shift S^2 - (sum so far) makes the
-log-likelihood ratio exactly normal, so the run is one Gaussian of shift S. QED.
-
-What would amplify this by Poisson sampling would have to be proved: a record drawn once stays in e and moves every later
-step, so the steps are no longer independent draws, and neither amplification per step nor its composition applies.
+**Rounding.** e, its norm and its projection are float64, the norm to 2^-40 (`norm`), so each step moves the
+quantities above by at most ``zeta = 2^-36 b + 2^-50 M`` more than in exact arithmetic, M bounding all that e may hold. All
+bounds are Lipschitz in these: norms of shifts grow by at most sqrt(2) zeta a step, D by as much, and what that adds to the
+square roots above is at most 4 (1 + sqrt(k)) T zeta, which `run_sensitivity` adds to S. (For ``|delta| <= 2 b`` alone, 2^-30
+of S is enough.)
 """
 
 import math
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-ROUNDING = 1 + 2.0**-16  # covers float64: e is kept to 2^-53 of its length, over at most 10^7 steps
+NORM_BLOCK = 4096  # entries whose squares are added before blocks are
 
 
-def run_sensitivity(*, clip: float, residual: float, feedback: float, participations: int, reset: bool) -> float:
-    """S of the theorem, under zero-out, rounded up.
+def run_sensitivity(
+    *, clip: float, residual: float, feedback: float, passes: int, steps_per_pass: int, reset: bool, held: float
+) -> float:
+    """S of the theorem under zero-out, rounding included, for a record in one step of each pass.
 
     Args:
         clip: C1 = a, > 0.
         residual: R - C1 = rho, >= 0; infinite if nothing bounds what enters the state.
-        feedback: c = B C2, >= 0: what the state may add to one sum.
-        participations: k, passes over the data.
+        feedback: b = B C2, >= 0 and finite: what the state may add to one sum.
+        passes, steps_per_pass: k, and the steps that each of them has.
         reset: whether the state is set to zero after every pass.
+        held: M of the theorem: a bound on all that enters the state between two resets; public.
     """
-    a, rho, c, k = clip, residual, feedback, participations
-    once = a**2 + min(rho**2, 2 * c * rho)
-    if k == 1 or reset:
-        return math.sqrt(k * once) * ROUNDING
-    squares = (
-        k * (a**2 + rho**2) + k * (k - 1) * rho * max(a, rho),
-        k * a**2 + 2 * k * c * rho + 2 * a * (k - 1) * min(2 * c, math.sqrt(2 * c * rho)),
-        k * a**2 + (k * rho) ** 2 + 2 * a * (k - 1) ** 1.5 * rho,
-    )
-    return math.sqrt(min(squares)) * ROUNDING
+    if residual == 0:
+        return math.sqrt(passes) * clip
+    steps = passes * steps_per_pass
+    blocks, k, length = (passes, 1, steps_per_pass) if reset else (1, passes, steps)
+    by_steps = k * clip**2 + (length - 1) * (2 * feedback) ** 2 + 4 * clip * feedback * (k - 1)
+    certain = math.sqrt(blocks * by_steps) * (1 + 2.0**-30)
+    if math.isinf(residual):
+        return certain
+    exact = math.sqrt(blocks * squared_shifts(clip, residual, feedback, k, length))
+    zeta = 2.0**-36 * feedback + 2.0**-50 * held
+    return min(certain, exact + 4 * (1 + math.sqrt(passes)) * steps * zeta)
+
+
+def squared_shifts(a: float, rho: float, b: float, participations: int, steps: int) -> float:
+    """S^2 of the theorem for a stretch of ``steps`` steps that starts with e = 0; rho > 0 and finite."""
+    k = participations
+    leak = min((k * rho) ** 2, 2 * b * k * rho, (steps - 1) * (2 * b) ** 2)
+    rising = min(k - 1, math.floor(2 * b / rho))  # participations before which 2 b does not bind
+    one_by_one = rising * (rising + 1) / 2 * rho + (k - 1 - rising) * 2 * b
+    cross = min((k - 1) ** 1.5 * rho, (k - 1) * math.sqrt(2 * b * rho), one_by_one)
+    joint = k * (a**2 + rho**2) + k * (k - 1) * rho * max(a, rho)
+    return min(k * a**2 + leak + 2 * a * cross, joint)
 
 
 class ErrorFeedback:
     """The hidden state e of one run: what clipping took off and has not been fed back yet. Private.
 
     Args:
-        feedback: c, the most that it adds to one sum, in Euclidean norm.
+        feedback: b, the most that it adds to one sum, in Euclidean norm.
         pass_steps: steps after which it is set to zero; None: never.
-        softening: 0 feeds back the projection of e onto the ball of radius c; above 0, ``c e / (|e| + softening)``, which is
+        softening: 0 feeds back the projection of e onto the ball of radius b; above 0, ``b e / (|e| + softening)``, which is
             what the paper's automatic variant does (with 0.01, for which the theorem above does not hold).
     """
 
@@ -90,31 +108,41 @@ class ErrorFeedback:
         """Add the fed-back part to the clipped sum (in place), and take the residual sum into the state.
 
         **Guarantee.** The theorem of this module, if a record moves the first sum by at most C1 and the second by at most
-        R - C1.
+        R - C1, in parallel, and if this is called once for every release.
         """
         clipped, residual = sums
-        if self._error is None:
+        if self._error is None or (self._pass_steps is not None and self._steps % self._pass_steps == 0):
             self._error = [torch.zeros_like(part) for part in clipped]
-        share = self._share()
-        for error, total, rest in zip(self._error, clipped, residual, strict=True):
-            total.add_(error, alpha=share)
-            error.mul_(1 - share).add_(rest)
+        share = self._share(norm(self._error))
+        fed_back = [error * share for error in self._error]  # from here on nothing can fail half-way
+        for error, total, part, rest in zip(self._error, clipped, fed_back, residual, strict=True):
+            total.add_(part)
+            error.sub_(part).add_(rest)
         self._steps += 1
-        if self._pass_steps is not None and self._steps % self._pass_steps == 0:
-            for error in self._error:
-                error.zero_()
         return clipped
 
-    def _share(self) -> float:
+    def _share(self, length: float) -> float:
         """The share of e that is fed back."""
-        assert self._error is not None
-        length = math.sqrt(sum(float(error.square().sum()) for error in self._error))
         if self._softening > 0:
             return self._feedback / (length + self._softening)
-        return min(1.0, self._feedback / length) if length > 0 else 1.0
+        return self._feedback / length if length > self._feedback else 1.0
 
     def __repr__(self) -> str:
         return "<ErrorFeedback: private>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("the error state cannot be pickled or copied: it holds sums without noise.")
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    """Euclidean norm of float64 tensors taken together, to 2^-40 of its value for up to 2^36 entries.
+
+    However a backend adds: blocks of 4,096 squares, then blocks of these.
+    """
+    squares = []
+    for tensor in tensors:
+        square = tensor.flatten().square()
+        while square.numel() > 1:
+            square = torch.cat([square, square.new_zeros(-square.numel() % NORM_BLOCK)]).view(-1, NORM_BLOCK).sum(1)
+        squares += square.tolist()
+    return math.sqrt(math.fsum(squares))

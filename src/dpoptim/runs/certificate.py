@@ -175,7 +175,9 @@ def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
 
 
 def further_deltas(plan: Plan) -> list[dict[str, float]]:
-    """Epsilon of the whole run at other deltas; at the plan's own it is the plan's own."""
+    """Epsilon of the whole run at other deltas; at the plan's own it is the plan's own. None of a claim without proof."""
+    if plan.guarantee.status != "proven":
+        return []
     deltas = sorted({*FURTHER_DELTAS, plan.guarantee.delta}, reverse=True)
     epsilons: list[float] = privacy_curve(plan.event, plan.neighboring, deltas).tolist()
     exact = {plan.guarantee.delta: plan.guarantee.epsilon}
@@ -206,8 +208,10 @@ def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
     }
 
 
-def account_command(plan: Plan) -> str:
-    """The command that computes the plan's epsilon again, from nothing but its public numbers."""
+def account_command(plan: Plan) -> str | None:
+    """The command that computes the plan's epsilon again, from nothing but its public numbers; None without a proof."""
+    if plan.guarantee.status != "proven":
+        return None
     size, steps, noise = plan.batch_size, plan.steps, plan.noise_multiplier
     if isinstance(plan.event, dp_accounting.GaussianDpEvent):  # the whole run is one Gaussian
         size, steps, noise = plan.n, 1, plan.event.noise_multiplier

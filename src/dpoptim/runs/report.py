@@ -12,10 +12,12 @@ from typing import Any
 
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.files import write_atomically
+from dpoptim.plan import Plan
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.report_style import STYLE
 from dpoptim.runs.result import RunResult
+from dpoptim.sampling import PoissonSampling
 
 _SIGNS = {"proven": "\N{CHECK MARK}", "unproven": "!", "marked": "!", "none": "\N{MULTIPLICATION X}"}
 _escape = html.escape
@@ -157,7 +159,7 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
 def _promise(result: RunResult, facts: dict[str, Any]) -> str:
     """Epsilon by delta and by steps."""
     proven, plan = facts["verdict"]["for_release"], result.plan
-    if plan.noise_multiplier == 0:
+    if plan.noise_multiplier == 0 or plan.guarantee.status != "proven":
         return ""
     caveat = "" if proven else " (not a guarantee)"
     scope = "The run satisfies every point of the curve over delta at once." if proven else ""
@@ -170,13 +172,21 @@ def _promise(result: RunResult, facts: dict[str, Any]) -> str:
             figures.privacy_curve_figure(plan, point, caveat),
             f"Epsilon at other deltas, {plan.neighboring}; the plan's own point is marked.",
         )
-        + '</div><div class="card">'
+        + "</div>"
+        + (_spending(plan, point, caveat) if isinstance(plan.sampler, PoissonSampling) else "")
+        + "</div></section>"
+    )
+
+
+def _spending(plan: Plan, point: str, caveat: str) -> str:
+    return (
+        '<div class="card">'
         + _figure(
             figures.spending_figure(plan, point, caveat),
             f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole plan was reserved "
             "before its first step, so stopping early saves nothing.",
         )
-        + "</div></div></section>"
+        + "</div>"
     )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -200,6 +200,7 @@ class PrivateTraining:
         refuse_foreign_parameters(self._engine, optimizer)
         self._engine.require_all_closed()
         if self._state == "complete":
+            self._gate.open()  # first: a refusal must leave the sums, and the private side's memory, as they were
             sums = self._engine.take_sums()
             query = sums[0] if self._side is None else self._side.query(sums)
             released = self._engine.split(self._gate.release_sum(query))
@@ -282,6 +283,12 @@ class PrivateTraining:
         self._hooks = []
         if self._owns_ledger:
             self._ledger.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a private training cannot be pickled or copied: it holds sums and noise that must not be stored. "
+            "Save model.state_dict() and optimizer.state_dict(), which hold released numbers only."
+        )
 
     def _require_attached(self) -> None:
         if not self._hooks:

@@ -1,0 +1,123 @@
+"""DP-FTRL: fixed batches, correlated noise, one Gaussian for the whole run."""
+
+import copy
+import dataclasses
+import pickle
+from typing import Any, get_args
+
+import dp_accounting
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.methods.dp_ftrl import MECHANISMS, Noise
+
+N = 12
+
+
+def plan_of(noise: Any = "toeplitz", **changes: Any) -> dpoptim.Plan:
+    method = dpoptim.DPFTRL(clip_norm=1.0, noise=noise)
+    arguments = {"n": N, "batch_size": 4, "epochs": 2, "noise_multiplier": 2.0, "delta": 1e-3, **changes}
+    return method.plan(**{key: value for key, value in arguments.items() if value is not ...})
+
+
+def train(plan: dpoptim.Plan, x: torch.Tensor, *, noise_seed: int = 3) -> torch.Tensor:
+    """All iterates of SGD from zero on the loss <w, x>: shape (steps + 1, 2)."""
+    model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    iterates = [torch.zeros(2).double()]
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=noise_seed) as private:
+        for (batch,) in private.batches():
+            model(batch).sum().backward()
+            optimizer.step()
+            iterates.append(model.weight.detach()[0].clone())
+    return torch.stack(iterates)
+
+
+@pytest.mark.parametrize("noise", get_args(Noise))
+@pytest.mark.parametrize("neighboring", ["zero-out", "replace-one"])
+def test_the_run_is_one_gaussian_and_survives_json(noise: Any, neighboring: str) -> None:
+    plan = plan_of(noise, neighboring=neighboring)
+    assert plan.steps == 6
+    assert plan.event == dp_accounting.GaussianDpEvent(2.0)
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+    assert plan.guarantee.status == "proven"
+    calibrated = plan_of(noise, neighboring=neighboring, noise_multiplier=..., epsilon=1.5)
+    assert 0.99 * 1.5 <= calibrated.guarantee.epsilon <= 1.5
+
+
+@pytest.mark.parametrize("noise", get_args(Noise))
+def test_one_record_moves_the_run_as_often_and_as_far_as_the_plan_says(noise: Any) -> None:
+    """Two runs with the same seed differ by the sums alone; what one record may do to these is what the noise hides
+    (tests/privacy/test_correlated_noise.py)."""
+    plan = plan_of(noise)
+    x = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.1
+    other = x.clone()
+    other[5] = 1e30
+    steps = (train(plan, other) - train(plan, x)).diff(dim=0).mul(-plan.batch_size)
+    moved = steps.norm(dim=1)
+    took_part = (moved > 1e-9).nonzero().flatten()
+    assert len(took_part) == 2
+    assert int(took_part.diff()) == plan.sampler.separation == 3
+    assert float(moved.max()) <= 1 + float(x[5].norm()) + 1e-9
+
+
+def test_without_noise_it_is_sgd_on_clipped_gradients() -> None:
+    plan = plan_of(noise_multiplier=0)
+    plan = dataclasses.replace(plan, method=dataclasses.replace(plan.method, order="given"))
+    x = torch.linspace(-0.5, 0.5, 2 * N).double().view(N, 2)
+    expected = -torch.cat([torch.zeros(1, 2).double(), x.view(3, 4, 2).sum(1).div(4).repeat(2, 1).cumsum(0)])
+    assert torch.allclose(train(plan, x), expected, atol=1e-6)
+
+
+def test_noise_of_the_last_iterate_is_what_the_mechanism_says() -> None:
+    """Of 40,000 coordinates; the estimate's standard deviation is 0.35 %."""
+    plan = plan_of("toeplitz", n=16, batch_size=1, epochs=1)
+    model = nn.Linear(40_000, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    data = TensorDataset(torch.zeros(16, 40_000, dtype=torch.float64))
+    with dpoptim.attach(plan, model, optimizer, data, loss_reduction="sum", noise_seed=1) as private:
+        for (x,) in private.batches():
+            model(x).sum().backward()
+            optimizer.step()
+    expected = 2.0 * float(MECHANISMS["toeplitz"].prefix_std(16)[-1])
+    assert float(model.weight.detach().std()) == pytest.approx(expected, rel=0.025)
+
+
+def test_a_plan_refuses_what_has_no_guarantee() -> None:
+    with pytest.raises(ValueError, match="would shift"):
+        plan_of(neighboring="add-or-remove-one")
+    with pytest.raises(ValueError, match="would shift"):
+        dataclasses.replace(plan_of(), neighboring="add-or-remove-one")
+    with pytest.raises(ValueError, match="epochs must be a whole number"):
+        plan_of(epochs=1.5)
+    with pytest.raises(ValueError, match="order must be one of"):
+        dpoptim.DPFTRL(clip_norm=1.0, order="sorted")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="noise must be one of"):
+        dpoptim.DPFTRL(clip_norm=1.0, noise="pink")  # type: ignore[arg-type]
+
+
+def test_more_steps_are_charged_as_more_participations() -> None:
+    plan = plan_of(noise="independent")
+    longer = dataclasses.replace(plan, steps=7)  # the third pass has begun
+    assert longer.method.query(longer).standard_deviation > plan.method.query(plan).standard_deviation
+
+
+def test_attach_compares_n() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match=f"train_set has 11 records but the plan was made for n={N}"):
+        dpoptim.attach(plan_of(), model, optimizer, TensorDataset(torch.zeros(11, 2)))
+
+
+def test_a_private_training_cannot_be_pickled() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with dpoptim.attach(plan_of(), model, optimizer, TensorDataset(torch.zeros(N, 2))) as private:
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="cannot be pickled"):
+                attempt(private)
