@@ -311,6 +311,13 @@ def real_number(name: str, value: object) -> float:
     return float(value)
 
 
+def positive_number(name: str, value: object) -> float:
+    number = real_number(name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
+    return number
+
+
 def whole_number(name: str, value: object, *, least: int) -> int:
     number = real_number(name, value)
     if math.isfinite(number):

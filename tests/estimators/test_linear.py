@@ -130,6 +130,40 @@ def test_warm_start_goes_on_and_says_so() -> None:
     assert "earlier fit" in str(model.privacy_)
 
 
+def test_a_stream_of_chunks_is_averaged() -> None:
+    x, y, x_test, y_test = digits()
+    classes = range(10)
+    model = DPLogisticRegression(0.5, 1e-5, data_norm=4.0, noise_seed=0)
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        model.partial_fit(x, y)
+    alone = []
+    for seed, (chunk, labels) in enumerate(zip(np.split(x, 7), np.split(y, 7), strict=True)):
+        model.set_params(noise_seed=seed).partial_fit(chunk, labels, classes=classes)
+        alone.append(clone(model).set_params(classes=classes).fit(chunk, labels).score(x_test, y_test))
+    assert model.score(x_test, y_test) > np.mean(alone) + 0.1
+    assert model.privacy_.epsilon <= 0.5
+    assert "no record is in two chunks" in str(model.privacy_)
+    with pytest.raises(ValueError, match="same in every call"):
+        model.partial_fit(x, y, classes=[0, 1])
+    with pytest.raises(ValueError, match="features"):
+        model.partial_fit(x[:, :5], y)
+    model.set_params(epsilon=2.0).partial_fit(x[:200], y[:200])
+    assert 0.5 < model.privacy_.epsilon <= 2.0
+    model.set_params(epsilon=0.5, classes=classes).fit(x, y)  # starts anew
+    assert model.privacy_.epsilon <= 0.5
+    assert "two chunks" not in str(model.privacy_)
+
+
+def test_a_stream_for_regression() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (20_000, 3))
+    y = x @ [1.0, -2, 0.5]
+    model = DPLinearRegression(1.0, 1e-6, target_bound=4.0)
+    for seed, rows in enumerate(np.split(np.arange(len(x)), 5)):
+        model.set_params(noise_seed=seed).partial_fit(x[rows], y[rows])
+    assert model.score(x, y) > 0.9
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -138,7 +172,7 @@ def test_warm_start_goes_on_and_says_so() -> None:
         ({"delta": 0.0}, "delta must be between"),
         ({"delta": "guess"}, "delta must be a number or 'auto'"),
         ({"data_norm": -1}, "data_norm must be"),
-        ({"clip_norm": 0}, "lipschitz"),
+        ({"clip_norm": 0}, "clip_norm must be"),
         ({"solver": "newton"}, "solver must be one of"),
         ({"classes": [0, 1]}, "none of the declared classes"),
         ({"neighboring": "add-or-remove-one"}, "add-or-remove-one"),

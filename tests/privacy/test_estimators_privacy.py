@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
+from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDRegressor
 from dpoptim.gate import FilteredGate
 
 HOSTILE = [1e300, -1e300, 1e-300, 3.4e38, 0.0, 1e6]
@@ -70,3 +70,18 @@ def test_predictions_do_not_depend_on_anything_but_weights() -> None:
     np.testing.assert_allclose(fits[0].coef_, fits[1].coef_, rtol=1e-9)
     public = [{k: v for k, v in vars(fit).items() if k not in ("coef_", "intercept_", "_weights")} for fit in fits]
     assert repr(public[0]) == repr(public[1])
+
+
+def test_networks_see_only_clipped_rows() -> None:
+    """Replay: with a seed, two tables that give the same clipped rows and targets give the same network."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 3)), rng.normal(size=200)
+    x[5] *= 2.0**20
+    y[5] = 1e9
+    other, targets = x.copy(), y.copy()
+    other[5] *= 2.0**10
+    targets[5] = 1e30
+    settings: Any = {"epochs": 2, "noise_seed": 3, "random_state": 0}
+    fits = [DPSGDRegressor(1.0, 1e-4, **settings).fit(*table) for table in ((x, y), (other, targets))]
+    probe = rng.normal(size=(20, 3))
+    np.testing.assert_array_equal(fits[0].predict(probe), fits[1].predict(probe))

@@ -8,14 +8,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils.validation import assert_all_finite, check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.solving import solve
-from dpoptim.estimators.table import clip_rows, public_classes, public_norm, refuse_weights, stated_delta, table
+from dpoptim.estimators.table import (
+    bounded_targets,
+    clip_rows,
+    public_classes,
+    public_norm,
+    refuse_weights,
+    stated_delta,
+    table,
+)
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.plan import real_number
+from dpoptim.plan import positive_number, real_number
 from dpoptim.solvers.budget import Budget
 
 CLIPPED_SHARE = 0.25  # of the largest gradient that a row of norm data_norm can have: where records are clipped by default
@@ -26,16 +35,21 @@ class _Linear(BaseEstimator):
 
     privacy_: Guarantee
 
-    def _solve(self, model: LinearModel, x: NDArray[Any], y: NDArray[Any], notes: tuple[str, ...]) -> NDArray[np.float64]:
-        """Weights of shape (outputs, columns); sets ``privacy_``."""
+    def _solve(
+        self, model: LinearModel, x: NDArray[Any], y: NDArray[Any], notes: tuple[str, ...], *, chunk: bool
+    ) -> NDArray[np.float64]:
+        """Weights of shape (outputs, columns); sets ``privacy_``. A chunk goes on from the chunks before it."""
         n, features = x.shape
         delta, said = stated_delta(self.delta, n)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
         default = CLIPPED_SHARE * largest if np.isfinite(largest) else CLIPPED_SHARE * radius * self._scale()
-        clip_norm = default if self.clip_norm is None else real_number("clip_norm", self.clip_norm)
+        clip_norm = default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
+        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         start = None
-        if self.warm_start and hasattr(self, "_weights") and self._weights.shape == (model.outputs, model.columns):
+        if earlier is not None:
+            start = torch.from_numpy(earlier.weights.ravel())
+        elif self.warm_start and hasattr(self, "_weights") and self._weights.shape == (model.outputs, model.columns):
             start = torch.from_numpy(self._weights.ravel())
             said = (*said, "started from an earlier fit: the guarantee of that fit adds to this one's")
         rows = clip_rows(x, public_norm(self.data_norm, features))
@@ -59,6 +73,9 @@ class _Linear(BaseEstimator):
             said = (*said, f"rows were clipped to norm sqrt({features}): scale the features by public constants")
         self.privacy_ = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
         self._weights: NDArray[np.float64] = weights.numpy().reshape(model.outputs, model.columns).copy()
+        this = (self._weights, n, self.privacy_)
+        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
+        self._weights, self.privacy_ = self._chunks.weights, self._chunks.guarantee
         return self._weights
 
     def _scale(self) -> float:
@@ -156,11 +173,33 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
+        return self._learn(X, y, sample_weight, self.classes, chunk=False)
+
+    def partial_fit(self, X: Any, y: Any, classes: Sequence[Any] | None = None, sample_weight: None = None) -> Self:
+        """Train on one more chunk of a stream; what ``fit`` was given is the first. ``coef_`` is the mean over all rows.
+
+        Every chunk may spend the whole budget, since every record is in one chunk alone; that is taken on trust, and said
+        in ``privacy_``. A ledger does not know it, and is charged for each chunk.
+
+        Args:
+            classes: all classes, public; needed in the first call unless the estimator has its own.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        stated: Any = self.classes if classes is None else classes
+        if hasattr(self, "_chunks"):
+            if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
+                raise ValueError("classes must be the same in every call of partial_fit; call fit to start anew.")
+            stated = self.classes_
+        elif stated is None:
+            raise ValueError("classes must be passed on the first call to partial_fit: later chunks may hold others.")
+        return self._learn(X, y, sample_weight, stated, chunk=True)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool) -> Self:
         refuse_weights(sample_weight)
-        x = table(X, reset=True, estimator=self)
-        self.classes_, numbers, notes = public_classes(self.classes, y)
-        if len(numbers) != len(x):
-            raise ValueError(f"X has {len(x)} rows but y has {len(numbers)}; they must agree.")
+        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
+        self.classes_, numbers, notes = public_classes(classes, y, rows=len(x))
         binary = len(self.classes_) == 2
         model = LinearModel(
             "logistic" if binary else "softmax",
@@ -168,7 +207,7 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
             outputs=1 if binary else len(self.classes_),
             intercept=self.fit_intercept,
         )
-        self.coef_, self.intercept_ = self._split(self._solve(model, x, numbers, notes))
+        self.coef_, self.intercept_ = self._split(self._solve(model, x, numbers, notes, chunk=chunk))
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
@@ -248,20 +287,21 @@ class DPLinearRegression(RegressorMixin, _Linear):
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
+        return self._learn(X, y, sample_weight, chunk=False)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+        """Train on one more chunk of a stream; see `DPLogisticRegression.partial_fit`."""
+        return self._learn(X, y, sample_weight, chunk=True)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, *, chunk: bool) -> Self:
         refuse_weights(sample_weight)
-        x = table(X, reset=True, estimator=self)
-        targets = column_or_1d(y, warn=True).astype(np.float64)
-        assert_all_finite(targets, input_name="y")
-        if len(targets) != len(x):
-            raise ValueError(f"X has {len(x)} rows but y has {len(targets)}; they must agree.")
-        bound = real_number("target_bound", self.target_bound)
-        if not 0 < bound < np.inf:
-            raise ValueError(f"target_bound must be a finite number above 0, got {self.target_bound!r}.")
+        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
+        scaled = bounded_targets(y, self.target_bound, rows=len(x))
         if self.loss not in ("squared", "huber"):
             raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
-        scaled = np.clip(targets, -bound, bound) / bound
+        bound = real_number("target_bound", self.target_bound)
         model = LinearModel(self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta)
-        coefficients, intercept = self._split(self._solve(model, x, scaled, ()))
+        coefficients, intercept = self._split(self._solve(model, x, scaled, (), chunk=chunk))
         self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
         return self
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import assert_all_finite, column_or_1d, validate_data
 
-from dpoptim.plan import real_number
+from dpoptim.plan import positive_number, real_number
 
 Floats = NDArray[np.float64]
 BLOCK = 1 << 16  # rows taken at a time
@@ -50,10 +50,7 @@ def public_norm(data_norm: float | None, features: int) -> float:
     """The bound on row norms: given, or the square root of the number of features."""
     if data_norm is None:
         return math.sqrt(features)
-    norm = real_number("data_norm", data_norm)
-    if not 0 < norm < math.inf:
-        raise ValueError(f"data_norm must be a finite number above 0, got {data_norm!r}.")
-    return norm
+    return positive_number("data_norm", data_norm)
 
 
 def stated_delta(delta: float | str, n: int) -> tuple[float, tuple[str, ...]]:
@@ -68,13 +65,17 @@ def stated_delta(delta: float | str, n: int) -> tuple[float, tuple[str, ...]]:
     return value, ()
 
 
-def public_classes(classes: Sequence[Any] | None, y: Any) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
+def public_classes(
+    classes: Sequence[Any] | None, y: Any, *, rows: int
+) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
     """The classes, each record's class number, and what must be said of it.
 
     Raises:
-        ValueError: fewer than two classes, or a label that is none of the declared ones.
+        ValueError: not one label for each row, fewer than two classes, or a label that is none of the declared ones.
     """
     y = column_or_1d(y, warn=True)
+    if len(y) != rows:
+        raise ValueError(f"X has {rows} rows but y has {len(y)}; they must agree.")
     check_classification_targets(y)
     if classes is None:
         found, numbers = np.unique(y, return_inverse=True)
@@ -88,6 +89,20 @@ def public_classes(classes: Sequence[Any] | None, y: Any) -> tuple[NDArray[Any],
     if len(found) < 2:
         raise ValueError(f"the number of classes must be greater than one; got {len(found)} class")
     return found, numbers.astype(np.int64), notes
+
+
+def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
+    """Targets clipped to +-target_bound, in its units: within [-1, 1].
+
+    Raises:
+        ValueError: not one finite target for each row, or a bound that is none.
+    """
+    targets = column_or_1d(y, warn=True).astype(np.float64)
+    assert_all_finite(targets, input_name="y")
+    if len(targets) != rows:
+        raise ValueError(f"X has {rows} rows but y has {len(targets)}; they must agree.")
+    bound = positive_number("target_bound", target_bound)
+    return np.clip(targets, -bound, bound) / bound
 
 
 def table(x: Any, *, reset: bool, estimator: Any) -> NDArray[Any]:

@@ -23,8 +23,9 @@ from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.plan import Plan
 from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.one_pass import DELTA, load
-from dpoptim.runs.train import TailAverage, accuracy
+from dpoptim.runs.train import accuracy
 from dpoptim.training.attach import attach
+from dpoptim.training.tail_average import TailAverage
 
 EPSILONS = (2.0, 8.0)
 CLIP_NORMS = (0.3, 1.0)

@@ -31,10 +31,10 @@ from dpoptim.datasets import (
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
+from dpoptim.recipes import recipe
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.models import build_model
 from dpoptim.runs.plans import plan_of
-from dpoptim.runs.recipes import recipe
 from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 from dpoptim.runs.train import (

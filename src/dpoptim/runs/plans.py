@@ -7,7 +7,7 @@ from dpoptim.clipping import Style
 from dpoptim.estimators.solving import SINGLE_PASS, SOLVERS
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun
 from dpoptim.plan import Plan
-from dpoptim.runs.recipes import Recipe
+from dpoptim.recipes import Recipe
 
 LOOP_METHODS = ("dp-sgd", "dice-sgd", "dp-ftrl")
 SOLVER_METHODS = tuple(name for name in SOLVERS if name not in LOOP_METHODS)

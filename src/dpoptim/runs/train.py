@@ -17,6 +17,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.datasets import Data
 from dpoptim.plan import Basis, Plan
 from dpoptim.training.attach import attach
+from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
 
 SMALL_DATA = 10_000  # records below which ordinary training takes smaller batches and larger steps
@@ -36,28 +37,6 @@ class Optimization:
             raise ValueError(f"learning_rate must be a finite number above 0, got {self.learning_rate!r}.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}.")
-
-
-class TailAverage:
-    """The mean of the iterates after a given step: less noise for nothing, since iterates are released anyway."""
-
-    def __init__(self, model: nn.Module, start: int) -> None:
-        self._model, self._start, self._count = model, start, 0
-        self._mean = [p.detach().clone() for p in model.parameters()]
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        self._count = self._count + 1 if step > self._start else 1
-        for mean, p in zip(self._mean, self._model.parameters(), strict=True):
-            mean.lerp_(p, 1 / self._count)
-
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange the model's parameters with their mean; a second call undoes it."""
-        for p, mean in zip(self._model.parameters(), self._mean, strict=True):
-            current = p.detach().clone()
-            p.copy_(mean)
-            mean.copy_(current)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ class Recipe:
 
 
 def recipe(model: str, n: int) -> Recipe:
-    """The defaults for a model of `runs.models` on ``n`` records (n is public).
+    """The defaults for a softmax, mlp or cnn model on ``n`` records (n is public).
 
     Tuned on Fashion-MNIST (public). The batch is n / 15, and larger on small data.
     """

@@ -1,0 +1,285 @@
+"""Small networks with differential privacy, in scikit-learn's manner: DP-SGD on Poisson batches."""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.estimators.table import (
+    bounded_targets,
+    clip_rows,
+    public_classes,
+    public_norm,
+    refuse_weights,
+    stated_delta,
+    table,
+)
+from dpoptim.methods import DPSGD
+from dpoptim.plan import real_number, whole_number
+from dpoptim.recipes import recipe
+from dpoptim.training.attach import attach
+from dpoptim.training.tail_average import TailAverage
+
+Activation = Literal["tanh", "relu", "gelu"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
+PIECE = 4096  # rows at a time, in training and in prediction
+
+
+class _Network(BaseEstimator):
+    """What both estimators share: bounded rows in, a network and a guarantee out."""
+
+    privacy_: Guarantee
+    network_: nn.Sequential
+
+    @torch.random.fork_rng(devices=[])  # the caller's generator stays as it is
+    def _train(
+        self,
+        x: NDArray[Any],
+        targets: Tensor,
+        outputs: int,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        notes: tuple[str, ...],
+    ) -> None:
+        """Set ``network_`` and ``privacy_``. ``loss`` is a mean over rows."""
+        n, features = x.shape
+        delta, said = stated_delta(self.delta, n)
+        norm = public_norm(self.data_norm, features)
+        rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
+        defaults = recipe("mlp", n)
+        plan = DPSGD(real_number("clip_norm", self.clip_norm)).plan(
+            n=n,
+            batch_size=min(defaults.batch_size, n) if self.batch_size is None else self.batch_size,
+            epochs=real_number("epochs", self.epochs),
+            epsilon=real_number("epsilon", self.epsilon),
+            delta=delta,
+            neighboring=self.neighboring,
+        )
+        network = self._start(features, outputs)
+        if self.warm_start and network is getattr(self, "network_", None):
+            said = (*said, "started from an earlier fit: the guarantee of that fit adds to this one's")
+        if self.data_norm is None:
+            said = (*said, f"rows were clipped to norm sqrt({features}): scale the features by public constants")
+        optimizer = torch.optim.SGD(
+            network.parameters(),
+            lr=real_number("learning_rate", self.learning_rate),
+            momentum=real_number("momentum", self.momentum),
+        )
+        average = TailAverage(network, plan.steps // 2)
+        data = TensorDataset(rows, targets)
+        label = type(self).__name__
+        with attach(plan, network, optimizer, data, ledger=self.ledger, label=label, noise_seed=self.noise_seed) as private:
+            for batch, wanted in private.batches(physical_batch_size=PIECE):
+                loss(network(batch), wanted).backward()
+                optimizer.step()
+                if private.finished_step:
+                    average.update(private.steps_done)
+            average.swap()
+            guarantee = private.spent()
+        self.network_ = network.eval()
+        self.privacy_ = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
+
+    def _start(self, features: int, outputs: int) -> nn.Sequential:
+        """A new network, initialised from ``random_state`` alone; or the last one, to go on from."""
+        if self.activation not in get_args(Activation):
+            choices = ", ".join(map(repr, ACTIVATIONS))
+            raise ValueError(f"activation must be one of {choices}, got {self.activation!r}.")
+        widths = [
+            features,
+            *(whole_number("hidden_layer_sizes", width, least=1) for width in self.hidden_layer_sizes),
+            outputs,
+        ]
+        last = getattr(self, "network_", None)
+        if self.warm_start and last is not None and widths == [*(layer.in_features for layer in linear(last)), outputs]:
+            kept: nn.Sequential = last.train()
+            return kept
+        torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
+        layers: list[nn.Module] = []
+        for inputs, width in itertools.pairwise(widths):
+            layers += [nn.Linear(inputs, width), ACTIVATIONS[self.activation]()]
+        return nn.Sequential(*layers[:-1])
+
+    @torch.no_grad()
+    def _outputs(self, x: Any) -> NDArray[np.float64]:
+        """What the network says of each row, shape (n, outputs)."""
+        check_is_fitted(self)
+        rows = clip_rows(table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_))
+        network = copy.deepcopy(self.network_).double()  # no row's output depends on which rows come with it
+        return np.concatenate([network(piece).numpy() for piece in torch.from_numpy(rows).double().split(PIECE)])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.noise_seed is None
+        return tags
+
+
+def linear(network: nn.Sequential) -> list[nn.Linear]:
+    return [layer for layer in network if isinstance(layer, nn.Linear)]
+
+
+class DPSGDClassifier(ClassifierMixin, _Network):
+    """A feed-forward network trained by DP-SGD with cross-entropy.
+
+    Args:
+        epsilon: the budget, > 0. All of it is spent by one ``fit``.
+        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring relations here; said in
+            ``privacy_``.
+        hidden_layer_sizes: widths of the hidden layers.
+        activation: ``"tanh"`` (bounded, which suits clipped gradients), ``"relu"`` or ``"gelu"``.
+        data_norm: public bound on the Euclidean norm of a row, to which longer rows are scaled down; None: the square root
+            of the number of features. It must not be read off the data.
+        classes: all classes, as public knowledge. None: read off y, and said so in ``privacy_``.
+        batch_size: expected batch. None: a fifteenth of the rows, at least 512.
+        epochs: expected passes over the rows.
+        learning_rate, momentum: of SGD.
+        clip_norm: bound on each record's gradient.
+        neighboring: ``"zero-out"`` (a record contributes nothing).
+        warm_start: start from the network of the last fit, whose guarantee then adds up with this one's.
+        random_state: of the initial weights; has nothing to do with the noise.
+        ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
+        noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
+
+    Attributes:
+        network_: the trained ``nn.Sequential``; in: rows clipped to ``data_norm``, out: scores.
+        classes_: the class labels.
+        privacy_: `Guarantee` of everything that ``fit`` learnt.
+
+    **Guarantee.** ``privacy_``, for every table. It covers one ``fit``. Choosing settings by comparing fits
+    (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their own.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | Literal["auto"] = "auto",
+        *,
+        hidden_layer_sizes: Sequence[int] = (64,),
+        activation: Activation = "tanh",
+        data_norm: float | None = None,
+        classes: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        epochs: float = 40,
+        learning_rate: float = 1.0,
+        momentum: float = 0.9,
+        clip_norm: float = 1.0,
+        neighboring: str = "zero-out",
+        warm_start: bool = False,
+        random_state: Any = None,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.data_norm = data_norm
+        self.classes = classes
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.clip_norm = clip_norm
+        self.neighboring = neighboring
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        refuse_weights(sample_weight)
+        x = table(X, reset=True, estimator=self)
+        self.classes_, numbers, notes = public_classes(self.classes, y, rows=len(x))
+        self._train(x, torch.from_numpy(numbers), len(self.classes_), F.cross_entropy, notes)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities of shape (n, classes)."""
+        scores = self._outputs(X)
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        return odds / odds.sum(1, keepdims=True)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of each row, shape (n,)."""
+        likeliest = self._outputs(X).argmax(1)
+        return self.classes_[likeliest]
+
+
+class DPSGDRegressor(RegressorMixin, _Network):
+    """A feed-forward network trained by DP-SGD with squared error.
+
+    Args:
+        target_bound: public bound on |y|; targets are clipped to it. It must not be read off the data. The error is
+            measured in its units.
+
+    The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | Literal["auto"] = "auto",
+        *,
+        hidden_layer_sizes: Sequence[int] = (64,),
+        activation: Activation = "tanh",
+        data_norm: float | None = None,
+        target_bound: float = 1.0,
+        batch_size: int | None = None,
+        epochs: float = 40,
+        learning_rate: float = 0.1,
+        momentum: float = 0.9,
+        clip_norm: float = 1.0,
+        neighboring: str = "zero-out",
+        warm_start: bool = False,
+        random_state: Any = None,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.data_norm = data_norm
+        self.target_bound = target_bound
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.clip_norm = clip_norm
+        self.neighboring = neighboring
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        refuse_weights(sample_weight)
+        x = table(X, reset=True, estimator=self)
+        scaled = torch.from_numpy(bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32))
+        self._train(x, scaled[:, None], 1, F.mse_loss, ())
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Predictions of shape (n,)."""
+        return self._outputs(X)[:, 0] * real_number("target_bound", self.target_bound)
