@@ -57,10 +57,10 @@ def test_calibrate() -> None:
     assert "noise multiplier" in run("calibrate", *arguments)
 
 
-@pytest.mark.parametrize("command", [[], ["account"], ["calibrate"], ["train"]])
+@pytest.mark.parametrize("command", [[], ["account"], ["calibrate"], ["train"], ["reproduce"]])
 def test_help_is_worth_reading(command: list[str]) -> None:
     text = run(*command, "--help")
-    assert "privacy" in text or "private" in text.lower() or "Epsilon" in text or "noise" in text
+    assert "Example" in text or "differential privacy" in text
 
 
 def test_train_writes_a_run_directory(tmp_path: Path) -> None:
@@ -259,3 +259,11 @@ def test_single_pass(tmp_path: Path) -> None:
 def test_solvers_refuse_what_they_cannot_train(tmp_path: Path) -> None:
     said = run("train", "--data", "digits", "--method", "noisy-gd", "--model", "mlp", "--out", str(tmp_path), code=2)
     assert "--model softmax" in said
+
+
+def test_experiments_are_reproduced_by_name(tmp_path: Path) -> None:
+    text = run("reproduce", "dice-bias", "--out", str(tmp_path / "new" / "folder"))
+    assert "saved in" in text
+    assert (tmp_path / "new" / "folder" / "dice_bias.csv").exists()
+    said = run("reproduce", "dice-bia", "--out", str(tmp_path), code=2)
+    assert "experiment must be one of dice-bias" in said

@@ -1,4 +1,4 @@
-"""The command line: ``dpoptim train``, ``account`` and ``calibrate``. Every figure it shows is public."""
+"""The command line: ``dpoptim train``, ``account``, ``calibrate`` and ``reproduce``. Every figure it shows is public."""
 
 import json
 import sys
@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dpoptim.datasets import FASHION_MNIST_DIRECTORY
 from dpoptim.errors import PrivacyError
+from dpoptim.reproduce.experiments import EXPERIMENTS, Request
 from dpoptim.version import __version__
 
 app = typer.Typer(
@@ -54,15 +56,6 @@ class MethodName(StrEnum):
     adaptive_gd = "adaptive-gd"
     proximal_point = "proximal-point"
     accelerated_srgd = "accelerated-srgd"
-
-
-class Experiment(StrEnum):
-    """Experiments of the papers, and comparisons of their methods."""
-
-    kl_rates = "kl-rates"
-    kl_real = "kl-real"
-    srgd_rates = "srgd-rates"
-    one_pass = "one-pass"
 
 
 class ClippingName(StrEnum):
@@ -298,36 +291,22 @@ def train(
 
 @app.command()
 def reproduce(
-    experiment: Annotated[Experiment, typer.Argument(help="Which one.")],
+    experiment: Annotated[str, typer.Argument(help=f"Which one: {', '.join(EXPERIMENTS)}.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for tables (CSV) and pictures.")] = Path("runs/reproduce"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and seeds: minutes instead of tens.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data set, where one is needed.")] = None,
+    data: Annotated[Path, typer.Option("--data", help="Folder of Fashion-MNIST.")] = Path(FASHION_MNIST_DIRECTORY),
+    tweets: Annotated[Path | None, typer.Option(help="Folder of a TweetEval task, such as emotion.")] = None,
+    e2e: Annotated[Path | None, typer.Option(help="Folder of the E2E challenge's data.")] = None,
 ) -> None:
-    """Run an experiment of the papers on public or synthetic data, and save its tables and pictures.
+    """Run an experiment of the papers on public or made-up data, and save its tables and pictures.
 
     Example: [bold]dpoptim reproduce kl-rates --quick[/]
     """
     with clear_errors():
-        from dpoptim.datasets import FASHION_MNIST_DIRECTORY
-
-        directory = FASHION_MNIST_DIRECTORY if data is None else data
+        if experiment not in EXPERIMENTS:
+            raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}.")
         out.mkdir(parents=True, exist_ok=True)
-        if experiment is Experiment.kl_rates:
-            from dpoptim.reproduce.kl_rates import kl_rates
-
-            kl_rates(out, quick)
-        elif experiment is Experiment.kl_real:
-            from dpoptim.reproduce.kl_real import kl_real
-
-            kl_real(out, quick, directory)
-        elif experiment is Experiment.srgd_rates:
-            from dpoptim.reproduce.srgd_rates import srgd_rates
-
-            srgd_rates(out, quick=quick)
-        else:
-            from dpoptim.reproduce.one_pass import one_pass
-
-            one_pass(out, data_directory=directory, seeds=1 if quick else 3)
+        EXPERIMENTS[experiment](Request(out, quick, data, tweets, e2e, say=console.print))
     console.print(f"saved in {out}/", highlight=False)
 
 

@@ -13,6 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpoptim.text_features import encode_text
+
+__all__ = ["Data", "encode_text", "hold_out_fifth", "load_digits", "load_fashion_mnist", "load_table"]
+
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 FASHION_MNIST_DIRECTORY = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist

@@ -5,9 +5,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-from dpoptim.reproduce import dice_table
+from dpoptim.reproduce import dice_ablations, dice_table
 from dpoptim.reproduce.dice_bias import bias_of_clipping
+from dpoptim.reproduce.dice_cases import Case, restaurant_gpt
+from dpoptim.runs.train import accuracy
 
 
 def test_clipping_is_biased_and_error_feedback_is_not(tmp_path: Path) -> None:
@@ -21,16 +26,53 @@ def test_clipping_is_biased_and_error_feedback_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "dice_bias.png").stat().st_size > 1000
 
 
-def test_the_comparison_promises_what_its_rows_say() -> None:
-    for name, plan in dice_table.candidates(5000, 2.0, (1, 2), (100,), (1.0,)):
-        row = dice_table.row(name, plan, 2.0, 1.0, [0.5, 0.6])
-        assert row.accuracy == pytest.approx(0.55)
+def made_up_case() -> Case:
+    """Two classes told apart by the sign of one feature."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1200, 4, generator=generator)
+    y = (x[:, 0] > 0).long()
+    parts = [(x[a:b], y[a:b]) for a, b in ((0, 1000), (1000, 1100), (1100, 1200))]
+    return Case(
+        *("made up", "accuracy", *parts, lambda: nn.Linear(4, 2), F.cross_entropy, accuracy, "SGD"),
+        batches=(100,),
+        epochs=(2,),
+        clip_norms=(1.0,),
+        steps=(1e-9, 1.0),
+    )
+
+
+def test_the_comparison_promises_what_its_rows_say(tmp_path: Path) -> None:
+    rows = dice_table.dice_table(tmp_path, [made_up_case()], seeds=2, epsilons=(8.0,))
+    with (tmp_path / "dice_table.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows) == 5
+    for row in rows:
+        assert row.learning_rate == 1.0 or row.method == dice_table.PUBLISHED  # the other stays where it is
         assert row.noise > 0
         assert not math.isnan(row.standard_deviation)
-        assert plan.neighboring == "zero-out"
-        if name == dice_table.PUBLISHED:
-            assert plan.guarantee.status != "proven"
+        if row.method == dice_table.PUBLISHED:
             assert row.proven_epsilon > 3 * row.epsilon
         else:
-            assert plan.guarantee.status == "proven"
+            assert row.score > 0.6
             assert 0.98 * row.epsilon <= row.proven_epsilon <= row.epsilon
+    for _, plan in dice_table.candidates(5000, 2.0, (1, 2), (100,), (1.0,)):
+        assert plan.neighboring == "zero-out"
+
+
+def test_the_ablations_hold_what_is_not_varied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dice_ablations.PANELS, "fig2", ("clip_norm", (0.3, 1.0), "feedback", (0.0, 1.0)))
+    cells = dice_ablations.dice_ablations(tmp_path, made_up_case(), seeds=1, panels=("fig2",))
+    assert [(cell.clip_norm, cell.feedback) for cell in cells] == [(0.3, 0.0), (0.3, 1.0), (1.0, 0.0), (1.0, 1.0)]
+    assert {cell.residual for cell in cells} == {2.0}
+    assert (tmp_path / "dice_ablations.png").stat().st_size > 1000
+
+
+def test_texts_for_the_small_gpt(tmp_path: Path) -> None:
+    for name in ("devset.csv", "testset_w_refs.csv"):
+        (tmp_path / name).write_text("mr,ref\n" + '"name[Blue Spice], area[riverside]",Blue Spice is by the river.\n' * 4)
+    case = restaurant_gpt(tmp_path)
+    x, following = case.training
+    assert x.shape == following.shape == (4, 47)
+    assert torch.equal(x[:, 1:], following[:, :-1])
+    assert -9 < case.score(case.start(1e-3, 1.0)[0], *case.test) < -5  # chance is -log(1024)
+    with pytest.raises(FileNotFoundError, match="E2E"):
+        restaurant_gpt(tmp_path / "nowhere")

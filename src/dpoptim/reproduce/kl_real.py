@@ -24,6 +24,7 @@ from dpoptim.gate import Gate
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
+from dpoptim.reproduce.tweets import load_tweets
 from dpoptim.solvers import (
     Budget,
     LinearProblem,
@@ -114,6 +115,15 @@ def fashion(directory: Path, classes: Sequence[int] | None = None) -> Case:
     if classes is None:
         return Case("Fashion-MNIST", LinearModel("softmax", features=784, outputs=10), 1e-4, *parts)
     return Case("t-shirt or shirt", LinearModel("logistic", features=784), 1e-4, *parts)
+
+
+def tweets(directory: Path, cache: Path) -> Case:
+    """A classification of TweetEval on sentence features; rows of norm 1."""
+    data = load_tweets(directory, cache=cache)
+    assert data.x_test is not None
+    assert data.y_test is not None
+    parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
+    return Case(data.name, LinearModel("softmax", features=data.x.shape[1], outputs=data.classes), 1e-4, *parts)
 
 
 Method = Callable[[Case, float, int, Settings], Tensor]
@@ -218,16 +228,24 @@ class Row:
     settings: str
 
 
-def kl_real(out: Path, quick: bool, fashion_directory: Path | str = FASHION_MNIST_DIRECTORY) -> list[Row]:
+def kl_real(
+    out: Path,
+    quick: bool,
+    fashion_directory: Path | str = FASHION_MNIST_DIRECTORY,
+    tweets_directory: Path | str | None = None,
+) -> list[Row]:
     """Compare all methods; write ``kl_real.csv`` to the folder ``out``.
 
     Args:
         out: a folder, made if it does not exist.
         quick: breast cancer only, one seed.
         fashion_directory: where Fashion-MNIST's files are; its two rows are left out where there are none.
+        tweets_directory: a folder of TweetEval; see `load_tweets`.
     """
     cases = [breast_cancer()]
     directory = Path(fashion_directory)
+    if tweets_directory is not None:
+        cases.append(tweets(Path(tweets_directory), out / "cache"))
     if not quick and directory.is_dir():
         cases += [fashion(directory, (0, 6)), fashion(directory)]
     rows: list[Row] = []

@@ -1,0 +1,91 @@
+"""How DiceSGD's thresholds and learning rate matter (cf. Zhang et al. 2024, Figs. 2 and 3), under the proven accounting."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+
+from dpoptim.methods import DiceSGD
+from dpoptim.reproduce.dice_cases import Case
+from dpoptim.reproduce.dice_table import train
+from dpoptim.reproduce.kl_rates import write_rows
+from dpoptim.reproduce.one_pass import DELTA
+
+EPSILON = 2.0
+CLIP_NORMS = (0.03, 0.1, 0.3, 1.0, 3.0)
+FEEDBACKS = (0.0, 0.3, 1.0, 3.0, 10.0)  # C2 / C1; 0: no feedback
+RESIDUALS = (1.0, 1.5, 2.0, 4.0, 8.0)  # R / C1; 1: nothing to feed back
+STEPS = (16.0, 32.0, 64.0, 128.0, 256.0)  # learning rate times C1
+BEST = {"clip_norm": 0.3, "feedback": 1.0, "residual": 2.0, "step": 128.0}  # where the other settings are held
+BATCH_SIZE, EPOCHS = 4000, 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Test score over seeds; ``panel`` says which two settings vary."""
+
+    panel: str
+    clip_norm: float
+    feedback: float
+    residual: float
+    step: float
+    score: float
+    standard_deviation: float
+    seeds: int
+
+
+PANELS = {
+    "fig2": ("clip_norm", CLIP_NORMS, "feedback", FEEDBACKS),
+    "fig3": ("clip_norm", CLIP_NORMS, "step", STEPS),
+    "residual": ("feedback", FEEDBACKS, "residual", RESIDUALS),
+}
+
+
+def dice_ablations(out: Path, case: Case, *, seeds: int = 3, panels: Sequence[str] = tuple(PANELS)) -> list[Cell]:
+    """Measure the panels at epsilon = 2, zero-out; write ``dice_ablations.csv`` and ``.png`` to the folder ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    cells = []
+    for panel in panels:
+        first, firsts, second, seconds = PANELS[panel]
+        for a, b in itertools.product(firsts, seconds):
+            settings = {**BEST, first: a, second: b}
+            scores = [run(case, seed=seed, **settings) for seed in range(1, seeds + 1)]
+            spread = stdev(scores) if seeds > 1 else float("nan")
+            cells.append(Cell(panel, **settings, score=mean(scores), standard_deviation=spread, seeds=seeds))
+        write_rows(out / "dice_ablations.csv", Cell, cells)
+    draw(out / "dice_ablations.png", cells, case.measure)
+    return cells
+
+
+def run(case: Case, *, clip_norm: float, feedback: float, residual: float, step: float, seed: int) -> float:
+    method = DiceSGD(clip_norm, feedback * clip_norm, residual * clip_norm)
+    n = len(case.training[0])
+    plan = method.plan(n=n, batch_size=min(n, BATCH_SIZE), epochs=EPOCHS, epsilon=EPSILON, delta=DELTA)
+    return train(plan, case, step, seed, case.test)
+
+
+def draw(path: Path, cells: Sequence[Cell], measure: str) -> None:
+    """One coloured grid a panel."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = list(dict.fromkeys(cell.panel for cell in cells))
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), layout="constrained", squeeze=False)
+    named = {"clip_norm": "$C_1$", "feedback": "$C_2 / C_1$", "residual": "$R / C_1$", "step": r"$\eta\, C_1$"}
+    for axis, panel in zip(axes[0], panels, strict=True):
+        first, firsts, second, seconds = PANELS[panel]
+        scores = np.array([cell.score for cell in cells if cell.panel == panel]).reshape(len(firsts), len(seconds))
+        axis.imshow(scores, aspect="auto", cmap="viridis")
+        for i, j in np.ndindex(scores.shape):
+            dark = scores[i, j] < (scores.max() + scores.min()) / 2
+            axis.text(j, i, f"{scores[i, j]:.3f}", ha="center", va="center", fontsize=8, color="white" if dark else "black")
+        axis.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
+        axis.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
+        axis.set(xlabel=named[second], ylabel=named[first], title=measure)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,214 @@
+"""What DiceSGD and DP-SGD are compared on: public data, models, and the settings to choose from."""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.losses import per_sample_mean
+from dpoptim.reproduce.one_pass import load
+from dpoptim.reproduce.tweets import load_tweets
+from dpoptim.runs.models import build_model
+from dpoptim.runs.train import accuracy
+
+Arrays = tuple[Tensor, Tensor]
+WORDS = 48  # of a text; longer ones are cut
+KNOWN_WORDS = 1024
+PADDING, UNKNOWN, MEANING_ENDS = 0, 1, 2
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": torch.optim.SGD,
+    "Adam": torch.optim.Adam,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on public data, and the grid that every method chooses its settings from.
+
+    Attributes:
+        choosing: records that settings are chosen on, neither trained nor tested on.
+        loss: of outputs and targets, a mean over records.
+        score: of a model on records; larger is better.
+        steps: learning rates; for SGD times the clip norm (Adam's do not scale with it).
+        physical_batch_size: rows at a time.
+    """
+
+    name: str
+    measure: str
+    training: Arrays
+    choosing: Arrays
+    test: Arrays
+    build: Callable[[], nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    score: Callable[[nn.Module, Tensor, Tensor], float]
+    optimizer: str
+    batches: Sequence[int]
+    epochs: Sequence[int]
+    clip_norms: Sequence[float]
+    steps: Sequence[float]
+    physical_batch_size: int | None = None
+
+    def start(self, step: float, clip_norm: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model, always initialised alike, and its optimizer."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = self.build()
+        rate = step / clip_norm if self.optimizer == "SGD" else step
+        return model, OPTIMIZERS[self.optimizer](model.parameters(), lr=rate)
+
+
+def fashion_softmax(directory: str | Path) -> Case:
+    training, choosing, test = load(directory)
+    return Case(
+        "Fashion-MNIST, softmax",
+        "accuracy",
+        training,
+        choosing,
+        test,
+        lambda: build_model("softmax", (784,), 10),
+        F.cross_entropy,
+        accuracy,
+        "SGD",
+        batches=(1000, 4000),
+        epochs=(3, 20),
+        clip_norms=(0.3, 1.0),
+        steps=(32.0, 64.0, 128.0, 256.0),
+    )
+
+
+def fashion_cnn(directory: str | Path) -> Case:
+    training, choosing, test = ((x.view(-1, 1, 28, 28) * 10, y) for x, y in load(directory))
+    return Case(
+        "Fashion-MNIST, CNN",
+        "accuracy",
+        training,
+        choosing,
+        test,
+        lambda: build_model("cnn", (1, 28, 28), 10),
+        F.cross_entropy,
+        accuracy,
+        "SGD",
+        batches=(2000,),
+        epochs=(5,),
+        clip_norms=(1.0,),
+        steps=(0.5, 1.0, 2.0, 4.0),
+        physical_batch_size=500,
+    )
+
+
+def emotion_softmax(directory: str | Path, cache: str | Path) -> Case:
+    data = load_tweets(directory, cache=cache)
+    assert data.x_test is not None
+    assert data.y_test is not None
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    kept = len(x) - 500
+    return Case(
+        f"{data.name}, softmax",
+        "accuracy",
+        (x[:kept], y[:kept]),
+        (x[kept:], y[kept:]),
+        (torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)),
+        lambda: build_model("softmax", (x.shape[1],), data.classes),
+        F.cross_entropy,
+        accuracy,
+        "SGD",
+        batches=(500, len(x) // 2),
+        epochs=(3, 20),
+        clip_norms=(0.3, 1.0),
+        steps=(2.0, 8.0, 32.0, 128.0),
+    )
+
+
+def restaurant_gpt(directory: str | Path) -> Case:
+    """A small GPT on E2E (Novikova et al. 2017): meanings, then the words for them, as one text.
+
+    Trained on the development set; the test set's halves serve for choosing and testing.
+    """
+    folder = Path(directory)
+    texts, tests = (list(read(folder / name)) for name in ("devset.csv", "testset_w_refs.csv"))
+    counts = Counter(word for text in texts for word in text)
+    places = {word: i + 3 for i, (word, _) in enumerate(counts.most_common(KNOWN_WORDS - 3))}
+    training, held = numbered(texts, places), numbered(tests, places)
+    half = len(held[0]) // 2  # the tests are ordered by their meanings, so a text and its paraphrases stay together
+    return Case(
+        "E2E, small GPT",
+        "log-likelihood of a word",
+        training,
+        (held[0][:half], held[1][:half]),
+        (held[0][half:], held[1][half:]),
+        lambda: SmallGPT(KNOWN_WORDS, width=64, layers=2),
+        word_loss,
+        log_likelihood,
+        "Adam",
+        batches=(512,),
+        epochs=(5,),
+        clip_norms=(0.3,),
+        steps=(0.001, 0.003, 0.01),
+        physical_batch_size=128,
+    )
+
+
+def read(path: Path) -> Iterator[list[str]]:
+    """The words of each record: its meaning, a mark, its text."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: give the folder of the E2E challenge's data.")
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            yield [*words(row["mr"]), "\n", *words(row["ref"])]
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def numbered(texts: Sequence[Sequence[str]], places: dict[str, int]) -> Arrays:
+    """Words by number, and the words that follow them: both of shape (records, WORDS - 1), padded with `PADDING`."""
+    numbers = torch.full((len(texts), WORDS), PADDING)
+    for row, text in zip(numbers, texts, strict=True):
+        known = [places.get(word, UNKNOWN) for word in text[:WORDS]]
+        row[: len(known)] = torch.tensor(known)
+    return numbers[:, :-1], numbers[:, 1:]
+
+
+def word_losses(outputs: Tensor, following: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.transpose(1, 2), following, ignore_index=PADDING, reduction="none")
+
+
+def word_loss(outputs: Tensor, following: Tensor) -> Tensor:
+    return per_sample_mean(word_losses(outputs, following), following != PADDING)
+
+
+@torch.no_grad()
+def log_likelihood(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Mean over all words of the logarithm of their predicted probability."""
+    total = sum(float(word_losses(model(a), b).double().sum()) for a, b in zip(x.split(256), y.split(256), strict=True))
+    return -total / float((y != PADDING).sum())
+
+
+class SmallGPT(nn.Module):
+    """A decoder in pre-norm form."""
+
+    def __init__(self, vocabulary: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.places = nn.Embedding(WORDS, width)
+        layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 4 * width, **layer) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        T = x.shape[1]
+        h = self.words(x) + self.places(torch.arange(T, device=x.device)[None])
+        mask = nn.Transformer.generate_square_subsequent_mask(T, device=x.device)
+        for block in self.blocks:
+            h = block(h, src_mask=mask, is_causal=True)
+        out: Tensor = self.head(self.norm(h))
+        return out

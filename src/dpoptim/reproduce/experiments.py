@@ -1,0 +1,101 @@
+"""The experiments by name, and the data that each needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpoptim.datasets import FASHION_MNIST_DIRECTORY
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where to write, how much to run, and where data sets are that do not come with a package.
+
+    Attributes:
+        out: folder for tables (CSV) and pictures.
+        quick: fewer settings and seeds.
+        fashion, tweets, e2e: folders of Fashion-MNIST, of a TweetEval task, and of the E2E challenge; None: not there.
+        say: told in a line what is left out, and why.
+    """
+
+    out: Path
+    quick: bool = False
+    fashion: Path = Path(FASHION_MNIST_DIRECTORY)
+    tweets: Path | None = None
+    e2e: Path | None = None
+    say: Callable[[str], None] = print
+
+    @property
+    def seeds(self) -> int:
+        return 1 if self.quick else 3
+
+
+def kl_rates(request: Request) -> None:
+    from dpoptim.reproduce.kl_rates import kl_rates as experiment
+
+    experiment(request.out, request.quick)
+
+
+def kl_real(request: Request) -> None:
+    from dpoptim.reproduce.kl_real import kl_real as experiment
+
+    experiment(request.out, request.quick, request.fashion, request.tweets)
+
+
+def srgd_rates(request: Request) -> None:
+    from dpoptim.reproduce.srgd_rates import srgd_rates as experiment
+
+    experiment(request.out, quick=request.quick)
+
+
+def one_pass(request: Request) -> None:
+    from dpoptim.reproduce.one_pass import one_pass as experiment
+
+    experiment(request.out, data_directory=request.fashion, seeds=request.seeds)
+
+
+def dice_bias(request: Request) -> None:
+    from dpoptim.reproduce.dice_bias import bias_of_clipping
+
+    bias_of_clipping(request.out)
+
+
+def dice_ablations(panel: str) -> Callable[[Request], None]:
+    def run(request: Request) -> None:
+        from dpoptim.reproduce.dice_ablations import dice_ablations as experiment
+        from dpoptim.reproduce.dice_cases import fashion_softmax
+
+        experiment(request.out, fashion_softmax(request.fashion), seeds=request.seeds, panels=(panel,))
+
+    return run
+
+
+def dice_table(request: Request) -> None:
+    from dpoptim.reproduce import dice_cases
+    from dpoptim.reproduce.dice_table import dice_table as experiment
+
+    cases = [dice_cases.fashion_softmax(request.fashion)]
+    if not request.quick:
+        cases.append(dice_cases.fashion_cnn(request.fashion))
+    if request.tweets is None:
+        request.say("without emotion features: give --tweets, a folder of TweetEval")
+    else:
+        cases.append(dice_cases.emotion_softmax(request.tweets, request.out / "cache"))
+    if request.e2e is None:
+        request.say("without the small GPT: give --e2e, the folder of the E2E challenge's data")
+    elif not request.quick:
+        cases.append(dice_cases.restaurant_gpt(request.e2e))
+    experiment(request.out, cases, seeds=request.seeds)
+
+
+EXPERIMENTS: dict[str, Callable[[Request], None]] = {
+    "dice-bias": dice_bias,
+    "dice-fig2": dice_ablations("fig2"),
+    "dice-fig3": dice_ablations("fig3"),
+    "dice-residual": dice_ablations("residual"),
+    "dice-table2": dice_table,
+    "kl-rates": kl_rates,
+    "kl-real": kl_real,
+    "one-pass": one_pass,
+    "srgd-rates": srgd_rates,
+}
