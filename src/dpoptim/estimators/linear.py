@@ -27,7 +27,7 @@ from dpoptim.gradients.linear import LinearModel
 from dpoptim.plan import positive_number, real_number
 from dpoptim.solvers.budget import Budget
 
-CLIPPED_SHARE = 0.25  # of the largest gradient that a row of norm data_norm can have: where records are clipped by default
+CLIPPED_SHARE = 0.1  # of the largest gradient that a row of norm data_norm can have: where records are clipped by default
 
 
 class _Linear(BaseEstimator):

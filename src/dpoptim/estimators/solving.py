@@ -23,9 +23,10 @@ from dpoptim.solvers.proximal_point import proximal_point
 Solver = Literal["momentum-gd", "noisy-gd", "kl-spider", "adaptive-gd", "proximal-point", "accelerated-srgd", "dp-sgd"]
 SOLVERS = ("momentum-gd", "noisy-gd", "kl-spider", "adaptive-gd", "proximal-point", "accelerated-srgd", "dp-sgd")
 NOISY_GD_STEPS = 100
-# Steps, and the step size times the smoothness bound, by loss: few steps, since each costs noise. Cross-entropy flattens
-# and its gradients are clipped, so it takes steps far beyond 1/smoothness, where a squared loss would diverge.
-MOMENTUM_DEFAULTS = {"softmax": (20, 8.0), "logistic": (20, 8.0), "squared": (60, 1.0), "huber": (60, 1.0)}
+# Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so it takes steps far beyond
+# 1/smoothness, where a squared loss would diverge.
+MOMENTUM_STEP = {"softmax": 32.0, "logistic": 16.0, "squared": 1.0, "huber": 1.0}
+NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
 SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
 
 
@@ -70,14 +71,17 @@ def solve(
         return one.weights, one.guarantee
     objective = Objective(LinearProblem(model, capacity=n, l2=l2), data, neighboring=neighboring)
     kl = {"kl_gamma": 1 / math.sqrt(2 * max(l2, 1e-3)), "kl_exponent": 2.0, "risk_bound": math.log(max(model.outputs, 2))}
+    cross_entropy = model.loss in ("softmax", "logistic")
     curvature = max(l2, smoothness / 100)
     match solver:
         case "momentum-gd":
-            count, factor = MOMENTUM_DEFAULTS[model.loss]
+            count = affordable_steps(n, budget) if cross_entropy else 60
+            factor = MOMENTUM_STEP[model.loss] * (math.sqrt(count / 20) if cross_entropy else 1)
             arguments: dict[str, Any] = {"steps": steps or count, "step_size": step_size or factor / smoothness}
             function: Any = momentum_gd
         case "noisy-gd":
-            arguments, function = {"steps": steps or NOISY_GD_STEPS, "step_size": step_size or 1 / smoothness}, noisy_gd
+            factor = NOISY_STEP[model.loss] * (affordable_steps(n, budget) / 20 if cross_entropy else 1)
+            arguments, function = {"steps": steps or NOISY_GD_STEPS, "step_size": step_size or factor / smoothness}, noisy_gd
         case "kl-spider":
             arguments, function = {"smoothness": smoothness, **kl}, kl_spider
         case "adaptive-gd":
@@ -88,6 +92,11 @@ def solve(
             raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.")
     result = function(objective, start, budget, lipschitz=clip_norm, **{**arguments, **extra}, **common)
     return result.weights, result.guarantee
+
+
+def affordable_steps(n: int, budget: Budget) -> int:
+    """Steps of momentum for a cross-entropy: each costs noise, of which large data and budgets bear more. 20 to 100."""
+    return round(min(100.0, max(20.0, n * budget.gdp / 200)))
 
 
 def one_pass(
