@@ -4,7 +4,7 @@ from dpoptim import losses
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
 from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
+from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, PrivateQuantile
 from dpoptim.plan import Plan
 from dpoptim.replace import replace_batchnorm
 from dpoptim.training.attach import PrivateTraining, attach
@@ -21,6 +21,7 @@ __all__ = [
     "LedgerError",
     "Plan",
     "PrivacyError",
+    "PrivateQuantile",
     "PrivateTraining",
     "SamplesInteractError",
     "__version__",

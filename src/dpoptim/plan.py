@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, Protocol
@@ -44,6 +44,33 @@ class PrivateSide(Protocol):
         ...
 
 
+class NormChoice(Protocol):
+    """A clip norm that a run chooses from what it has released; every step is a query with norm bound 1."""
+
+    rule: ClippingRule
+
+    @property
+    def found(self) -> bool:
+        """Whether steps train."""
+        ...
+
+    def observe(self, squared_norms: Tensor) -> None:
+        """Squared norms of the gradients of some records of the step, float64, shape (B,). Private."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was observed of a step that starts again."""
+        ...
+
+    def query(self, sums: list[Tensor]) -> list[Tensor]:
+        """From the step's clipped sums to what the gate releases: one record adds a vector of norm at most 1."""
+        ...
+
+    def answer(self, released: list[Tensor]) -> list[Tensor] | None:
+        """The noisy sums in what was released, or None if the step only measured; chooses the next step's ``rule``."""
+        ...
+
+
 class Method(Protocol):
     """A training algorithm's public settings: a frozen dataclass whose fields JSON can hold."""
 
@@ -70,6 +97,10 @@ class Method(Protocol):
 
     def private_side(self, plan: "Plan") -> PrivateSide | None:
         """A fresh state for one run; None if a step's clipped sum is all that is released."""
+        ...
+
+    def norm_choice(self, plan: "Plan") -> NormChoice | None:
+        """A fresh search for the clip norm; None where it is fixed."""
         ...
 
     def unproven_guarantee(self, plan: "Plan", delta: float) -> Guarantee | None:
@@ -180,7 +211,8 @@ class Plan:
 
     def describe(self) -> str:
         """The plan for a person to read: what will happen, what it guarantees, and on what that rests."""
-        settings = ", ".join(f"{key}={value!r}" for key, value in asdict(self.method).items())  # type: ignore[call-overload]
+        names = [field.name for field in fields(self.method)]  # type: ignore[arg-type]
+        settings = ", ".join(f"{name}={getattr(self.method, name)!r}" for name in names)
         lines = [
             f"{type(self.method).__name__}({settings})",
             f"  data         n = {self.n}, expected batch {self.batch_size}",

@@ -3,7 +3,7 @@
 Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad`` stays None.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Literal
@@ -88,6 +88,7 @@ class Engine:
         self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
         self._null = False
+        self.observer: Callable[[Tensor], None] | None = None  # told the squared norms of the records; stays on this side
         self.booking: Booking | None = None
         self.books = Books(self._close)
 
@@ -199,6 +200,8 @@ class Engine:
         device = self.parameters[0].device
         measured = [contribution.squared_norms(groups).to(device) for contribution in merged.values()]
         squared = torch.stack(measured).sum(0) * scale**2
+        if self.observer is not None:
+            self.observer(squared)
         factors = self.clipping.factors(squared, self.margin)
         factors = factors.view(-1, rows)  # one row for each sum
         countable = factors[0] > 0

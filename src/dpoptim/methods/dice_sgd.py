@@ -162,6 +162,9 @@ class DiceSGD:
             softening=AUTOMATIC_GAMMA * plan.batch_size if softened else 0.0,
         )
 
+    def norm_choice(self, plan: Plan) -> None:
+        return None
+
     def unproven_guarantee(self, plan: Plan, delta: float) -> Guarantee | None:
         if self.accounting == "proven":
             return None

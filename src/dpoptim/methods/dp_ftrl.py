@@ -90,6 +90,9 @@ class DPFTRL:
     def private_side(self, plan: Plan) -> None:
         return None
 
+    def norm_choice(self, plan: Plan) -> None:
+        return None
+
     def unproven_guarantee(self, plan: Plan, delta: float) -> None:
         return None
 

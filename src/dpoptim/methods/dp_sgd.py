@@ -3,6 +3,7 @@
 Das et al. Alg. 1, Fang et al. Alg. 1 and Zhang et al. Alg. 1 are this algorithm with the 1/B in three places.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from dpoptim.accounting.calibration import calibrate_noise_multiplier
 from dpoptim.clipping import Clipping, Style
 from dpoptim.gate import GaussianSum
 from dpoptim.methods.basis import NOISE, bounded
+from dpoptim.methods.private_quantile import PrivateQuantile, QuantileSearch
 from dpoptim.plan import Basis, Plan, make_plan
 from dpoptim.sampling import PoissonSampling
 
@@ -22,21 +24,26 @@ class DPSGD:
     """Differentially private SGD; Adam and all other first-order optimizers are post-processing of its noisy mean.
 
     Args:
-        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0.
+        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a `PrivateQuantile`, by which
+            the run finds it within its budget.
         clipping: ``"flat"`` (g min(1, C/|g|)) or ``"automatic"`` (C g / (|g| + 0.01)).
     """
 
-    clip_norm: float
+    clip_norm: float | PrivateQuantile
     clipping: Style = "flat"
 
     def __post_init__(self) -> None:
+        if isinstance(self.clip_norm, Mapping):  # from a plan's JSON
+            object.__setattr__(self, "clip_norm", PrivateQuantile(**self.clip_norm))
         _ = self.rule  # validates
-        object.__setattr__(self, "clip_norm", float(self.clip_norm))  # numpy's numbers would not survive JSON
+        if not isinstance(self.clip_norm, PrivateQuantile):
+            object.__setattr__(self, "clip_norm", float(self.clip_norm))  # numpy's numbers would not survive JSON
 
     @cached_property
     def rule(self) -> Clipping:
-        """What the engine does with each record's gradient."""
-        return Clipping(self.clip_norm, self.clipping)
+        """What the engine does with each record's gradient; at the start, if that changes."""
+        fixed = self.clip_norm.start if isinstance(self.clip_norm, PrivateQuantile) else self.clip_norm
+        return Clipping(fixed, self.clipping)
 
     def sampler(self, n: int, batch_size: int) -> PoissonSampling:
         return PoissonSampling(batch_size / n)
@@ -52,15 +59,24 @@ class DPSGD:
         return plan.sampler.event(dp_accounting.GaussianDpEvent(plan.noise_multiplier), plan.steps)
 
     def query(self, plan: Plan) -> GaussianSum:
-        return GaussianSum(float(self.clip_norm), plan.noise_multiplier)
+        """Sums of gradients; with a `PrivateQuantile`, of whatever its steps release, scaled to the norm bound 1."""
+        return GaussianSum(1.0 if isinstance(self.clip_norm, PrivateQuantile) else self.clip_norm, plan.noise_multiplier)
 
     def private_side(self, plan: Plan) -> None:
         return None
+
+    def norm_choice(self, plan: Plan) -> QuantileSearch | None:
+        if not isinstance(self.clip_norm, PrivateQuantile):
+            return None
+        return QuantileSearch(self.clip_norm, self.clipping, batch_size=plan.batch_size, steps=plan.steps)
 
     def unproven_guarantee(self, plan: Plan, delta: float) -> None:
         return None
 
     def basis(self, plan: Plan) -> tuple[Basis, ...]:
+        if isinstance(self.clip_norm, PrivateQuantile):
+            bound = Basis("enforced", "each record adds at most the current clip norm to the sum, rounding included")
+            return (bound, self.clip_norm.basis(), NOISE)
         return (bounded(self.clip_norm), NOISE)
 
     def plan(
@@ -89,7 +105,7 @@ class DPSGD:
         Raises:
             ValueError, TypeError: naming the argument and the fix.
         """
-        return make_plan(
+        plan = make_plan(
             self,
             n=n,
             batch_size=batch_size,
@@ -100,3 +116,8 @@ class DPSGD:
             noise_multiplier=noise_multiplier,
             neighboring=neighboring,
         )
+        if isinstance(self.clip_norm, PrivateQuantile):
+            self.clip_norm.require_signal(
+                batch_size=plan.batch_size, steps=plan.steps, noise_multiplier=plan.noise_multiplier
+            )
+        return plan

@@ -47,6 +47,9 @@ class WholeRun:
     def private_side(self, plan: Plan) -> None:
         return None
 
+    def norm_choice(self, plan: Plan) -> None:
+        return None
+
     def unproven_guarantee(self, plan: Plan, delta: float) -> None:
         return None
 

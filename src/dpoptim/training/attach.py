@@ -1,12 +1,13 @@
 """Attach a plan to a model, an optimizer and a data set: the training loop stays as it was."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.guarantee import Guarantee
@@ -69,7 +70,7 @@ class PrivateTraining:
 
     Attributes:
         plan: the promise being kept.
-        steps_done: noisy steps taken so far (public).
+        steps_done: noisy steps taken so far (public), those that only looked for the clip norm included.
         finished_step: whether the last ``optimizer.step()`` moved the model; for schedulers.
     """
 
@@ -109,6 +110,9 @@ class PrivateTraining:
         )
         refuse_foreign_parameters(self._engine, optimizer)
         self._side = plan.method.private_side(plan)
+        self._choice = plan.method.norm_choice(plan)
+        if self._choice is not None:
+            self._engine.clipping, self._engine.observer = self._choice.rule, self._choice.observe
         self._owns_ledger = ledger is None
         self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
         self._gate = Gate(
@@ -155,6 +159,8 @@ class PrivateTraining:
         self._require_attached()
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
+        if self._choice is not None:
+            self._choice.forget()
         self._state = "idle"
         pieces = PieceSampler(self._queue, self.plan.batch_size, self._group_coins, physical_batch_size)
         loader = deliveries(self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
@@ -202,14 +208,23 @@ class PrivateTraining:
         if self._state == "complete":
             self._gate.open()  # first: a refusal must leave the sums, and the private side's memory, as they were
             sums = self._engine.take_sums()
-            query = sums[0] if self._side is None else self._side.query(sums)
-            released = self._engine.split(self._gate.release_sum(query))
-            for p, total in zip(self._engine.parameters, released, strict=True):
-                p.grad = (total / self.plan.batch_size).to(p.dtype)
+            released = self._release(sums[0] if self._side is None else self._side.query(sums))
             self._queue.released()
             self._state = "idle"
-            self.finished_step = True
+            self.steps_done += 1
+            if released is not None:  # else the optimizer finds no gradients, and moves nothing
+                for p, total in zip(self._engine.parameters, self._engine.split(released), strict=True):
+                    p.grad = (total / self.plan.batch_size).to(p.dtype)
+                self.finished_step = True
         return changed
+
+    def _release(self, sums: list[Tensor]) -> list[Tensor] | None:
+        """The noisy sums; None if the step's query was for the clip norm."""
+        if self._choice is None:
+            return self._gate.release_sum(sums)
+        released = self._choice.answer(self._gate.release_sum(self._choice.query(sums)))
+        self._engine.clipping = self._choice.rule
+        return released
 
     def _run_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run a closure here, so that its backward pass is over before the noisy mean is written."""
@@ -222,7 +237,6 @@ class PrivateTraining:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.finished_step:
-            self.steps_done += 1
             for p in self._engine.parameters:
                 p.grad = None  # so that the next step finds none, whether or not zero_grad() is called
 
@@ -240,6 +254,12 @@ class PrivateTraining:
         if self._seeded:
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, SEEDED))
         return guarantee
+
+    @property
+    def clip_norm(self) -> float:
+        """What gradients are clipped to now; public. With a `PrivateQuantile`: ``nan`` until it is found."""
+        found = self._choice is None or self._choice.found
+        return self._engine.clipping.norm if found else math.nan
 
     def remaining(self) -> str:
         """What the plan and the ledger still allow, for a person to read."""

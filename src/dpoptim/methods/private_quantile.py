@@ -1,0 +1,171 @@
+"""A clip norm that the run finds by itself: a quantile of the records' gradient norms, paid from the run's own budget.
+
+Every step of the run is one Gaussian query of noise multiplier z on a sum to which one record adds a vector of norm at
+most 1. What the vector holds may be decided from what earlier steps released, so that the whole run costs what it costs
+with a fixed clip norm:
+
+* ``"at the start"``: the first steps release a histogram of the logarithms of the norms; one record adds 1 to one bin. The
+  rest of the steps train, on gradients divided by the clip norm that was found.
+* ``"all along"`` (Andrew et al. 2021): every step releases gradients and the count of norms below C together: the vector
+  ``(sqrt(1 - s) g / C, sqrt(s) (2 b - 1))`` with ``|g| <= C`` and b in {0, 1} has norm at most 1 for every C.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from sklearn.isotonic import isotonic_regression
+from torch import Tensor
+
+from dpoptim.clipping import Clipping, Style
+from dpoptim.plan import Basis, NormChoice, positive_number, real_number
+
+LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
+BINS_PER_OCTAVE = 2
+BINS = round((HIGHEST - LOWEST) * BINS_PER_OCTAVE) + 2
+LEAST_SIGNAL = 3.0  # expected count below the quantile, in standard deviations of the noise on it
+When = Literal["at the start", "all along"]
+
+
+@dataclass(frozen=True)
+class PrivateQuantile:
+    """A clip norm: the ``quantile`` of the norms of the records' gradients, found privately.
+
+    The update is the noisy mean of gradients clipped to it, as with a fixed clip norm; `PrivateTraining.clip_norm` says
+    what was found (it is public then), for whoever scales the learning rate by it.
+
+    Args:
+        quantile: share of the records that stay unclipped, in (0, 1); low ones are Das et al.'s advice.
+        share: of the run's budget (of the square of mu) that the search takes, in (0, 1).
+        when: ``"at the start"``: the first ``share`` of the steps measure and do not move the model. ``"all along"``:
+            every step adjusts C by a factor of at most ``exp(rate)``.
+        start: C of the first steps, if ``when="all along"``; > 0.
+        rate: how fast C moves then; > 0.
+    """
+
+    quantile: float
+    share: float = 0.05
+    when: When = "at the start"
+    start: float = 1.0
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("quantile", "share"):
+            value = real_number(name, getattr(self, name))
+            if not 0 < value < 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {value!r}.")
+            object.__setattr__(self, name, value)
+        if self.when not in get_args(When):
+            raise ValueError(f"when must be one of {', '.join(map(repr, get_args(When)))}, got {self.when!r}.")
+        for name in ("start", "rate"):
+            object.__setattr__(self, name, positive_number(name, getattr(self, name)))
+        _ = Clipping(self.start)  # validates
+
+    def measuring_steps(self, steps: int) -> int:
+        """How many of the run's steps only measure."""
+        return max(1, round(self.share * steps)) if self.when == "at the start" else 0
+
+    def require_signal(self, *, batch_size: int, steps: int, noise_multiplier: float) -> None:
+        """Refuse, by public numbers, to search where noise would decide.
+
+        Raises:
+            ValueError: naming what to change.
+        """
+        measuring = self.measuring_steps(steps)
+        if measuring >= steps:
+            raise ValueError(f"share={self.share:g} of {steps} steps leaves none to train; plan more steps.")
+        if measuring:
+            signal = min(self.quantile, 1 - self.quantile) * batch_size * math.sqrt(measuring)
+            noise = noise_multiplier * math.sqrt(BINS)
+        else:  # what is left of a step's noise after the steps that C takes to move by e
+            signal = min(self.quantile, 1 - self.quantile) * batch_size
+            noise = noise_multiplier / (2 * math.sqrt(self.share)) * math.sqrt(self.rate)
+        if signal < LEAST_SIGNAL * noise:
+            raise ValueError(
+                f"the search for the {self.quantile:g} quantile would follow the noise: {signal:.3g} records against a "
+                f"standard deviation of {noise:.3g}. Use a larger batch_size, share, quantile or epsilon, or fix clip_norm."
+            )
+
+    def basis(self) -> Basis:
+        where = "in steps of their own" if self.when == "at the start" else "in every step"
+        return Basis("enforced", f"the clip norm was found from noisy counts {where}, which the guarantee covers")
+
+
+class QuantileSearch(NormChoice):
+    """One run's search. Public, but for what it has observed since the last step.
+
+    Args:
+        batch_size: expected; the public number that counts are divided by.
+        steps: of the run.
+    """
+
+    def __init__(self, quantile: PrivateQuantile, style: Style, *, batch_size: int, steps: int) -> None:
+        self._settings, self._style = quantile, style
+        self._batch_size = batch_size
+        self._measuring = quantile.measuring_steps(steps)
+        self._histogram = torch.zeros(BINS, dtype=torch.float64)
+        self._count = 0.0  # of norms at most C, less half of the records
+        self.observed = torch.zeros_like(self._histogram)
+        self.rule = Clipping(quantile.start, style)
+
+    @property
+    def found(self) -> bool:
+        return self._measuring == 0
+
+    def observe(self, squared_norms: Tensor) -> None:
+        norms = squared_norms.to("cpu", torch.float64).sqrt()
+        if self._measuring:
+            self.observed += histogram(norms)
+        else:
+            self._count += float(torch.where(norms <= self.rule.norm, 0.5, -0.5).sum())
+
+    def query(self, sums: list[Tensor]) -> list[Tensor]:
+        if self._measuring:
+            return [self.observed]
+        if self._settings.when == "at the start":
+            return [total.div_(self.rule.norm) for total in sums]
+        kept, spent = math.sqrt(1 - self._settings.share), math.sqrt(self._settings.share)
+        count = torch.tensor([2 * spent * self._count], dtype=torch.float64)
+        return [*(total.mul_(kept / self.rule.norm) for total in sums), count]
+
+    def answer(self, released: list[Tensor]) -> list[Tensor] | None:
+        norm = self.rule.norm
+        if self._measuring:
+            self._histogram += released[0]
+            self._measuring -= 1
+            if not self._measuring:
+                self.rule = Clipping(quantile_of(self._histogram, self._settings.quantile), self._style)
+            self.forget()
+            return None
+        self.forget()
+        if self._settings.when == "at the start":
+            return [total.mul_(norm) for total in released]
+        *sums, count = released
+        share = self._settings.share
+        below = float(count) / (2 * math.sqrt(share)) / self._batch_size + 0.5
+        factor = math.exp(-self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile))
+        self.rule = Clipping(min(max(norm * factor, 2**LOWEST), 2**HIGHEST), self._style)
+        return [total.mul_(norm / math.sqrt(1 - share)) for total in sums]
+
+    def forget(self) -> None:
+        self.observed = torch.zeros_like(self.observed)
+        self._count = 0.0
+
+
+def histogram(norms: Tensor) -> Tensor:
+    """Counts of log2(norm) in `BINS` bins; a norm that is not a number counts in none. Each record adds to one at most."""
+    places = ((norms.log2() - LOWEST) * BINS_PER_OCTAVE + 1).floor().clamp(0, BINS - 1)
+    return torch.bincount(places[~norms.isnan()].long(), minlength=BINS).double()
+
+
+def quantile_of(noisy: Tensor, quantile: float) -> float:
+    """The norm below which a share ``quantile`` of the counts lies, from a noisy histogram; geometric within a bin."""
+    shares = isotonic_regression(np.cumsum(noisy.numpy()))
+    target = quantile * max(float(shares[-1]), 1.0)
+    place = min(int(np.searchsorted(shares, target)), BINS - 1)
+    before = float(shares[place - 1]) if place else 0.0
+    inside = (target - before) / (float(shares[place]) - before) if shares[place] > before else 0.5
+    edge = LOWEST + (place - 1 + min(max(inside, 0.0), 1.0)) / BINS_PER_OCTAVE
+    return float(2 ** min(max(edge, LOWEST), HIGHEST))

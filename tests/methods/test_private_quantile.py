@@ -1,0 +1,204 @@
+"""The private clip norm: it is the quantile, it costs what the plan says, and one record moves its queries by at most 1."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.clipping import Clipping
+from dpoptim.gate import Gate
+from dpoptim.methods.private_quantile import BINS, QuantileSearch, histogram, quantile_of
+
+NORMS = st.floats(min_value=0, allow_infinity=True) | st.just(math.nan)
+WAYS = ("at the start", "all along")
+
+
+def data(n: int = 2000) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 5, generator=generator) * torch.rand(n, 1, generator=generator) * 4
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def run(plan: dpoptim.Plan, train_set: TensorDataset, *, noise_seed: int | None = 0) -> tuple[nn.Module, list[float], Any]:
+    model = nn.Linear(5, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9, momentum=0.9, weight_decay=0.1)
+    norms = []
+    with dpoptim.attach(plan, model, optimizer, train_set, noise_seed=noise_seed) as private:
+        for x, y in private.batches():
+            before = model.weight.detach().clone()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if not private.finished_step:
+                assert torch.equal(before, model.weight.detach())  # no momentum, no weight decay: nothing moved
+            norms.append(private.clip_norm)
+        return model, norms, private.spent()
+
+
+def gradient_norms(train_set: TensorDataset) -> Tensor:
+    """At zero weights: |p - e_y| |(x, 1)|, p uniform."""
+    x = train_set.tensors[0]
+    return math.sqrt(0.5) * torch.hypot(x.norm(dim=1), torch.ones(len(x)))
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("when", WAYS)
+def test_the_quantile_is_found(when: Any, quantile: float) -> None:
+    train_set = data()
+    choice = dpoptim.PrivateQuantile(quantile, share=0.2, when=when, start=0.3)
+    plan = dpoptim.DPSGD(choice).plan(n=2000, batch_size=500, steps=100, noise_multiplier=0.7, delta=1e-5)
+    _, norms, _ = run(plan, train_set)
+    share = float((gradient_norms(train_set) <= norms[-1]).double().mean())
+    assert abs(share - quantile) < 0.1
+    if when == "at the start":
+        assert math.isnan(norms[18])
+        assert len(set(norms[19:])) == 1  # twenty of the hundred steps measure, and from there it stays
+
+
+@pytest.mark.parametrize("when", WAYS)
+def test_it_costs_what_a_fixed_clip_norm_costs(when: Any) -> None:
+    settings: Any = {"n": 2000, "batch_size": 500, "epochs": 20, "epsilon": 2.0, "delta": 1e-5}
+    fixed = dpoptim.DPSGD(1.0).plan(**settings)
+    plan = dpoptim.DPSGD(dpoptim.PrivateQuantile(0.5, when=when)).plan(**settings)
+    assert plan.guarantee == fixed.guarantee
+    assert plan.noise_multiplier == fixed.noise_multiplier
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+    text = plan.describe()
+    assert "PrivateQuantile(quantile=0.5" in text
+    assert "found from noisy counts" in text
+    *_, spent = run(plan, data())
+    assert spent.epsilon == fixed.guarantee.epsilon
+
+
+@pytest.mark.parametrize("when", WAYS)
+def test_every_release_is_one_query_of_norm_one(when: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours, through the true run: one record moves what reaches the gate by at most 1, at every step."""
+    worlds: list[list[Tensor]] = []
+
+    def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
+        assert self.query.noise_multiplier == 0.7
+        assert self.query.norm_bound == 1.0
+        worlds[-1].append(torch.cat([total.clone() for total in sums]))
+        self.released += 1
+        return [torch.full_like(total, 3.0) for total in sums]  # the same in both worlds, so that they stay comparable
+
+    monkeypatch.setattr(Gate, "release_sum", spy)
+    choice = dpoptim.PrivateQuantile(0.4, share=0.3, when=when)
+    for hostile in (1.0, 1e4, 1e-6, math.nan, math.inf):
+        worlds.clear()
+        for world in (0, 1):
+            train_set = data(60)
+            if world:
+                train_set.tensors[0][7] = hostile
+            plan = (
+                dpoptim.DPSGD(choice).plan(
+                    n=60, batch_size=60, steps=8, noise_multiplier=0.7, delta=1e-5, neighboring="replace-one"
+                )
+                if when == "all along"
+                else dpoptim.Plan(dpoptim.DPSGD(choice), 60, 60, 8, 0.7, "replace-one", 1e-5)
+            )
+            worlds.append([])
+            run(plan, train_set)
+        moved = [float((a - b).norm()) for a, b in zip(*worlds, strict=True)]
+        assert len(moved) == 8
+        assert max(moved) <= 2.0  # each of the two records has norm 1
+        assert max(moved) > 0.01
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    norms=st.lists(NORMS, max_size=20),
+    extra=NORMS,
+    share=st.floats(0.01, 0.99),
+    start=st.floats(1e-5, 1e4),
+    gradient=st.floats(0, 1),
+)
+def test_any_record_adds_at_most_one(norms: list[float], extra: float, share: float, start: float, gradient: float) -> None:
+    """Zero-out, at the level of the search: with and without one record whose clipped gradient has norm gradient * C."""
+    for when in WAYS:
+        queries = []
+        for present in (False, True):
+            choice = dpoptim.PrivateQuantile(0.5, share=share, when=when, start=start)
+            search = QuantileSearch(choice, "flat", batch_size=10, steps=100)
+            search.observe(torch.tensor(norms, dtype=torch.float64).square())
+            total = torch.tensor([2.0, -1.0], dtype=torch.float64)
+            if present:
+                search.observe(torch.tensor([extra], dtype=torch.float64).square())
+                total[0] += gradient * start
+            queries.append(torch.cat([part.clone() for part in search.query([total])]))
+        difference = (queries[0] - queries[1]).norm()
+        assert float(difference) <= 1 + 1e-9
+
+
+def test_a_histogram_counts_each_norm_once() -> None:
+    norms = torch.tensor([0.0, 1e-30, 1.0, 1.1, 1e300, math.inf, math.nan], dtype=torch.float64)
+    counts = histogram(norms)
+    assert len(counts) == BINS
+    assert float(counts.sum()) == 6
+    assert float(counts[0]) == 2
+    assert float(counts[-1]) == 2
+
+
+def test_quantiles_of_exact_histograms() -> None:
+    norms = torch.exp2(torch.linspace(-3, 3, 10_001, dtype=torch.float64))
+    for quantile in (0.1, 0.5, 0.9):
+        assert math.log2(quantile_of(histogram(norms), quantile)) == pytest.approx(-3 + 6 * quantile, abs=0.02)
+    assert 0 < quantile_of(torch.full((BINS,), -5.0, dtype=torch.float64), 0.5) <= 2**10  # noise alone: some norm
+
+
+def test_an_interrupted_step_is_measured_once() -> None:
+    choice = dpoptim.PrivateQuantile(0.5, share=0.5, when="all along")
+    plan = dpoptim.DPSGD(choice).plan(n=60, batch_size=60, steps=4, noise_multiplier=0.7, delta=1e-5)
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, optimizer, data(60), noise_seed=0) as private:
+        for x, y in private.batches():
+            F.cross_entropy(model(x), y).backward()
+            break
+        assert private._choice is not None
+        before = private._choice._count
+        for x, y in private.batches():
+            assert private._choice._count == 0
+            F.cross_entropy(model(x), y).backward()
+            assert private._choice._count == before
+            break
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"quantile": 0}, "quantile must be between 0 and 1"),
+        ({"quantile": 0.5, "share": 1.0}, "share must be between 0 and 1"),
+        ({"quantile": 0.5, "when": "later"}, "when must be one of 'at the start'"),
+        ({"quantile": 0.5, "start": -1}, "start must be"),
+        ({"quantile": 0.5, "rate": math.inf}, "rate must be"),
+        ({"quantile": "low"}, "quantile must be a number"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        dpoptim.PrivateQuantile(**wrong)
+
+
+def test_a_search_that_would_follow_noise_is_refused() -> None:
+    for when in WAYS:
+        method = dpoptim.DPSGD(dpoptim.PrivateQuantile(0.1, when=when))
+        with pytest.raises(ValueError, match="would follow the noise"):
+            method.plan(n=1000, batch_size=20, steps=100, noise_multiplier=5.0, delta=1e-5)
+    with pytest.raises(ValueError, match="leaves none to train"):
+        dpoptim.DPSGD(dpoptim.PrivateQuantile(0.5)).plan(n=100, batch_size=100, steps=1, noise_multiplier=1.0, delta=1e-5)
+
+
+def test_fixed_norms_say_themselves() -> None:
+    plan = dpoptim.DPSGD(0.5).plan(n=60, batch_size=60, steps=4, noise_multiplier=0.7, delta=1e-5)
+    _, norms, _ = run(plan, data(60))
+    assert set(norms) == {0.5}
+    assert Clipping(0.5) == plan.method.rule
