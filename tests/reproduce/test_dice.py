@@ -73,6 +73,6 @@ def test_texts_for_the_small_gpt(tmp_path: Path) -> None:
     x, following = case.training
     assert x.shape == following.shape == (4, 47)
     assert torch.equal(x[:, 1:], following[:, :-1])
-    assert -9 < case.score(case.start(1e-3, 1.0)[0], *case.test) < -5  # chance is -log(1024)
+    assert -9 < case.score(case.model_and_optimizer(1e-3, 1.0)[0], *case.test) < -5  # chance is -log(1024)
     with pytest.raises(FileNotFoundError, match="E2E"):
         restaurant_gpt(tmp_path / "nowhere")

@@ -55,7 +55,7 @@ class Case:
     steps: Sequence[float]
     physical_batch_size: int | None = None
 
-    def start(self, step: float, clip_norm: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(self, step: float, clip_norm: float) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model, always initialised alike, and its optimizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

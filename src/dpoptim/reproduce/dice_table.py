@@ -92,7 +92,7 @@ def candidates(
 
 def train(plan: Plan, case: Case, step: float, seed: int, measured_on: Arrays) -> float:
     """Score of the mean of the second half of the iterates; minus infinity where training left the numbers."""
-    model, optimizer = case.start(step, plan.method.rule.norm)
+    model, optimizer = case.model_and_optimizer(step, plan.method.rule.norm)
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*case.training), noise_seed=seed) as private:
         for x, y in private.batches(physical_batch_size=case.physical_batch_size):
