@@ -4,6 +4,7 @@ from dpoptim import losses
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
 from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.low_quantile import private_low_quantile
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, PrivateQuantile
 from dpoptim.plan import Plan
 from dpoptim.replace import replace_batchnorm
@@ -28,5 +29,6 @@ __all__ = [
     "attach",
     "check",
     "losses",
+    "private_low_quantile",
     "replace_batchnorm",
 ]

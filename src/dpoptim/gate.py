@@ -245,3 +245,34 @@ class FilteredGate:
             self._ledger.commit(self.reservation)
         except LedgerError as error:
             warnings.warn(f"the run is charged, but could not be marked as completed: {error}", RuntimeWarning, stacklevel=3)
+
+
+class SelectionGate:
+    """One choice among public candidates, by the exponential mechanism; charged before it is drawn.
+
+    Args:
+        epsilon: its price, > 0.
+        neighboring, ledger, noise, label: as for `Gate`.
+    """
+
+    def __init__(self, *, epsilon: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str) -> None:
+        self.epsilon, self.neighboring, self.label = epsilon, neighboring, label
+        # The mechanism's log-likelihood ratios span an interval of length epsilon; every such mechanism is a
+        # post-processing of a randomised response that Laplace noise of scale 1/epsilon dominates (Dong et al. 2020).
+        self.event = dp_accounting.LaplaceDpEvent(1 / epsilon)
+        self._ledger, self._noise = ledger, noise
+        ledger.check(self.event, neighboring)
+
+    def select(self, scores: Sequence[float]) -> int:
+        """The index of a high score, with odds ``exp(epsilon score / 2)``.
+
+        Raises:
+            LedgerError: the budget does not cover it; nothing is drawn.
+
+        **Guarantee.** epsilon-DP, if neighbouring data sets change no score by more than 1.
+        """
+        reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
+        noise = standard_gumbel(self._noise, len(scores))
+        chosen = max(range(len(scores)), key=lambda i: scores[i] * self.epsilon / 2 + float(noise[i]))
+        self._ledger.commit(reservation)
+        return chosen
