@@ -5,7 +5,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.low_quantile import private_low_quantile
-from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, PrivateQuantile
+from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, PrivateQuantile, ValueClippedSGD
 from dpoptim.plan import Plan
 from dpoptim.replace import replace_batchnorm
 from dpoptim.training.attach import PrivateTraining, attach
@@ -25,6 +25,7 @@ __all__ = [
     "PrivateQuantile",
     "PrivateTraining",
     "SamplesInteractError",
+    "ValueClippedSGD",
     "__version__",
     "attach",
     "check",

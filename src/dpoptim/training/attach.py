@@ -15,6 +15,8 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.value_engine import ValueEngine
+from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan, whole_number
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
@@ -99,15 +101,7 @@ class PrivateTraining:
         self._group_coins = key_stream(noise_seed, "summation groups")
         self._queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
         self._probed = probe_model(model, train_set)
-        capacity = plan.sampler.capacity(plan.n)
-        self._engine = Engine(
-            model,
-            plan.method.rule,
-            capacity=capacity,
-            reduction=loss_reduction,
-            partial_backward=partial_backward,
-            positions=positions_per_layer(model, train_set),
-        )
+        self._engine = engine_for(plan, model, train_set, loss_reduction, partial_backward)
         refuse_foreign_parameters(self._engine, optimizer)
         self._side = plan.method.private_side(plan)
         self._choice = plan.method.norm_choice(plan)
@@ -157,6 +151,8 @@ class PrivateTraining:
         if physical_batch_size is not None:
             physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
         self._require_attached()
+        if isinstance(self._engine, ValueEngine) and physical_batch_size is not None:
+            self._engine.physical_rows = min(self._engine.capacity, physical_batch_size)
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
         if self._choice is not None:
@@ -179,6 +175,22 @@ class PrivateTraining:
         if self._state == "complete":
             raise PrivacyError("the last batch was delivered, but optimizer.step() was not called after it.")
 
+    def loss(self, losses: Tensor) -> Tensor:
+        """The scalar to differentiate, for `ValueClippedSGD`: the mean of the batch's losses.
+
+        Args:
+            losses: one for each delivered row, shape (rows,), computed from the model's output.
+
+        **Guarantee.** None for the value, which is as private as the batch. Its backward pass adds bounded gradients.
+        """
+        self._require_attached()
+        if not isinstance(self._engine, ValueEngine):
+            raise PrivacyError(
+                f"private.loss belongs to ValueClippedSGD, and this plan is for {type(self.plan.method).__name__}. "
+                "Fix: loss.backward() on the loss of the batch."
+            )
+        return self._engine.loss(losses)
+
     # ---- the optimizer's hooks -------------------------------------------------------------------------------
 
     def _before_step(
@@ -200,7 +212,8 @@ class PrivateTraining:
             if p.grad is not None:
                 raise PrivacyError(
                     f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only loss.backward() "
-                    "inside the loop make gradients, and do not write to .grad."
+                    "inside the loop make gradients (private.loss(losses).backward() with ValueClippedSGD), and do not "
+                    "write to .grad."
                 )
         refuse_changed_parameters(self._engine)
         refuse_foreign_parameters(self._engine, optimizer)
@@ -325,6 +338,25 @@ class PrivateTraining:
                 self._gate.finish()
         finally:
             self.detach()
+
+
+def engine_for(
+    plan: Plan, model: nn.Module, train_set: Dataset[Any], reduction: Reduction, partial_backward: bool
+) -> Engine:
+    """What turns backward passes into the plan's clipped sums."""
+    capacity, method = plan.sampler.capacity(plan.n), plan.method
+    if isinstance(method, ValueClippedSGD):
+        if partial_backward:
+            raise ValueError("partial_backward=True is not for ValueClippedSGD; use batches(physical_batch_size=...).")
+        return ValueEngine(model, method.rule, capacity=capacity, paper=method.bound == "paper", reduction=reduction)
+    return Engine(
+        model,
+        method.rule,
+        capacity=capacity,
+        reduction=reduction,
+        partial_backward=partial_backward,
+        positions=positions_per_layer(model, train_set),
+    )
 
 
 def key_stream(seed: int | None, purpose: str) -> KeyStream:

@@ -1,0 +1,191 @@
+"""Bounds on each record's gradient in feed-forward nets, known once the forward pass is over (Fang et al. 2023, App. D).
+
+For ``h_i = phi_i(W_i h_{i-1} + b_i)``, i = 1..H, and a loss f of the output h_H,
+
+    |d f / d (W_i, b_i)| <= |(h_{i-1}, 1)| Lip(phi_i) (prod_{j > i} Lip(phi_j) |W_j|_2) |d f / d h_H|,
+
+since the derivative by ``W_i h_{i-1} + b_i`` comes from the output through the later layers alone. The activations are
+those that the forward pass has computed; ``|d f / d h_H|`` is measured (``"sharp"``) or replaced by the paper's bound for
+softmax cross-entropy, ``2 sqrt(min(1, 2 f))`` (``"paper"``), which uses products of spectral norms for the activations, too.
+As printed the paper leaves out the biases; without the terms for them its bound is false.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from dpoptim.errors import PrivacyError
+
+EXACT_SIDE = 64  # up to this many rows or columns a spectral norm is an eigenvalue; beyond, squarings bound it
+SQUARINGS = 6  # bound the norm of a matrix with r rows up to a factor r^(1/128): 4 % at r = 256
+ROUNDING = 1 + 2.0**-20  # of float64 products and eigenvalues, whose relative errors are far smaller
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer and what follows it: the largest slope of the activations up to the next one."""
+
+    linear: nn.Linear
+    slope: float
+    at_zero: float  # the largest |phi(0)| of an entry of what follows
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """The layers of a chain of linear layers and activations.
+
+    Raises:
+        PrivacyError: anything else, by name: there is no proof for it.
+    """
+    layers: list[Layer] = []
+    for name, module in leaves(model, ""):
+        if module._forward_hooks or module._forward_pre_hooks or is_parametrized(module):
+            raise PrivacyError(
+                f"layer {name!r} has hooks or parametrisations, which change what it computes. Fix: remove them."
+            )
+        if type(module) is nn.Linear:
+            if any(layer.linear is module for layer in layers):
+                raise PrivacyError(f"layer {name!r} is used twice: no bound is proved for that. Fix: dpoptim.DPSGD.")
+            layers.append(Layer(module, 1.0, 0.0))
+            continue
+        slope, at_zero = activation(name, module)
+        if layers:
+            last = layers[-1]
+            layers[-1] = Layer(last.linear, last.slope * slope, slope * last.at_zero + at_zero)
+    if not layers:
+        raise PrivacyError("the model has no nn.Linear layer to train. Fix: dpoptim.DPSGD.")
+    parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
+    if len(parameters) != len(set(parameters)):
+        raise PrivacyError("layers share parameters: no bound is proved for that. Fix: dpoptim.DPSGD.")
+    return layers
+
+
+def leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+    """The chain of an nn.Sequential, nested ones spread out."""
+    if type(module) is not nn.Sequential:
+        return [(name or type(module).__name__, module)]
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise PrivacyError(f"module {name or 'model'!r} has hooks, which change what it computes. Fix: remove them.")
+    children = zip(module._modules, module, strict=True)  # named_children() would leave out repeated ones
+    return [leaf for key, child in children for leaf in leaves(child, f"{name}.{key}" if name else key)]
+
+
+def activation(name: str, module: nn.Module) -> tuple[float, float]:
+    """The largest slope of a module that works on each entry by itself, and its largest value at 0."""
+    slopes: dict[type[nn.Module], tuple[float, float]] = {
+        nn.Identity: (1.0, 0.0),
+        nn.ReLU: (1.0, 0.0),
+        nn.ReLU6: (1.0, 0.0),
+        nn.Tanh: (1.0, 0.0),
+        nn.Hardtanh: (1.0, 1.0),
+        nn.Sigmoid: (0.25, 0.5),
+        nn.Softsign: (1.0, 0.0),
+        nn.GELU: (1.13, 0.0),
+        nn.SiLU: (1.1, 0.0),
+    }
+    kind = type(module)
+    if kind in slopes:
+        return slopes[kind]
+    if isinstance(module, nn.Dropout) and kind is nn.Dropout and module.p < 1:
+        return 1 / (1 - module.p), 0.0
+    if isinstance(module, nn.LeakyReLU):
+        return max(1.0, abs(module.negative_slope)), 0.0
+    if isinstance(module, nn.ELU):
+        return max(1.0, abs(module.alpha)), 0.0
+    if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
+        return 1.0, 0.0
+    known = ", ".join(kind.__name__ for kind in (nn.Linear, nn.Flatten, nn.Dropout, nn.LeakyReLU, nn.ELU, *slopes))
+    raise PrivacyError(
+        f"module {name!r} is a {kind.__name__}, for which no bound on gradients is proved. Value clipping takes chains "
+        f"(nn.Sequential) of {known}. Fix: dpoptim.DPSGD, which clips any module's gradients."
+    )
+
+
+def spectral_norm(weight: Tensor) -> float:
+    """At least the largest singular value of a matrix, and hardly more; infinite where entries are not finite."""
+    rows, columns = weight.shape
+    matrix = weight.detach().double()
+    gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
+    size = float(gram.diagonal().sum())
+    if not 0 < size < math.inf:
+        return 0.0 if size == 0 else math.inf
+    gram = gram / size  # eigenvalues in [0, 1]
+    if len(gram) <= EXACT_SIDE:
+        largest = float(torch.linalg.eigvalsh(gram)[-1]) + 2.0**-40
+    else:
+        power, exponent = 1.0, 0.0  # largest^(2^t) <= |gram^(2^t)|_F, kept in range by factoring it out
+        for _ in range(SQUARINGS):
+            gram = gram @ gram
+            power *= 2
+            scale = float(gram.norm())
+            gram = gram / scale
+            exponent += math.log(scale) / power
+        largest = math.exp(exponent)
+    return math.sqrt(size * min(largest, 1.0)) * ROUNDING
+
+
+class SpectralNorms:
+    """`spectral_norm` of weights that move little from call to call: ``|W| <= |W_0| + |W - W_0|_F``, W_0 an earlier one.
+
+    Args:
+        weights: matrices; copies of them are kept.
+        slack: share by which a bound may exceed ``|W_0|`` before it is computed anew.
+    """
+
+    def __init__(self, weights: list[Tensor], slack: float = 0.1) -> None:
+        self._weights, self._slack = weights, slack
+        self._known: list[tuple[Tensor, float] | None] = [None] * len(weights)
+
+    def __getitem__(self, place: int) -> float:
+        weight, known = self._weights[place].detach(), self._known[place]
+        if min(weight.shape) > EXACT_SIDE and known is not None:
+            moved = float((weight - known[0]).double().norm()) + float(known[0].double().norm()) * 2.0**-23
+            bound = (known[1] + moved) * ROUNDING
+            if bound <= known[1] * (1 + self._slack):
+                return bound
+        norm = spectral_norm(weight)
+        self._known[place] = (weight.clone(), norm)
+        return norm
+
+
+def squared_gradient_bounds(layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]) -> Tensor:
+    """Upper bounds on the squared norm of each record's gradient: float64, shape (B,). Private.
+
+    Args:
+        inputs: squared norms of the input of each linear layer or more, float64, shape (B,).
+        slopes: ``|d f / d h_H|`` of each record or more, float64, shape (B,).
+        norms: of the weights, from `spectral_norm`; the first one is not used.
+    """
+    total = torch.zeros_like(slopes)
+    later = 1.0  # from the output of this layer to the output of the net
+    for layer, h, norm in reversed(list(zip(layers, inputs, norms, strict=True))):
+        later *= layer.slope
+        linear = layer.linear
+        squared = torch.zeros_like(slopes)
+        if linear.weight.requires_grad:
+            squared = squared + h
+        if linear.bias is not None and linear.bias.requires_grad:
+            squared = squared + 1
+        total += squared * later**2
+        later *= norm
+    return total * slopes.square() * ROUNDING**2
+
+
+def propagated(layers: list[Layer], first: Tensor, norms: list[float]) -> list[Tensor]:
+    """Bounds on the squared norms of the layers' inputs from the first one's alone, as the paper has them.
+
+    ``|phi(W h + b)| <= Lip(phi) (|W| |h| + |b|) + |phi(0)| sqrt(width)``.
+
+    Args:
+        first: squared norms of the records, float64, shape (B,).
+        norms: of the weights, from `spectral_norm`.
+    """
+    bound = first.sqrt()
+    bounds = []
+    for layer, norm in zip(layers, norms, strict=True):
+        bounds.append(bound.square())
+        bias = 0.0 if layer.linear.bias is None else float(layer.linear.bias.detach().double().norm())
+        bound = layer.slope * (norm * bound + bias) + layer.at_zero * math.sqrt(layer.linear.out_features)
+    return bounds

@@ -1,0 +1,187 @@
+"""Value clipping: the factor of each record is known after the forward pass, so one ordinary backward pass does the rest."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dpoptim.clipping import ClippingRule
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.contributions import zero_outside
+from dpoptim.gradients.engine import Engine, Reduction, exact_arithmetic
+from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds
+from dpoptim.gradients.products import UNIT_ROUNDOFF, row_squared_norms
+
+LARGEST = 2.0**40  # records with longer activations count as zero: products with them would leave the float32 range
+MOST_MARGIN = 0.25
+
+
+class ValueEngine(Engine):
+    """Sums gradients that are bounded before they are computed; for the nets of `feed_forward` alone.
+
+    Args:
+        model: see `layers_of`.
+        clipping, capacity: as for `Engine`.
+        paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured slopes.
+        reduction: must be ``"mean"``: `loss` returns a mean.
+
+    Attributes:
+        physical_rows: rows that one backward pass may have; public. Rounding in float32 grows with it.
+
+    **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over the batch.
+    """
+
+    def __init__(
+        self, model: nn.Module, clipping: ClippingRule, *, capacity: int, paper: bool, reduction: Reduction = "mean"
+    ) -> None:
+        if reduction != "mean":
+            raise ValueError("loss_reduction must be 'mean' for value clipping: private.loss returns a mean.")
+        self._layers = layers_of(model)
+        super().__init__(model, clipping, capacity=capacity)
+        self._paper = paper
+        self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
+        self.physical_rows = capacity
+        self._inputs: list[Tensor] = []  # their rows' squared norms
+        self._dropped: Tensor | None = None
+        self._output: Tensor | None = None
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        for i, layer in enumerate(self._layers):
+            self._handles.append(layer.linear.register_forward_pre_hook(self._keep_input(i)))
+        self._handles.append(self.model.register_forward_hook(self._keep_output))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._forget()
+
+    def loss(self, losses: Tensor) -> Tensor:
+        """The mean of the per-record losses, whose backward pass adds bounded gradients to the engine's sums.
+
+        Args:
+            losses: shape (B,), of the model's last output.
+
+        Raises:
+            PrivacyError: not the losses of the delivered rows.
+        """
+        output, inputs = self._output, list(self._inputs)
+        if losses.dim() != 1 or output is None or len(losses) != len(output) or not losses.requires_grad:
+            raise PrivacyError(
+                f"private.loss takes the losses of the delivered rows, of shape (rows,) and computed from model(x); got "
+                f'shape {tuple(losses.shape)}. Fix: compute the loss with reduction="none", one number for each record.'
+            )
+        if len(losses) != self._rows_open:
+            raise PrivacyError(
+                "private.loss was called on rows that private.batches() did not deliver, or a second time. Fix: one call "
+                "for each batch."
+            )
+        dropped = self._dropped
+        self._forget()
+        margin = self.sum_margin()
+
+        def differentiate() -> None:
+            with exact_arithmetic():
+                (slopes,) = torch.autograd.grad(losses.sum(), output, retain_graph=True, allow_unused=True)
+                if slopes is None:
+                    raise PrivacyError(
+                        "private.loss was given losses of an earlier output: model(x) ran again since. Fix: compute the "
+                        "losses from the model's last output; for a look at the model, use torch.no_grad()."
+                    )
+                self._add(slopes, losses.detach(), output, inputs, dropped, margin)
+
+        trigger = torch.zeros((), requires_grad=True)
+        mean: Tensor = _Handover.apply(trigger, losses.detach().mean(), differentiate)
+        return mean
+
+    def sum_margin(self) -> float:
+        """Share of the clip norm left to rounding: of float32 sums over a pass, in each of the passes of a batch.
+
+        A sum of P terms errs by at most P u times the sum of their absolute values, at most P C; and one record may
+        change how the rows of all passes are divided, in both worlds. The propagation through layers of width d adds
+        relative errors of d u sqrt(d) at most for each.
+        """
+        u = UNIT_ROUNDOFF[min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)]
+        widths = [min(layer.linear.weight.shape) ** 0.5 * max(layer.linear.weight.shape) for layer in self._layers]
+        share = max(self.margin, 2.0**-20) + 2 * u * self.capacity * (self.physical_rows + 2) + 2 * u * sum(widths)
+        if share > MOST_MARGIN:
+            raise PrivacyError(
+                f"float32 sums over {self.physical_rows} rows of a batch of {self.capacity} round too coarsely for a proven "
+                "bound. Fix: private.batches(physical_batch_size=...) with a smaller number, or model.double()."
+            )
+        return share
+
+    def _add(
+        self, slopes: Tensor, losses: Tensor, output: Tensor, inputs: list[Tensor], dropped: Tensor | None, margin: float
+    ) -> None:
+        rows = len(slopes)
+        if self._rows_open != rows:
+            raise PrivacyError("private.loss(...).backward() was called twice. Fix: call it once for each batch.")
+        self._rows_open = 0
+        if self._null:
+            return
+        measured = row_squared_norms(slopes).sqrt()
+        if self._paper:
+            promised = 2 * (2 * losses.double()).clamp(0, 1).sqrt()
+            measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
+        later = [self._norms[i] for i in range(1, len(self._layers))]
+        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
+        known = propagated(self._layers, inputs[0], norms) if self._paper else inputs
+        squared = squared_gradient_bounds(self._layers, known, measured, norms)
+        if dropped is not None:
+            squared = torch.where(dropped, torch.inf, squared)
+        if self.observer is not None:
+            self.observer(squared)
+        factors = self.clipping.factors(squared, margin)
+        weighted = torch.where((factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0)
+        gradients = torch.autograd.grad(output, self.parameters, weighted.view_as(output), allow_unused=True)
+        for total, gradient in zip(self._sums[0], gradients, strict=True):
+            if gradient is not None:
+                total.add(gradient)
+
+    def _keep_input(self, place: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            if not torch.is_grad_enabled():
+                return args
+            h = args[0]
+            if h.dim() != 2:
+                raise PrivacyError(
+                    f"a linear layer got an input of shape {tuple(h.shape)}; the bound is proved for (rows, features). "
+                    "Fix: dpoptim.DPSGD."
+                )
+            if place == 0:
+                self._forget()
+            # A record that would reach infinity would turn everybody's gradient into NaN: it counts as zero instead.
+            squared = row_squared_norms(h.detach())
+            small = squared <= LARGEST**2
+            if not bool(small.all()):
+                h = zero_outside(h, small)
+                self._dropped = ~small if self._dropped is None else self._dropped | ~small
+            self._inputs.append(squared)
+            return (h,)
+
+        return hook
+
+    def _keep_output(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self._output = output
+
+    def _forget(self) -> None:
+        self._inputs, self._dropped, self._output = [], None, None
+
+
+class _Handover(torch.autograd.Function):
+    """A number whose backward pass is the engine's, whatever it was multiplied by or added to."""
+
+    @staticmethod
+    def forward(ctx: Any, trigger: Tensor, value: Tensor, differentiate: Any) -> Tensor:
+        ctx.differentiate = differentiate
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        with torch.enable_grad():
+            ctx.differentiate()
+        return None, None, None

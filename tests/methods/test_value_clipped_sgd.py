@@ -1,0 +1,323 @@
+"""Value clipping: the bound is never below the norm, the sums are the clipped ones, and what has no proof is refused."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.clipping import Clipping
+from dpoptim.gate import Gate
+from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, spectral_norm, squared_gradient_bounds
+from dpoptim.gradients.value_engine import ValueEngine
+
+ACTIVATIONS = [nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.GELU(), nn.SiLU(), nn.LeakyReLU(1.5), nn.ELU(2.0), nn.Hardtanh()]
+
+
+def net(widths: list[int], activations: list[int], *, bias: bool = True, seed: int = 0, scale: float = 1.0) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(seed)
+    layers: list[nn.Module] = []
+    for (a, b), chosen in zip(itertools.pairwise(widths), itertools.cycle(activations), strict=False):
+        linear = nn.Linear(a, b, bias=bias)
+        with torch.no_grad():
+            for p in linear.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * scale)
+        layers += [linear, ACTIVATIONS[chosen]]
+    return nn.Sequential(*layers[:-1])
+
+
+def true_norms(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Per-record gradient norms in float64, by vmap(grad)."""
+    parameters = {name: p.detach().double() for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss(parameters: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, parameters, (a[None],)), b[None])
+
+    gradients = vmap(grad(loss), (None, 0, 0))(parameters, x.double(), y)
+    return torch.cat([g.flatten(1) for g in gradients.values()], 1).norm(dim=1)
+
+
+def bounds(model: nn.Sequential, x: Tensor, y: Tensor, *, paper: bool) -> Tensor:
+    layers = layers_of(model)
+    inputs: list[Tensor] = []
+    hooks = [
+        layer.linear.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().square().sum(1)))
+        for layer in layers
+    ]
+    output = model(x)
+    for hook in hooks:
+        hook.remove()
+    losses = F.cross_entropy(output, y, reduction="none")
+    norms = [spectral_norm(layer.linear.weight) for layer in layers]
+    if not paper:
+        (slopes,) = torch.autograd.grad(losses.sum(), output)
+        return squared_gradient_bounds(layers, inputs, slopes.double().norm(dim=1), norms).sqrt()
+    slopes = 2 * (2 * losses.detach().double()).clamp(0, 1).sqrt()
+    return squared_gradient_bounds(layers, propagated(layers, x.square().sum(1), norms), slopes, norms).sqrt()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    activations=st.lists(st.integers(0, len(ACTIVATIONS) - 1), min_size=4, max_size=4),
+    bias=st.booleans(),
+    seed=st.integers(0, 10**6),
+    size=st.sampled_from([0.0, 0.1, 1.0, 10.0, 1000.0]),
+    scale=st.sampled_from([0.1, 1.0, 3.0]),
+    paper=st.booleans(),
+)
+def test_the_bound_is_never_below_the_norm(
+    widths: list[int], activations: list[int], bias: bool, seed: int, size: float, scale: float, paper: bool
+) -> None:
+    widths = [*widths, 3]
+    model = net(widths, activations, bias=bias, seed=seed, scale=scale).double()
+    generator = torch.Generator().manual_seed(seed + 1)
+    x = torch.randn(5, widths[0], generator=generator, dtype=torch.float64) * size
+    y = torch.randint(0, 3, (5,), generator=generator)
+    assert bool((true_norms(model, x, y) <= bounds(model, x, y, paper=paper) * (1 + 1e-9) + 1e-12).all())
+
+
+def test_for_linear_models_the_bound_is_the_norm() -> None:
+    model = net([4, 3], [0]).double()
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
+    torch.testing.assert_close(bounds(model, x, y, paper=False), true_norms(model, x, y), rtol=1e-5, atol=0)
+    assert bool((bounds(model, x, y, paper=True) > true_norms(model, x, y)).all())
+
+
+def test_without_biases_the_papers_bound_is_false() -> None:
+    """What the paper prints: 4 |x|^2 sum_i prod_{j != i} |W_j|^2 min(1, 2 f), for a net that has biases."""
+    model = net([3, 4, 3], [0], seed=1).double()
+    x, y = torch.full((1, 3), 1e-3, dtype=torch.float64), torch.tensor([0])
+    first, second = (spectral_norm(layer.linear.weight) for layer in layers_of(model))
+    loss = float(F.cross_entropy(model(x), y).detach())
+    printed = 2 * float(x.norm()) * math.sqrt((first**2 + second**2) * min(1.0, 2 * loss))
+    assert float(true_norms(model, x, y)) > 2 * printed
+    assert float(true_norms(model, x, y)) <= float(bounds(model, x, y, paper=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 120), columns=st.integers(1, 120), seed=st.integers(0, 1000), rank_one=st.booleans())
+def test_spectral_norms_are_bounded_from_above(rows: int, columns: int, seed: int, rank_one: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    if rank_one:
+        matrix = torch.outer(matrix[:, 0], matrix[0])
+    true = float(torch.linalg.matrix_norm(matrix, 2))
+    assert true <= spectral_norm(matrix) <= 1.06 * true
+    assert spectral_norm(torch.zeros(3, 3)) == 0
+    assert spectral_norm(torch.full((2, 2), math.nan)) == math.inf
+
+
+def test_norms_of_moving_weights_stay_above() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(80, 90, generator=generator)
+    norms = SpectralNorms([weight])
+    for step in range(60):
+        weight += torch.randn(80, 90, generator=generator) * (0.001 if step % 20 else 1.0)
+        true = float(torch.linalg.matrix_norm(weight.double(), 2))
+        assert true <= norms[0] <= 1.2 * true
+
+
+def sums_of(model: nn.Module, x: Tensor, y: Tensor, *, norm: float, paper: bool = False) -> list[Tensor]:
+    engine = ValueEngine(model, Clipping(norm), capacity=len(x), paper=paper)
+    engine.attach()
+    engine.deliver(len(x))
+    engine.loss(F.cross_entropy(model(x), y, reduction="none")).backward()
+    engine.detach()
+    return [total.clone() for total in engine.split(engine.take())]
+
+
+def test_without_clipping_the_sums_are_autograds() -> None:
+    model = net([6, 8, 3], [1])
+    x, y = torch.randn(30, 6), torch.randint(0, 3, (30,))
+    sums = sums_of(model, x, y, norm=1e6)
+    F.cross_entropy(model(x), y, reduction="sum").backward()
+    for total, p in zip(sums, model.parameters(), strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(total.float(), p.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("paper", [False, True])
+def test_every_record_is_clipped_by_its_bound(paper: bool) -> None:
+    model = net([6, 8, 3], [1]).double()
+    x, y = torch.randn(30, 6, dtype=torch.float64), torch.randint(0, 3, (30,))
+    for i in range(30):
+        one = torch.cat([total.flatten() for total in sums_of(model, x[i : i + 1], y[i : i + 1], norm=0.5, paper=paper)])
+        assert float(one.norm()) <= 0.5
+        factor = min(1.0, 0.5 / float(bounds(model, x[i : i + 1], y[i : i + 1], paper=paper)))
+        assert float(one.norm()) == pytest.approx(factor * float(true_norms(model, x[i : i + 1], y[i : i + 1])), rel=1e-3)
+
+
+def test_frozen_layers_are_left_out() -> None:
+    model = net([6, 8, 3], [1]).double()
+    model[0].requires_grad_(False)
+    x, y = torch.randn(10, 6, dtype=torch.float64), torch.randint(0, 3, (10,))
+    assert bool((bounds(model, x, y, paper=False) >= true_norms(model, x, y) * (1 - 1e-9)).all())
+    assert [total.shape for total in sums_of(model, x, y, norm=1.0)] == [(3, 8), (3,)]
+
+
+def digits() -> TensorDataset:
+    x, y = load_digits(return_X_y=True)
+    return TensorDataset(torch.tensor(x / 16 - 0.3, dtype=torch.float32), torch.tensor(y))
+
+
+def train(plan: dpoptim.Plan, data: TensorDataset, model: nn.Module, spoil: str = "", lr: float = 2.0) -> nn.Module:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with dpoptim.attach(plan, model, optimizer, data, noise_seed=0) as private:
+        for x, y in private.batches():
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            if spoil == "penalty inside":
+                losses = losses + sum(p.square().sum() for p in model.parameters()) * 1e3
+            loss = private.loss(losses)
+            if spoil == "larger":
+                loss = loss * 1e6
+            loss.backward()
+            optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("bound", ["sharp", "paper"])
+def test_it_learns_through_attach(bound: Any) -> None:
+    data = digits()
+    plan = dpoptim.ValueClippedSGD(2.0, bound=bound).plan(n=1797, batch_size=600, epochs=20, epsilon=4, delta=1e-5)
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+    assert "bounds on gradients are proved" in plan.describe()
+    torch.manual_seed(0)
+    model = train(plan, data, nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)))
+    x, y = data.tensors
+    assert float((model(x).argmax(1) == y).double().mean()) > (0.8 if bound == "sharp" else 0.5)
+
+
+@pytest.mark.parametrize("spoil", ["penalty inside", "larger"])
+def test_what_is_done_to_the_loss_changes_nothing(spoil: str) -> None:
+    """Only the slope by the model's output counts, times the engine's own factor."""
+    plan = dpoptim.ValueClippedSGD(1.0).plan(n=1797, batch_size=600, steps=3, epsilon=4, delta=1e-5)
+    models = []
+    for how in ("", spoil):
+        torch.manual_seed(0)
+        models.append(train(plan, digits(), nn.Linear(64, 10), how))
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+@pytest.mark.parametrize("hostile", [1e3, 1e30, -3e38, math.nan, math.inf])
+def test_one_record_moves_every_sum_by_at_most_the_clip_norm(hostile: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds: list[list[Tensor]] = []
+
+    def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
+        worlds[-1].append(torch.cat([total.clone() for total in sums]))
+        self.released += 1
+        return [torch.ones_like(total) for total in sums]
+
+    monkeypatch.setattr(Gate, "release_sum", spy)
+    plan = dpoptim.ValueClippedSGD(0.7).plan(
+        n=200, batch_size=200, steps=4, noise_multiplier=1.0, delta=1e-5, neighboring="replace-one"
+    )
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 6, generator=generator) * 30, torch.randint(0, 3, (200,), generator=generator)
+    for value in (0.0, hostile):
+        changed = x.clone()
+        changed[17] = value
+        worlds.append([])
+        train(plan, TensorDataset(changed, y), net([6, 8, 3], [0], seed=3), lr=0.01)
+    moved = [float((a - b).norm()) for a, b in zip(*worlds, strict=True)]
+    assert len(moved) == 4
+    assert 0 < max(moved) <= 2 * 0.7
+    assert all(bool(torch.isfinite(total).all()) for total in worlds[1])
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)  # type: ignore[no-any-return]
+
+
+def shared() -> nn.Sequential:
+    one = nn.Linear(6, 6)
+    return nn.Sequential(one, nn.ReLU(), one)
+
+
+def tied() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    return model
+
+
+def weight_normed() -> nn.Sequential:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Conv1d(1, 2, 3)), "module '0' is a Conv1d"),
+        (nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)), "module '1' is a LayerNorm"),
+        (nn.Sequential(nn.Linear(6, 6), nn.Sequential(Residual())), "module '1.0' is a Residual"),
+        (nn.Sequential(nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3)), "PReLU"),
+        (shared(), "used twice"),
+        (tied(), "share parameters"),
+        (weight_normed(), "parametrisations"),
+        (nn.Sequential(nn.ReLU()), "no nn.Linear"),
+    ],
+)
+def test_what_has_no_proof_is_refused_by_name(model: nn.Module, said: str) -> None:
+    with pytest.raises(dpoptim.PrivacyError, match=said):
+        ValueEngine(model, Clipping(1.0), capacity=10, paper=False)
+
+
+def test_mistakes_in_the_loop_are_named() -> None:
+    data = digits()
+    plan = dpoptim.ValueClippedSGD(1.0).plan(n=1797, batch_size=100, steps=3, epsilon=4, delta=1e-5)
+    model = nn.Linear(64, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with dpoptim.attach(plan, model, optimizer, data) as private:
+        for x, y in private.batches():
+            with pytest.raises(dpoptim.PrivacyError, match='reduction="none"'):
+                private.loss(F.cross_entropy(model(x), y))
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            model(x)
+            with pytest.raises(dpoptim.PrivacyError, match="earlier output"):
+                private.loss(losses).backward()
+            F.cross_entropy(model(x), y).backward()
+            with pytest.raises(dpoptim.PrivacyError, match=r"private\.loss\(losses\)\.backward"):
+                optimizer.step()
+            break
+    ordinary = dpoptim.DPSGD(1.0).plan(n=1797, batch_size=100, steps=3, epsilon=4, delta=1e-5)
+    model = nn.Linear(64, 10)
+    with (
+        dpoptim.attach(ordinary, model, torch.optim.SGD(model.parameters(), lr=1.0), data) as private,
+        pytest.raises(dpoptim.PrivacyError, match="belongs to ValueClippedSGD"),
+    ):
+        private.loss(torch.zeros(3))
+    with pytest.raises(ValueError, match="bound must be 'sharp' or 'paper'"):
+        dpoptim.ValueClippedSGD(1.0, bound="exact")  # type: ignore[arg-type]
+
+
+def test_batches_too_large_for_float32_are_refused_with_the_fix() -> None:
+    data = TensorDataset(torch.randn(8000, 4), torch.randint(0, 2, (8000,)))
+    plan = dpoptim.ValueClippedSGD(1.0).plan(n=8000, batch_size=8000, steps=1, epsilon=4, delta=1e-5, neighboring="zero-out")
+    for size, dtype in ((None, torch.float32), (64, torch.float32), (None, torch.float64)):
+        model = nn.Linear(4, 2, dtype=dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with dpoptim.attach(plan, model, optimizer, data) as private:
+            for x, y in private.batches(physical_batch_size=size):
+                losses = F.cross_entropy(model(x.to(dtype)), y, reduction="none")
+                if size is None and dtype == torch.float32:
+                    with pytest.raises(dpoptim.PrivacyError, match="physical_batch_size"):
+                        private.loss(losses)
+                    break
+                private.loss(losses).backward()
+                optimizer.step()
+            else:
+                assert private.steps_done == 1
