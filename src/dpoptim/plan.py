@@ -48,6 +48,7 @@ class NormChoice(Protocol):
     """A clip norm that a run chooses from what it has released; every step is a query with norm bound 1."""
 
     rule: ClippingRule
+    share_below: float  # the last noisy share of gradients below the clip norm; nan if none was released
 
     @property
     def found(self) -> bool:

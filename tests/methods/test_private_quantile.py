@@ -172,6 +172,30 @@ def test_an_interrupted_step_is_measured_once() -> None:
             break
 
 
+def test_a_monitor_counts_and_leaves_the_clip_norm_alone() -> None:
+    train_set = data()
+    norm = float(gradient_norms(train_set).quantile(0.3))
+    shares = {}
+    for noise in (0.0, 0.7):
+        monitored = dpoptim.DPSGD(dpoptim.PrivateQuantile.monitor(norm, share=0.1))
+        plan = monitored.plan(n=2000, batch_size=2000, steps=5, noise_multiplier=noise, delta=1e-5, neighboring="zero-out")
+        model = nn.Linear(5, 2)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        with dpoptim.attach(plan, model, optimizer, train_set, noise_seed=0) as private:
+            assert math.isnan(private.share_unclipped)
+            for x, y in private.batches():
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                shares[noise] = private.share_unclipped
+                assert private.clip_norm == norm
+    assert shares[0.0] == pytest.approx(0.3, abs=1e-3)
+    assert shares[0.7] == pytest.approx(0.3, abs=0.01)
+    assert shares[0.7] != shares[0.0]
+    assert "noisy count of unclipped" in plan.describe()
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

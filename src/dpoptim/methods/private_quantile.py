@@ -42,7 +42,7 @@ class PrivateQuantile:
         when: ``"at the start"``: the first ``share`` of the steps measure and do not move the model. ``"all along"``:
             every step adjusts C by a factor of at most ``exp(rate)``.
         start: C of the first steps, if ``when="all along"``; > 0.
-        rate: how fast C moves then; > 0.
+        rate: how fast C moves then; >= 0. At 0 it stays: `monitor`.
     """
 
     quantile: float
@@ -59,9 +59,20 @@ class PrivateQuantile:
             object.__setattr__(self, name, value)
         if self.when not in get_args(When):
             raise ValueError(f"when must be one of {', '.join(map(repr, get_args(When)))}, got {self.when!r}.")
-        for name in ("start", "rate"):
-            object.__setattr__(self, name, positive_number(name, getattr(self, name)))
+        object.__setattr__(self, "start", positive_number("start", self.start))
+        rate = real_number("rate", self.rate)
+        if not 0 <= rate < math.inf:
+            raise ValueError(f"rate must be a finite number of at least 0, got {rate!r}.")
+        object.__setattr__(self, "rate", rate)
         _ = Clipping(self.start)  # validates
+
+    @classmethod
+    def monitor(cls, clip_norm: float, share: float = 0.01) -> "PrivateQuantile":
+        """A fixed clip norm, and in every step a noisy count of the gradients below it (Fang et al. 2023, Fig. 1).
+
+        `PrivateTraining.share_unclipped` has it. With noise_multiplier=0, for public data, it is exact.
+        """
+        return cls(0.5, share, "all along", clip_norm, 0.0)
 
     def measuring_steps(self, steps: int) -> int:
         """How many of the run's steps only measure."""
@@ -89,6 +100,8 @@ class PrivateQuantile:
             )
 
     def basis(self) -> Basis:
+        if self.rate == 0 and self.when == "all along":
+            return Basis("enforced", "each step releases a noisy count of unclipped gradients, which the guarantee covers")
         where = "in steps of their own" if self.when == "at the start" else "in every step"
         return Basis("enforced", f"the clip norm was found from noisy counts {where}, which the guarantee covers")
 
@@ -109,6 +122,7 @@ class QuantileSearch(NormChoice):
         self._count = 0.0  # of norms at most C, less half of the records
         self.observed = torch.zeros_like(self._histogram)
         self.rule = Clipping(quantile.start, style)
+        self.share_below = math.nan
 
     @property
     def found(self) -> bool:
@@ -145,6 +159,7 @@ class QuantileSearch(NormChoice):
         *sums, count = released
         share = self._settings.share
         below = float(count) / (2 * math.sqrt(share)) / self._batch_size + 0.5
+        self.share_below = below
         factor = math.exp(-self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile))
         self.rule = Clipping(min(max(norm * factor, 2**LOWEST), 2**HIGHEST), self._style)
         return [total.mul_(norm / math.sqrt(1 - share)) for total in sums]

@@ -88,12 +88,49 @@ def dice_table(request: Request) -> None:
     experiment(request.out, cases, seeds=request.seeds)
 
 
+def das_table6(request: Request) -> None:
+    from dpoptim.reproduce.das_tables import table6
+
+    table6(request.out, request.fashion, seeds=request.seeds)
+
+
+def das_table5(request: Request) -> None:
+    from dpoptim.reproduce.das_tables import table5
+
+    if request.tweets is None:
+        raise ValueError("das-table5 needs --tweets, a folder of a TweetEval task such as emotion or emoji.")
+    table5(request.out, request.tweets, seeds=request.seeds)
+
+
+def fang_fig1(request: Request) -> None:
+    from dpoptim.reproduce.fang import clipping_frequency
+
+    clipping_frequency(request.out, request.fashion, epochs=3 if request.quick else 10)
+
+
+def fang_fig2(request: Request) -> None:
+    from dpoptim.reproduce.fang import accuracies
+
+    accuracies(request.out, request.fashion, seeds=request.seeds)
+
+
+def fang_table2(request: Request) -> None:
+    from dpoptim.reproduce.fang import epoch_times
+
+    epoch_times(request.out, request.fashion, repeats=2 if request.quick else 5)
+
+
 EXPERIMENTS: dict[str, Callable[[Request], None]] = {
+    "das-table5": das_table5,
+    "das-table6": das_table6,
     "dice-bias": dice_bias,
     "dice-fig2": dice_ablations("fig2"),
     "dice-fig3": dice_ablations("fig3"),
     "dice-residual": dice_ablations("residual"),
     "dice-table2": dice_table,
+    "fang-fig1": fang_fig1,
+    "fang-fig2": fang_fig2,
+    "fang-table2": fang_table2,
     "kl-rates": kl_rates,
     "kl-real": kl_real,
     "one-pass": one_pass,

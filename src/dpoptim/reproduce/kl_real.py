@@ -130,7 +130,10 @@ Method = Callable[[Case, float, int, Settings], Tensor]
 
 
 def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
-    """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and gate."""
+    """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and gate.
+
+    Returns the last iterate, or the mean of the share ``averaged`` of the last ones.
+    """
     batch_size = min(int(settings["batch_size"]), len(case.x))
     clip = settings["lipschitz"]
     plan = DPSGD(clip_norm=clip).plan(
@@ -144,6 +147,8 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
     coins, noise = (KeyStream.from_seed(seed, purpose) for purpose in ("coins", "noise"))
     w = case.problem.initial()
     velocity = torch.zeros_like(w)
+    first_averaged = round(plan.steps * (1 - settings.get("averaged", 0.0)))
+    mean = torch.zeros_like(w)
     with Ledger(neighboring="zero-out") as ledger:
         gate = Gate(
             event=plan.event,
@@ -155,7 +160,7 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
             label="comparison",
         )
         norms = case.model.squared_row_norms(case.x)
-        for indices in islice(plan.sampler.batches(coins, len(case.x)), plan.steps):
+        for step, indices in enumerate(islice(plan.sampler.batches(coins, len(case.x)), plan.steps)):
             rows = torch.from_numpy(indices)
             total = case.model.clipped_sum(
                 case.x[rows],
@@ -168,7 +173,9 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
             (released,) = gate.release_sum([total])
             velocity = 0.9 * velocity + released / batch_size + case.problem.penalty_gradient(w)
             w = w - settings["learning_rate"] * velocity
-    return w
+            if step >= first_averaged:
+                mean += w / (plan.steps - first_averaged)
+    return mean if first_averaged < plan.steps else w
 
 
 def by(solver: Callable[..., Result]) -> Method:

@@ -274,6 +274,11 @@ class PrivateTraining:
         found = self._choice is None or self._choice.found
         return self._engine.clipping.norm if found else math.nan
 
+    @property
+    def share_unclipped(self) -> float:
+        """The noisy share of the last step's gradients that were not clipped; public. ``nan`` where none is released."""
+        return math.nan if self._choice is None else self._choice.share_below
+
     def remaining(self) -> str:
         """What the plan and the ledger still allow, for a person to read."""
         left = self.plan.steps - self.steps_done

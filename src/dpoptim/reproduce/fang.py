@@ -1,0 +1,236 @@
+"""Gradient clipping against value clipping: how often gradients are clipped, accuracy, and time (Fang et al. 2023)."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.methods import DPSGD, PrivateQuantile, ValueClippedSGD
+from dpoptim.plan import Plan
+from dpoptim.reproduce.kl_rates import write_rows
+from dpoptim.reproduce.one_pass import DELTA, load
+from dpoptim.runs.models import build_model
+from dpoptim.runs.train import accuracy
+from dpoptim.training.attach import attach
+from dpoptim.training.tail_average import TailAverage
+
+EPSILON = 2.0
+BATCH, EPOCHS = 500, 20
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: build_model("softmax", (784,), 10),
+    "two layers": lambda: build_model("mlp", (784,), 10),
+}
+CLIP_NORMS = (0.3, 1.0, 3.0)
+STEPS = (2.0, 8.0, 32.0)  # learning rate times clip norm
+Arrays = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """Share of clipped gradients in an epoch, exact (no noise, public data) or as the monitor releases it."""
+
+    model: str
+    clip_norm: float
+    private: bool
+    epoch: int
+    clipped: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """Test accuracy at epsilon = 2 over seeds, at the best settings on other records."""
+
+    model: str
+    method: str
+    clip_norm: float
+    learning_rate: float
+    accuracy: float
+    standard_deviation: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Time:
+    """Processor seconds of an epoch, the median of several, and as a multiple of plain SGD's."""
+
+    model: str
+    method: str
+    seconds: float
+    ratio: float
+
+
+def start(name: str, step: float, clip_norm: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MODELS[name]()
+    return model, torch.optim.SGD(model.parameters(), lr=step / clip_norm)
+
+
+def clipping_frequency(out: Path, directory: Path, *, epochs: int = 10) -> list[Frequency]:
+    """Fig. 1: write ``fang_fig1.csv`` and ``.png`` into the folder ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    training, _, _ = load(directory)
+    rows = []
+    for name in MODELS:
+        for clip_norm in CLIP_NORMS:
+            for private in (False, True):
+                method = DPSGD(PrivateQuantile.monitor(clip_norm))
+                epsilon, noise = (EPSILON, None) if private else (None, 0.0)
+                plan = method.plan(
+                    n=len(training[0]),
+                    batch_size=BATCH,
+                    epochs=epochs,
+                    epsilon=epsilon,
+                    noise_multiplier=noise,
+                    delta=DELTA,
+                )
+                shares = monitored(plan, training, name, clip_norm)
+                per_epoch = len(shares) // epochs
+                for epoch in range(epochs):
+                    share = mean(shares[epoch * per_epoch : (epoch + 1) * per_epoch])
+                    rows.append(Frequency(name, clip_norm, private, epoch + 1, 1 - share))
+            write_rows(out / "fang_fig1.csv", Frequency, rows)
+    draw_frequencies(out / "fang_fig1.png", rows)
+    return rows
+
+
+def monitored(plan: Plan, training: Arrays, name: str, clip_norm: float) -> list[float]:
+    model, optimizer = start(name, 8.0, max(clip_norm, 1.0))
+    shares = []
+    with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=0) as private:
+        for x, y in private.batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            shares.append(private.share_unclipped)
+    return shares
+
+
+def methods(clip_norm: float) -> dict[str, DPSGD | ValueClippedSGD]:
+    return {
+        "gradient clipping": DPSGD(clip_norm),
+        "value clipping, sharp": ValueClippedSGD(clip_norm),
+        "value clipping, paper's constants": ValueClippedSGD(clip_norm, bound="paper"),
+    }
+
+
+def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
+    """Fig. 2: write ``fang_fig2.csv``. Clip norm and learning rate are the best of a grid for each method."""
+    out.mkdir(parents=True, exist_ok=True)
+    training, choosing, test = load(directory)
+    rows = []
+    for name in MODELS:
+        for method in methods(1.0):
+            tried = []
+            for clip_norm in CLIP_NORMS:
+                chosen = methods(clip_norm)[method]
+                plan = chosen.plan(n=len(training[0]), batch_size=4 * BATCH, epochs=EPOCHS, epsilon=EPSILON, delta=DELTA)
+                tried += [(run(plan, name, training, step, 0, choosing), plan, step) for step in STEPS]
+            _, plan, step = max(tried, key=lambda each: each[0])
+            found = [run(plan, name, training, step, seed, test) for seed in range(1, seeds + 1)]
+            spread = stdev(found) if seeds > 1 else math.nan
+            norm = plan.method.rule.norm
+            rows.append(Score(name, method, norm, step / norm, mean(found), spread, seeds))
+            write_rows(out / "fang_fig2.csv", Score, rows)
+    return rows
+
+
+def run(plan: Plan, name: str, training: Arrays, step: float, seed: int, measured_on: Arrays) -> float:
+    """Accuracy of the mean of the second half of the iterates."""
+    model, optimizer = start(name, step, plan.method.rule.norm)
+    average = TailAverage(model, plan.steps // 2)
+    with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
+        for x, y in private.batches():
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            (private.loss(losses) if isinstance(plan.method, ValueClippedSGD) else losses.mean()).backward()
+            optimizer.step()
+            average.update(private.steps_done)
+    average.swap()
+    return accuracy(model, *measured_on)
+
+
+def epoch_times(out: Path, directory: Path, *, repeats: int = 5) -> list[Time]:
+    """Table 2: write ``fang_table2.csv``. Epochs of the methods take turns; micro-batches of one: 1,000 records."""
+    out.mkdir(parents=True, exist_ok=True)
+    training, _, _ = load(directory)
+    rows = []
+    for name in MODELS:
+        found: dict[str, list[float]] = {}
+        for _ in range(repeats):
+            found.setdefault("plain SGD", []).append(plain_epoch(name, training))
+            found.setdefault("micro-batches of one", []).append(one_by_one(name, training, 1000))
+            for method, chosen in methods(1.0).items():
+                plan = chosen.plan(n=len(training[0]), batch_size=BATCH, epochs=1, epsilon=EPSILON, delta=DELTA)
+                found.setdefault(method, []).append(private_epoch(plan, name, training))
+        plain = statistics.median(found["plain SGD"])
+        for method, seconds in found.items():
+            rows.append(Time(name, method, statistics.median(seconds), statistics.median(seconds) / plain))
+        write_rows(out / "fang_table2.csv", Time, rows)
+    return rows
+
+
+def plain_epoch(name: str, training: Arrays) -> float:
+    """Ordinary SGD on random batches, collated as the private ones are."""
+    model, optimizer = start(name, 0.1, 1.0)
+    x, y = training
+    started = time.process_time()
+    for indices in torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split(BATCH):
+        F.cross_entropy(model(x[indices]), y[indices]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return time.process_time() - started
+
+
+def one_by_one(name: str, training: Arrays, records: int) -> float:
+    """Clipping by a backward pass for each record, scaled up from the first ``records``."""
+    model, _ = start(name, 0.1, 1.0)
+    started = time.process_time()
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for i in range(records):
+        loss = F.cross_entropy(model(training[0][i : i + 1]), training[1][i : i + 1])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        factor = float(torch.clamp(1 / norm, max=1.0))
+        for sums, g in zip(total, gradients, strict=True):
+            sums.add_(g, alpha=factor)
+    return (time.process_time() - started) * len(training[0]) / records
+
+
+def private_epoch(plan: Plan, name: str, training: Arrays) -> float:
+    model, optimizer = start(name, 0.1, 1.0)
+    with attach(plan, model, optimizer, TensorDataset(*training)) as private:
+        started = time.process_time()
+        for x, y in private.batches():
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            (private.loss(losses) if isinstance(plan.method, ValueClippedSGD) else losses.mean()).backward()
+            optimizer.step()
+        return time.process_time() - started
+
+
+def draw_frequencies(path: Path, rows: Sequence[Frequency]) -> None:
+    """Share of clipped gradients against epochs, a panel for each model."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(row.model for row in rows))
+    figure, axes = plt.subplots(1, len(names), figsize=(4.4 * len(names), 3.4), layout="constrained", squeeze=False)
+    for axis, name in zip(axes[0], names, strict=True):
+        for i, clip_norm in enumerate(CLIP_NORMS):
+            for private, line in ((False, "-"), (True, "--")):
+                mine = [row for row in rows if (row.model, row.clip_norm, row.private) == (name, clip_norm, private)]
+                label = f"C = {clip_norm:g}" + (rf", private ($\epsilon$ = {EPSILON:g})" if private else "")
+                axis.plot([row.epoch for row in mine], [row.clipped for row in mine], line, color=f"C{i}", label=label)
+        axis.set(xlabel="epoch", title=name, ylim=(0, 1.02))
+    figure.axes[0].set_ylabel("share of clipped gradients")
+    figure.axes[0].legend(fontsize=7, frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
