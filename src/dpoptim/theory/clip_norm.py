@@ -173,7 +173,7 @@ def optimal_orders(phi: float, k: float) -> dict[str, float]:
 
 
 def growth_parameters(smoothness: float) -> tuple[float, float]:
-    """(beta1, beta2) with ``|grad f|^2 <= beta1 (f - inf f) + beta2``: (2 L, 0) if f is L-smooth (Fang et al., Lemma 3.2)."""
+    """(beta1, beta2) with ``|grad f|^2 <= beta1 (f - inf f) + beta2``: (2 L, 0) for L-smooth f (Fang et al., Lemma 3.2)."""
     return 2 * smoothness, 0.0
 
 
