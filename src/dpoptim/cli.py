@@ -1,4 +1,4 @@
-"""The command line: ``dpoptim train``, ``account``, ``calibrate`` and ``reproduce``. Every figure it shows is public."""
+"""The command line: ``dpoptim train``, ``account``, ``calibrate``, ``audit``, ``reproduce``. All that it shows is public."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from dpoptim.datasets import FASHION_MNIST_DIRECTORY
@@ -287,6 +288,47 @@ def train(
             overwrite=overwrite,
         )
         run_training(request, console)
+
+
+@app.command()
+def audit(
+    method: Annotated[str, typer.Argument(help="A method, such as dp-sgd or kl-spider, or all.")] = "all",
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Audit a saved run instead: its certificate and its plan.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=100, help="Of each attack; more show more of a claim.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Of coins and noise, so that a finding repeats.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the table (JSON) and the picture.")] = Path("runs/audit"),
+) -> None:
+    """Attack what the library promises through its own code, and compare what the attack certifies with the claim.
+
+    An audit can refute a claim, never prove one. Ends with an error if a verdict is not as it should be.
+
+    Example: [bold]dpoptim audit dp-ftrl[/]
+    """
+    with clear_errors():
+        from dpoptim.audit.command import audit_run, chosen, save
+        from dpoptim.audit.methods import CONFIDENCE, run_audits
+
+        if run is not None:
+            findings = audit_run(run, trials=trials, seed=seed)
+        else:
+            names = chosen(method)
+            with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")) as bar:
+                task = bar.add_task("audits", total=len(names))
+                findings = run_audits(names, trials=trials, seed=seed, on_done=lambda _: bar.advance(task))
+        save(findings, out, {"trials": trials, "seed": seed})
+        table = Table(title=f"Audits, each with confidence {CONFIDENCE:.7g}")
+        for heading in ("method", "claimed epsilon", "audited, at least", "limit of the trials", "trials", "verdict"):
+            table.add_column(heading)
+        for one in findings:
+            numbers = (f"{value:.3f}" for value in (one.claimed, one.lower_bound, one.limit))
+            verdict = one.verdict if one.as_expected else f"[red]{one.verdict}[/] (should be {one.expected})"
+            table.add_row(one.method, *numbers, str(one.trials or "exact"), verdict)
+        console.print(table)
+        console.print(f"saved in {out}/: audit.json, audit.png", highlight=False)
+        if not all(one.as_expected for one in findings):
+            raise typer.Exit(1)
 
 
 @app.command()

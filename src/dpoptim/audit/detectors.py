@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.charging import audit_charging
+from dpoptim.audit.method_detectors import clip_norm_search, error_feedback, named_audits, value_clipping
 from dpoptim.audit.noise import audit_noise
 from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.replay import audit_replay
@@ -204,4 +205,9 @@ DETECTORS: dict[str, Detector] = {
     "participation": participation,
     "charging": charging,
     "refusals": refusals,
+    "error feedback": error_feedback,
+    "correlated noise": partial(named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"),
+    "solvers": partial(named_audits, "noisy-gd", "kl-spider", "accelerated-srgd"),
+    "value clipping": value_clipping,
+    "clip norm search": clip_norm_search,
 }

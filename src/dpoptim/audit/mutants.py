@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dpoptim.audit import faults, faults_of_sums
+from dpoptim.audit import faults, faults_of_methods, faults_of_sums
 from dpoptim.audit.detectors import DETECTORS
 
 __all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
@@ -56,7 +56,8 @@ def mutant_table() -> list[dict[str, str]]:
     return [{"mutant": m.name, "where": m.where, "detector": m.detector} for m in MUTANTS]
 
 
-_f, _s = faults, faults_of_sums
+_f, _s, _m = faults, faults_of_sums, faults_of_methods
+DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
 ADD_NORMAL, FACTORS, DRAW = "gate.add_normal", "clipping.Clipping.factors", "sampling.PoissonSampling.draw"
 EVENT, QUERY = "sampling.PoissonSampling.event", "methods.DPSGD.query"
@@ -110,4 +111,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("batch size printed", "gradients.Engine.deliver", _s.rows_printed, "replay"),
     Mutant("an error quotes a gradient's norm", FACTORS, partial(_s.factors_by, _s.norm_in_message), "replay"),
     Mutant("number of clipped records logged", FACTORS, partial(_s.factors_by, _s.clipped_share_logged), "replay"),
+    # methods beyond DP-SGD
+    Mutant("residual of error feedback not clipped", "clipping.SplitClipping.factors", _m.residual_not_clipped, DICE),
+    Mutant("error normalised instead of clipped", "methods.ErrorFeedback._share", _m.error_normalised, DICE),
+    Mutant("passes counted as one", "sampling.FixedBatches.participations", _m.passes_counted_as_one, DICE),
+    Mutant("noise of a sum on the scale of a mean", "methods.DiceSGD.sensitivity", _m.noise_for_the_mean, DICE),
+    Mutant("error never reset", "methods.DiceSGD.private_side", _m.error_never_reset, DICE),
+    Mutant("tree sensitivity one level short", "noise.BinaryTree.sensitivity", _m.tree_one_level_short, CORRELATED),
+    Mutant("second pass not charged", "noise.ToeplitzSquareRoot.sensitivity", _m.first_participation_only, CORRELATED),
+    Mutant("sensitivity of the strategy left out", "gate.CorrelatedSum", _m.independent_sensitivity, CORRELATED),
+    Mutant("solvers' noise times 0.7", "gate.FilteredGate.deviation", _m.solver_noise_too_small, "solvers"),
+    Mutant("solvers' norm bound halved", "gate.FilteredGate.release_sum", _m.norm_bound_of_half, "solvers"),
+    Mutant("biases left out of the value bound", "gradients.feed_forward", _m.biases_left_out, "value clipping"),
+    Mutant("later layers left out of the value bound", "SpectralNorms", _m.later_weights_left_out, "value clipping"),
+    Mutant("a record counts in two bins", "private_quantile.histogram", _m.counted_in_two_bins, "clip norm search"),
+    Mutant(
+        "a count beside the whole gradient", "QuantileSearch.query", _m.count_beside_the_whole_gradient, "clip norm search"
+    ),
 )

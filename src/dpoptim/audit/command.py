@@ -1,0 +1,95 @@
+"""``dpoptim audit``: the audits of `methods` with a table, a picture and a file; and the audit of a saved run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.audit.methods import AUDITS, CONFIDENCE, Finding, finding, run_audits
+from dpoptim.audit.two_worlds import audit_two_worlds
+from dpoptim.files import write_atomically
+from dpoptim.methods import DPSGD, PrivateQuantile
+from dpoptim.plan import Plan
+from dpoptim.sampling import PoissonSampling
+
+METHOD_AUDITS = {"DPFTRL": "dp-ftrl, Toeplitz", "DiceSGD": "dice-sgd", "ValueClippedSGD": "dp-sgd, sampled"}
+
+
+def chosen(method: str) -> list[str]:
+    """The audits that a name stands for: itself, ``all``, or those that begin with it.
+
+    Raises:
+        ValueError: none does.
+    """
+    names = [name for name in AUDITS if method in ("all", name) or name.startswith(f"{method},")]
+    if not names:
+        raise ValueError(f"method must be 'all' or one of {', '.join(AUDITS)}; got {method!r}.")
+    return names
+
+
+def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
+    """Check a run's certificate against its plan, and attack the plan's own sampling, clipping and noise.
+
+    What is attacked is a replay on canary records: the run's data is not needed. Methods without Poisson sampling are
+    attacked at the settings of their audits by name.
+
+    Raises:
+        ValueError: the plan promises more than its settings give, or the certificate something else than the plan.
+    """
+    plan = Plan.from_json(read(directory / "plan.json"))  # refuses an edited promise
+    written = json.loads(read(directory / "certificate.json"))["guarantee"]
+    stated = Guarantee.from_json({field.name: written[field.name] for field in fields(Guarantee)})
+    promised = plan.guarantee
+    if stated.epsilon < promised.epsilon * (1 - 1e-6) or stated.delta < promised.delta or stated.status != promised.status:
+        raise ValueError(f"{directory}: the certificate says {stated}, but its plan gives {promised}; do not trust it.")
+    name = f"run {directory.name}"
+    if plan.noise_multiplier == 0:
+        return [replace(finding(promised.epsilon, 0.0, 0.0, 0), method=f"{name}: no noise, nothing promised")]
+    if isinstance(plan.method, DPSGD) and isinstance(plan.sampler, PoissonSampling):
+        if isinstance(plan.method.clip_norm, PrivateQuantile):  # its queries have the norm bound 1 whatever it finds
+            plan = replace(plan, method=DPSGD(1.0, plan.method.clipping))
+        scaled = replace(plan, n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials)))
+        result = audit_two_worlds(scaled, confidence=CONFIDENCE, seed=seed, noise_seed=seed)
+        return [replace(finding(result.claimed, result.lower_bound, result.limit, result.trials), method=name)]
+    solver = getattr(plan.method, "solver", None)
+    audits = [solver if solver in AUDITS else METHOD_AUDITS.get(type(plan.method).__name__, "noisy-gd")]
+    return run_audits(audits, trials=trials, seed=seed)
+
+
+def read(path: Path) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; give the folder that `dpoptim train --out` wrote.")
+    return path.read_text(encoding="utf-8")
+
+
+def save(findings: Sequence[Finding], out: Path, settings: dict[str, Any]) -> None:
+    """Write ``audit.json`` and ``audit.png`` into the folder ``out``, made if it does not exist."""
+    out.mkdir(parents=True, exist_ok=True)
+    document = {"confidence": CONFIDENCE, **settings, "findings": [one.to_json() for one in findings]}
+    write_atomically(out / "audit.json", json.dumps(document, indent=2))
+    draw(out / "audit.png", findings)
+
+
+def draw(path: Path, findings: Sequence[Finding]) -> None:
+    """Bars: what is claimed, and of it what was certified; red where the claim is refuted."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 0.6 + 0.4 * len(findings)), layout="constrained")
+    places = range(len(findings))
+    shares = [one.lower_bound / one.claimed if one.claimed > 0 else 0.0 for one in findings]
+    axis.barh(places, [1.0] * len(findings), color="#e5e7eb", label="claimed")
+    colours = ["#dc2626" if one.verdict == "refuted" else "#2563eb" for one in findings]
+    axis.barh(places, [min(share, 1.6) for share in shares], height=0.5, color=colours, label="certified by the attack")
+    for place, one in zip(places, findings, strict=True):
+        text = f"{one.lower_bound:.2f} of {one.claimed:.2f}" + (" refuted" if one.verdict == "refuted" else "")
+        axis.text(0.02, place, text, va="center", fontsize=8, color="white")
+    axis.set_yticks(places, [one.method for one in findings])
+    axis.invert_yaxis()
+    axis.set(xlabel="epsilon, as a share of the claim", xlim=(0, 1.6))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,140 @@
+"""Privacy bugs of the methods beyond DP-SGD, put into this library while a ``with`` lasts; for testing detectors."""
+
+import math
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from dpoptim.clipping import SplitClipping
+from dpoptim.gate import CorrelatedSum, FilteredGate
+from dpoptim.gradients import value_engine
+from dpoptim.gradients.feed_forward import Layer, SpectralNorms, squared_gradient_bounds
+from dpoptim.methods import DiceSGD, private_quantile
+from dpoptim.methods.error_feedback import ErrorFeedback
+from dpoptim.methods.private_quantile import QuantileSearch, histogram
+from dpoptim.noise.correlated import BinaryTree, ToeplitzSquareRoot
+from dpoptim.plan import Plan
+from dpoptim.sampling import FixedBatches
+
+Fault = AbstractContextManager[Any]
+
+
+def residual_not_clipped() -> Fault:
+    def factors(rule: SplitClipping, squared: Tensor, margin: float) -> Tensor:
+        kept = (rule.norm / squared.sqrt()).clamp(max=1.0)
+        return torch.stack([kept, 1 - kept])
+
+    return patch.object(SplitClipping, "factors", factors)
+
+
+def error_normalised() -> Fault:
+    """e scaled to C2 instead of clipped to it: a short e, too, points somewhere with full length."""
+
+    def share(memory: ErrorFeedback, length: float) -> float:
+        return memory._feedback / length if length > 0 else 1.0
+
+    return patch.object(ErrorFeedback, "_share", share)
+
+
+def passes_counted_as_one() -> Fault:
+    return patch.object(FixedBatches, "participations", lambda batches, steps: 1)
+
+
+def noise_for_the_mean() -> Fault:
+    honest = DiceSGD.sensitivity
+
+    def sensitivity(method: DiceSGD, batches: FixedBatches, steps: int) -> float:
+        return honest(method, batches, steps) / batches.batch_size
+
+    return patch.object(DiceSGD, "sensitivity", sensitivity)
+
+
+def error_never_reset() -> Fault:
+    def private_side(method: DiceSGD, plan: Plan) -> ErrorFeedback:
+        assert method.feedback_clip is not None
+        return ErrorFeedback(method.feedback_clip * plan.batch_size, None)
+
+    return patch.object(DiceSGD, "private_side", private_side)
+
+
+def tree_one_level_short() -> Fault:
+    def sensitivity(tree: BinaryTree, steps: int, participations: int = 1, separation: int | None = None) -> float:
+        return math.sqrt(max(1, steps.bit_length() - 1))
+
+    return patch.object(BinaryTree, "sensitivity", sensitivity)
+
+
+def first_participation_only() -> Fault:
+    honest = ToeplitzSquareRoot.sensitivity
+
+    def sensitivity(
+        mechanism: ToeplitzSquareRoot, steps: int, participations: int = 1, separation: int | None = None
+    ) -> float:
+        return honest(mechanism, steps)
+
+    return patch.object(ToeplitzSquareRoot, "sensitivity", sensitivity)
+
+
+def independent_sensitivity() -> Fault:
+    """Correlated noise at the size of independent noise: the strategy's sensitivity left out."""
+
+    def deviation(query: CorrelatedSum) -> float:
+        return query.noise_multiplier * query.norm_bound
+
+    return patch.object(CorrelatedSum, "standard_deviation", property(deviation))
+
+
+def solver_noise_too_small() -> Fault:
+    honest = FilteredGate.deviation
+
+    def deviation(gate: FilteredGate, norm_bound: float, mu: float) -> float:
+        return 0.7 * honest(gate, norm_bound, mu)
+
+    return patch.object(FilteredGate, "deviation", deviation)
+
+
+def norm_bound_of_half() -> Fault:
+    """Noise for half of what a record adds: a bound on differences taken from the average and not from the worst."""
+    honest = FilteredGate.release_sum
+
+    def release_sum(gate: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
+        return honest(gate, total, norm_bound=norm_bound / 2, mu=mu)
+
+    return patch.object(FilteredGate, "release_sum", release_sum)
+
+
+def biases_left_out() -> Fault:
+    def bounds(layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]) -> Tensor:
+        honest = squared_gradient_bounds(layers, inputs, slopes, norms)
+        without = [torch.zeros_like(slopes) for _ in layers]
+        return honest - squared_gradient_bounds(layers, without, slopes, norms)
+
+    return patch.object(value_engine, "squared_gradient_bounds", bounds)
+
+
+def later_weights_left_out() -> Fault:
+    return patch.object(SpectralNorms, "__getitem__", lambda norms, place: 1.0)
+
+
+def counted_in_two_bins() -> Fault:
+    def doubled(norms: Tensor) -> Tensor:
+        counts = histogram(norms)
+        return counts + counts.roll(1)
+
+    return patch.object(private_quantile, "histogram", doubled)
+
+
+def count_beside_the_whole_gradient() -> Fault:
+    honest = QuantileSearch.query
+
+    def query(search: QuantileSearch, sums: list[Tensor]) -> list[Tensor]:
+        parts = honest(search, sums)
+        if len(parts) > len(sums):  # gradients and the count together: the gradients as large as without it
+            for part in parts[:-1]:
+                part.div_(math.sqrt(1 - search._settings.share))
+        return parts
+
+    return patch.object(QuantileSearch, "query", query)

@@ -1,0 +1,93 @@
+"""Detectors for the methods beyond DP-SGD; see `detectors`. The exact ones have no false alarms."""
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpoptim.audit.methods import AUDITS, released_means
+from dpoptim.clipping import Clipping
+from dpoptim.gradients.value_engine import ValueEngine
+from dpoptim.methods import DiceSGD, PrivateQuantile
+from dpoptim.methods.private_quantile import QuantileSearch
+from dpoptim.plan import Plan
+
+TRIALS = 8000
+SEED = 8
+# (n, batch size, passes), by what each shape shows: one pass, long memory, many passes, many passes of one batch.
+DICE_RUNS = (
+    (DiceSGD(1.0, 1.0, 2.0), (12, 4, 1)),
+    (DiceSGD(1.0, 2.0, 2.0), (12, 4, 1)),
+    (DiceSGD(1.0, 0.3, 3.0), (40, 1, 1)),
+    (DiceSGD(1.0, 1.0, 2.0), (12, 4, 3)),
+    (DiceSGD(1.0, 0.2, 3.0), (4, 4, 6)),
+)
+
+
+def named_audits(*names: str) -> str:
+    """The findings of audits by name, each at most once in a million wrong."""
+    found = []
+    for name in names:
+        result = AUDITS[name](TRIALS, SEED)
+        if result.verdict == "refuted":
+            found.append(f"refuted: {name} claims epsilon {result.claimed:.3g}, audited {result.lower_bound:.3g}")
+    return "; ".join(found)
+
+
+def error_feedback() -> str:
+    """Exact: how far one large gradient moves the true run, against the S that the noise is for."""
+    for method, (n, batch_size, passes) in DICE_RUNS:
+        plan: Plan = method.plan(n=n, batch_size=batch_size, epochs=passes, noise_multiplier=1.0, delta=1e-5)
+        quiet = replace(plan, noise_multiplier=0.0)
+        allowed = plan.method.query(plan).standard_deviation
+        for record in range(0, n, max(1, n // 12)):
+            x = torch.zeros(n, dtype=torch.float64)
+            x[record] = 100.0
+            moved = float(released_means(quiet, x, SEED).norm()) * batch_size
+            if moved > allowed * (1 + 1e-6):
+                return f"refuted: one record moves a run of {method} by {moved:.4g}, and the noise is for {allowed:.4g}"
+    return ""
+
+
+def value_clipping() -> str:
+    """Exact: each record alone, in nets whose biases or later weights make most of the gradient."""
+    for first, second, size in ((1.0, 1.0, 1e-3), (0.1, 30.0, 1.0)):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        generator = torch.Generator().manual_seed(SEED)
+        with torch.no_grad():
+            for p, scale in zip(model.parameters(), (first, first, second, second), strict=True):
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * scale)
+        x = torch.randn(6, 3, generator=generator, dtype=torch.float64) * size
+        for i in range(6):
+            moved = sum_norm(model, x[i : i + 1], torch.tensor([i % 3]))
+            if moved > 0.1:
+                return f"refuted: a record adds {moved:.4g} to a sum clipped to 0.1"
+    return ""
+
+
+def sum_norm(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    engine = ValueEngine(model, Clipping(0.1), capacity=1, paper=False)
+    engine.attach()
+    engine.deliver(1)
+    engine.loss(F.cross_entropy(model(x), y, reduction="none")).backward()
+    engine.detach()
+    return float(engine.take()[0].norm())
+
+
+def clip_norm_search() -> str:
+    """Exact: how far one record moves a search's queries, which the noise takes to be 1 at most."""
+    for when in ("at the start", "all along"):
+        queries = []
+        for present in (False, True):
+            search = QuantileSearch(PrivateQuantile(0.5, 0.3, when, start=2.0), "flat", batch_size=10, steps=10)
+            total = torch.zeros(2, dtype=torch.float64)
+            if present:
+                search.observe(torch.tensor([9.0], dtype=torch.float64))
+                total[0] = 2.0
+            queries.append(torch.cat([part.clone() for part in search.query([total])]))
+        moved = float((queries[1] - queries[0]).norm())
+        if moved > 1 + 1e-9 or math.isnan(moved):
+            return f"refuted: one record moves a query of the search {when} by {moved:.4g}, and the noise is for 1"
+    return ""

@@ -1,0 +1,65 @@
+"""Every method's audit: consistent, nearly tight, and refuting what is false; and the command that runs them.
+
+False alarms: each lower bound is wrong with probability at most 1e-6, so the set with at most 2e-5; seeds are fixed.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpoptim.audit.command import chosen
+from dpoptim.audit.methods import AUDITS, run_audits
+from dpoptim.cli import app
+
+SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
+    "dp-sgd": 0.6,
+    "dp-sgd, sampled": 0.55,
+    "dice-sgd": 0.999,
+    "adaptive-gd": 0.2,  # stops early: what is left of its budget is not spent
+    "quantile": 0.0,
+}
+
+
+@pytest.mark.parametrize("name", AUDITS)
+def test_the_claim_stands_and_the_attack_is_strong(name: str) -> None:
+    (found,) = run_audits([name], trials=8000)
+    assert found.as_expected
+    assert found.method == name
+    if found.expected == "refuted":
+        assert found.lower_bound > 8 * found.claimed
+    else:
+        assert SHARE.get(name, 0.85) * found.claimed <= found.lower_bound <= found.claimed
+
+
+def run(*args: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
+    assert result.exit_code == code, (result.output, result.exception)
+    return re.sub(r"\s+", " ", result.output)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "audit"
+    text = run("audit", "dice-sgd as published", "--trials", "500", "--out", str(out))
+    assert "refuted" in text
+    document = json.loads((out / "audit.json").read_text())
+    assert document["findings"][0]["verdict"] == "refuted"
+    assert (out / "audit.png").stat().st_size > 1000
+    assert chosen("dp-ftrl") == [name for name in AUDITS if name.startswith("dp-ftrl")]
+    assert chosen("all") == list(AUDITS)
+    assert "method must be 'all' or one of dp-sgd" in run("audit", "dpsgd", "--out", str(out), code=2)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "noisy-gd"])
+def test_saved_runs_are_audited(tmp_path: Path, method: str) -> None:
+    saved, out = tmp_path / "run", tmp_path / "audit"
+    fast = [] if method == "noisy-gd" else ["--epochs", "1", "--batch-size", "512"]
+    run("train", "--data", "digits", "--method", method, "--epsilon", "4", "--out", str(saved), *fast)
+    assert "consistent" in run("audit", "--run", str(saved), "--trials", "2000", "--out", str(out))
+    certificate = json.loads((saved / "certificate.json").read_text())
+    certificate["guarantee"]["epsilon"] = 0.5
+    (saved / "certificate.json").write_text(json.dumps(certificate))
+    assert "do not trust it" in run("audit", "--run", str(saved), "--trials", "2000", "--out", str(out), code=2)
+    assert "is missing" in run("audit", "--run", str(tmp_path), "--out", str(out), code=2)
