@@ -25,6 +25,7 @@ ALLOWED = {
     "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "audit/replay.py": {"np.random", "random."},  # seeds the global generators and restores them
     "audit/two_worlds.py": {"default_rng", "np.random"},  # coins of the canaries
+    "audit/one_run.py": {"default_rng", "np.random"},  # coins of the canaries
     "audit/sensitivity.py": {"randn"},  # adversarial records
     "audit/detectors.py": {"randn", "random."},  # made-up data
     "audit/noise.py": {"random."},  # restores the global generators

@@ -2,8 +2,9 @@
 
 Two worlds (`audit_two_worlds`), sensitivity (`audit_sensitivity`), replay (`audit_replay`), noise (`audit_noise`),
 participation (`audit_participation`) and charging (`audit_charging`) each return a result with a ``verdict``,
-``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small fixed settings, and `MUTANTS` the seeded bugs that show
-that they can find something. An audit can refute a claim; it can never prove one.
+``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small fixed settings, and `MUTANTS` the seeded bugs that
+show that they can find something. `AUDITS` attack every method by name, `OneRun` a training run of the user's own. An
+audit can refute a claim; it can never prove one.
 """
 
 from dpoptim.audit.bounds import (
@@ -16,21 +17,27 @@ from dpoptim.audit.bounds import (
 from dpoptim.audit.charging import ChargingResult, audit_charging
 from dpoptim.audit.detectors import DETECTORS
 from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.methods import AUDITS, Finding, run_audits
 from dpoptim.audit.mutants import MUTANTS, Mutant, catch, mutant_table
 from dpoptim.audit.noise import NoiseResult, audit_noise
+from dpoptim.audit.one_run import OneRun, OneRunResult
 from dpoptim.audit.participation import ParticipationResult, audit_participation
 from dpoptim.audit.replay import ReplayResult, audit_replay
 from dpoptim.audit.sensitivity import SensitivityResult, audit_sensitivity
 from dpoptim.audit.two_worlds import AuditResult, audit_two_worlds
 
 __all__ = [
+    "AUDITS",
     "DETECTORS",
     "MUTANTS",
     "AuditResult",
     "ChargingResult",
     "Errors",
+    "Finding",
     "Mutant",
     "NoiseResult",
+    "OneRun",
+    "OneRunResult",
     "ParticipationResult",
     "ReplayResult",
     "SampledGaussians",
@@ -47,4 +54,5 @@ __all__ = [
     "epsilon_lower_bound",
     "gdp_lower_bound",
     "mutant_table",
+    "run_audits",
 ]
