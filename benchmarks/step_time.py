@@ -1,136 +1,288 @@
-"""Time of one private step as a multiple of the plain PyTorch step on the same model and batch.
+"""Time and memory of one private step as multiples of the plain PyTorch step on the same model and batch.
 
-Variants run interleaved, and medians are compared, because machines are noisy. "gradients" is forward, backward,
-clipping and summing; "step" adds the noise and the optimizer. Run: ``python benchmarks/step_time.py``.
+Variants take turns, and medians are compared, because machines are noisy. "ours" has everything but the noise (gradients,
+clipping, summing, optimizer), "ours, noise" also draws it, in float64 with a full tail; the peers draw theirs in float32.
+Peak memory above the model and its batch is measured with each variant in a process of its own.
+
+Run: ``python benchmarks/step_time.py [--workload GPT ...] [--memory] [--out benchmarks/results]``. Opacus takes part where
+it is installed (extra ``bench``).
 """
 
 import argparse
-import json
+import csv
+import gc
+import math
+import os
+import resource
 import statistics
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
+from torch.func import functional_call, grad, vmap
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
-from dpoptim.runs.models import build_model
+from dpoptim.training.probe import positions_per_layer
+from workloads import WORKLOADS, Workload
+
+Step = Callable[[], None]
+PLAIN = "plain"
+RATE = 1e-4
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model, its batch and what it predicts."""
-
-    name: str
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    classes: int
-    batch: int
-
-    def data(self) -> tuple[Tensor, Tensor]:
-        return torch.randn(self.batch, *self.shape), torch.randint(0, self.classes, (self.batch,))
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
-
-
-WORKLOADS = [
-    Workload("softmax 784-10, B=500", lambda: nn.Linear(784, 10), (784,), 10, 500),
-    Workload("softmax 512-257, B=500", lambda: nn.Linear(512, 257), (512,), 257, 500),
-    Workload("MLP 784-256-10, B=256", mlp, (784,), 10, 256),
-    Workload("small CNN, 1x28x28, B=256", lambda: build_model("cnn", (1, 28, 28), 10), (1, 28, 28), 10, 256),
-]
-
-
-def plain(work: Workload) -> Callable[[], None]:
+def plain(work: Workload, *, compiled: bool = False) -> Step:
     model, (x, y) = work.build(), work.data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = sgd(model)
+    forward = torch.compile(model) if compiled else model
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        work.loss(forward(x), y, "mean").backward()
         optimizer.step()
 
     return step
 
 
-def private(work: Workload, *, noise: bool) -> Callable[[], None]:
+def ours(work: Workload, *, noise: bool = False, compiled: bool = False) -> Step:
     model, (x, y) = work.build(), work.data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    engine = Engine(model, Clipping(1.0), capacity=work.batch)
+    optimizer, stream = sgd(model), KeyStream()
+    positions = positions_per_layer(model, torch.utils.data.TensorDataset(x, y))
+    engine = Engine(model, Clipping(1.0), capacity=len(x), positions=positions)
     engine.attach()
-    stream = KeyStream()
+    forward = torch.compile(model) if compiled else model
 
     def step() -> None:
-        engine.deliver(work.batch)
-        F.cross_entropy(model(x), y).backward()
+        engine.deliver(len(x))
+        work.loss(forward(x), y, "mean").backward()
         sums = engine.take()
         if noise:
             for buffer in sums:
                 add_normal(stream, buffer, 1.0)
         for p, total in zip(engine.parameters, engine.split(sums), strict=True):
-            p.grad = (total / work.batch).to(p.dtype)
+            p.grad = (total / len(x)).to(p.dtype)
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def seconds(step: Callable[[], None], repeats: int) -> float:
+def vmapped(work: Workload) -> Step:
+    """torch.func: every gradient formed, clipped and summed; no noise."""
+    if work.huge_table:
+        raise MemoryError("per-record gradients of the table")
+    model, (x, y) = work.build(), work.data()
+    optimizer = sgd(model)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss(given: dict[str, torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return work.loss(functional_call(model, given, (a[None],)), b[None], "mean")
+
+    per_record = vmap(grad(loss), (None, 0, 0))
+
+    def step() -> None:
+        gradients = per_record({name: p.detach() for name, p in parameters.items()}, x, y)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+        factors = (1 / norms).clamp(max=1) / len(x)
+        for name, p in parameters.items():
+            p.grad = torch.einsum("b,b...->...", factors, gradients[name])
+        optimizer.step()
+
+    return step
+
+
+def opacus(work: Workload, *, ghost: bool) -> Step:
+    """Opacus with hooks, or ghost clipping; with its float32 noise."""
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    if work.huge_table:
+        raise MemoryError("per-record gradients of the table")
+    model, (x, y) = work.build(), work.data()
+    common = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
+    if not ghost:
+        wrapped: nn.Module = GradSampleModule(model)
+        optimizer = DPOptimizer(sgd(model), **common)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            work.loss(wrapped(x), y, "mean").backward()
+            optimizer.step()
+
+        return step
+    fast = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0)
+    optimizer = DPOptimizerFastGradientClipping(sgd(model), **common)
+
+    class Criterion:
+        reduction = "mean"
+
+        def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return work.loss(output, target, self.reduction)
+
+    criterion = DPLossFastGradientClipping(fast, optimizer, Criterion())
+
+    def ghost_step() -> None:
+        optimizer.zero_grad()
+        criterion(fast(x), y).backward()
+        optimizer.step()
+
+    return ghost_step
+
+
+VARIANTS: dict[str, Callable[[Workload], Step]] = {
+    PLAIN: plain,
+    "ours": ours,
+    "ours, noise": lambda work: ours(work, noise=True),
+    "plain, compiled": lambda work: plain(work, compiled=True),
+    "ours, compiled": lambda work: ours(work, compiled=True),
+    "vmap(grad)": vmapped,
+    "Opacus hooks": lambda work: opacus(work, ghost=False),
+    "Opacus ghost": lambda work: opacus(work, ghost=True),
+}
+
+
+def seconds(step: Step, repeats: int) -> float:
     started = time.perf_counter()
     for _ in range(repeats):
         step()
     return (time.perf_counter() - started) / repeats
 
 
-def measure(work: Workload, rounds: int) -> dict[str, float]:
-    """Median seconds of a step, by variant."""
-    variants = {
-        "plain": plain(work),
-        "ours, no noise": private(work, noise=False),
-        "ours": private(work, noise=True),
-    }
-    for step in variants.values():
-        seconds(step, 3)
-    repeats = max(1, int(0.05 / seconds(variants["plain"], 5)))
-    times: dict[str, list[float]] = {name: [] for name in variants}
+def measure(work: Workload, names: list[str], rounds: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Median seconds of a step by variant, and why the others are missing."""
+    steps: dict[str, Step] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            torch.manual_seed(0)
+            step = VARIANTS[name](work)
+            for _ in range(2):
+                step()
+            steps[name] = step
+        except Exception as error:  # a peer may refuse a model in any way
+            missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
+    repeats = max(1, int(0.05 / seconds(steps[PLAIN], 3)))
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
-        for name, step in variants.items():
+        for name, step in steps.items():
             times[name].append(seconds(step, repeats))
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: statistics.median(values) for name, values in times.items()}, missing
+
+
+def peak_memory(work: Workload, name: str) -> float:
+    """MiB above the process after model and batch exist; run in a process of its own."""
+    torch.manual_seed(0)
+    VARIANTS[PLAIN](work)  # the allocator's and libraries' own
+    gc.collect()
+    step = VARIANTS[name](work)
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    for _ in range(3):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+
+
+def memory_of(work: str, variant: str) -> float:
+    command = [sys.executable, __file__, "--one", work, variant]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout.split()[-1]) if done.returncode == 0 else float("nan")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--variant", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, help="save the figures here")
+    parser.add_argument("--memory", action="store_true", help="also peak memory, each variant in its own process")
+    parser.add_argument("--out", type=Path, help="folder for step_time.csv and step_time.png")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    table = Table(title=f"one step, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    for column in ("workload", "plain, ms", "ours without noise / plain", "ours / plain"):
-        table.add_column(column, justify="left" if column == "workload" else "right")
-    results = {}
-    for work in WORKLOADS:
-        figures = measure(work, options.rounds)
-        results[work.name] = figures
-        base = figures["plain"]
-        table.add_row(
-            work.name,
-            f"{base * 1e3:.3f}",
-            f"{figures['ours, no noise'] / base:.2f}",
-            f"{figures['ours'] / base:.2f}",
-        )
-    Console().print(table)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    warnings.simplefilter("ignore")
+    if options.one:
+        print(peak_memory(WORKLOADS[options.one[0]], options.one[1]))
+        return
+    names = [PLAIN, *(name for name in options.variant if name != PLAIN)]
+    rows: list[dict[str, object]] = []
+    console = Console(width=160)
+    for title in options.workload:
+        work = WORKLOADS[title]
+        found, missing = measure(work, names, options.rounds)
+        records = len(work.data()[0])
+        for name in names:
+            taken = found.get(name)
+            memory = memory_of(title, name) if options.memory and taken is not None else float("nan")
+            rows.append(
+                {
+                    "workload": title,
+                    "variant": name,
+                    "milliseconds": f"{taken * 1e3:.4g}" if taken else "",
+                    "ratio": f"{taken / found[PLAIN]:.3g}" if taken else "",
+                    "samples_per_second": f"{records / taken:.4g}" if taken else "",
+                    "peak_mib": "" if math.isnan(memory) else f"{memory:.0f}",
+                    "missing": missing.get(name, ""),
+                }
+            )
+        if options.out is not None:
+            save(rows, options.out)
+        line = ", ".join(f"{name} {value / found[PLAIN]:.2f}" for name, value in found.items() if name != PLAIN)
+        console.print(f"{title}: plain {found[PLAIN] * 1e3:.2f} ms; {line}")
+    console.print(table_of(rows, names))
+
+
+def save(rows: list[dict[str, object]], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "step_time.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(rows, out / "step_time.png")
+
+
+def table_of(rows: list[dict[str, object]], names: list[str]) -> Table:
+    table = Table(title=f"multiples of the plain step, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    table.add_column("workload")
+    for name in names:
+        table.add_column(name, justify="right")
+    for title in dict.fromkeys(row["workload"] for row in rows):
+        cells = {row["variant"]: row for row in rows if row["workload"] == title}
+        table.add_row(str(title), *(str(cells[name]["ratio"] or "-") for name in names))
+    return table
+
+
+def draw(rows: list[dict[str, object]], path: Path) -> None:
+    """Ratios to plain, a group for each workload."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    titles = list(dict.fromkeys(str(row["workload"]) for row in rows))
+    names = [name for name in dict.fromkeys(str(row["variant"]) for row in rows) if name != PLAIN]
+    figure, axis = plt.subplots(figsize=(1.5 + 1.1 * len(titles), 3.8), layout="constrained")
+    for i, name in enumerate(names):
+        found = {row["workload"]: float(str(row["ratio"])) for row in rows if row["variant"] == name and row["ratio"]}
+        places = [titles.index(str(title)) + (i - len(names) / 2) * 0.8 / len(names) for title in found]
+        axis.bar(places, list(found.values()), 0.8 / len(names), label=name)
+    axis.axhline(1, color="#6b7280", linewidth=0.8)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(titles)), titles, rotation=35, ha="right")
+    axis.set_ylabel("times the plain step")
+    axis.legend(fontsize=7, frameon=False, ncols=3)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,252 @@
+"""What is timed: models that people train, each with a batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY, LENGTH = 8192, 128
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its batch and its loss.
+
+    Attributes:
+        loss: of outputs and targets, the mean over records of one term each; also per record, shape (B,), with
+            ``reduction="none"``.
+        positions: of a record in every linear layer but the last, where there are several.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Tensor]
+    targets: Callable[[], Tensor]
+    loss: Callable[[Tensor, Tensor, str], Tensor]
+    tied: bool = False
+    huge_table: bool = False
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(1)
+        return self.inputs(), self.targets()
+
+
+def classes(output: Tensor, target: Tensor, reduction: str) -> Tensor:
+    return F.cross_entropy(output, target, reduction=reduction)
+
+
+def tokens(output: Tensor, target: Tensor, reduction: str) -> Tensor:
+    losses = F.cross_entropy(output.transpose(1, 2), target, reduction="none").mean(1)
+    return losses.mean() if reduction == "mean" else losses
+
+
+class Attention(nn.Module):
+    """Self-attention; with fewer heads for keys and values (grouped queries) and rotary positions where asked."""
+
+    def __init__(self, width: int, heads: int, key_heads: int, *, causal: bool, rotary: bool, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.causal, self.rotary = heads, key_heads, causal, rotary
+        self.size = width // heads
+        self.queries = nn.Linear(width, width, bias=bias)
+        self.keys_and_values = nn.Linear(width, 2 * key_heads * self.size, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, width = x.shape
+        q = self.queries(x).view(B, T, self.heads, self.size).transpose(1, 2)
+        k, v = self.keys_and_values(x).view(B, T, 2, self.key_heads, self.size).permute(2, 0, 3, 1, 4)
+        if self.rotary:
+            q, k = rotated(q), rotated(k)
+        if self.key_heads < self.heads:
+            k, v = (part.repeat_interleave(self.heads // self.key_heads, 1) for part in (k, v))
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(h.transpose(1, 2).reshape(B, T, width))
+
+
+def rotated(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    angles = torch.outer(torch.arange(x.shape[-2]), 10_000.0 ** -(torch.arange(half) / half))
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+
+class Block(nn.Module):
+    """Pre-norm: attention, then two layers."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, heads, causal=causal, rotary=False, bias=True)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class LlamaBlock(nn.Module):
+    """Pre-norm with RMSNorm, grouped queries, rotary positions and a gated unit."""
+
+    def __init__(self, width: int, heads: int, key_heads: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention = Attention(width, heads, key_heads, causal=True, rotary=True, bias=False)
+        hidden = 8 * width // 3
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x))
+        h = self.second(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, blocks: list[nn.Module], norm: nn.Module, width: int, *, places: bool, tied: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(LENGTH, width) if places else None
+        self.blocks, self.norm = nn.ModuleList(blocks), norm
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        if self.places is not None:
+            h = h + self.places(torch.arange(x.shape[1]).expand(len(x), -1))
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+def gpt(*, tied: bool = False) -> nn.Module:
+    blocks: list[nn.Module] = [Block(256, 4, causal=True) for _ in range(4)]
+    return LanguageModel(blocks, nn.LayerNorm(256), 256, places=True, tied=tied)
+
+
+def llama() -> nn.Module:
+    blocks: list[nn.Module] = [LlamaBlock(256, 8, 2) for _ in range(4)]
+    return LanguageModel(blocks, nn.RMSNorm(256), 256, places=False, tied=False)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a low-rank update (LoRA, rank 8)."""
+
+    def __init__(self, linear: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.linear = linear.requires_grad_(False)
+        self.down = nn.Linear(linear.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, linear.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.up(self.down(x))
+
+
+def adapted_gpt() -> nn.Module:
+    model = gpt().requires_grad_(False)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(module, Attention | Block) and isinstance(child, nn.Linear):
+                setattr(module, name, Adapted(child))
+    return model
+
+
+class VisionTransformer(nn.Module):
+    """6 layers of width 192 on 64 patches of 48 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(48, 192)
+        self.places = nn.Embedding(64, 192)
+        self.blocks = nn.ModuleList(Block(192, 3, causal=False) for _ in range(6))
+        self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x) + self.places(torch.arange(64).expand(len(x), -1))
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h).mean(1))
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.GroupNorm(8, outputs), nn.GroupNorm(8, outputs)])
+        self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 or inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(h)) + self.short(x))
+
+
+def resnet() -> nn.Module:
+    """A small ResNet with group normalisation for 3 x 32 x 32."""
+    stages = [Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 128, 2)]
+    stem = [nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.GroupNorm(8, 32), nn.ReLU()]
+    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+class LstmClassifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.lstm, self.head = nn.Embedding(5000, 64), nn.LSTM(64, 128, batch_first=True), nn.Linear(128, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.words(x))[0][:, -1])
+
+
+class Bag(nn.Module):
+    """A bag of words from a vocabulary of a million."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(1_000_000, 16, mode="mean"), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x))
+
+
+def mnist_net() -> nn.Module:
+    """Opacus' MNIST example."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten()),
+        *(nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10)),
+    )
+
+
+def image(batch: int, *shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(batch, *shape)
+
+
+def labels(batch: int, count: int, *shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randint(0, count, (batch, *shape))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+words = labels(16, VOCABULARY, LENGTH)
+WORKLOADS = {
+    work.name: work
+    for work in (
+        Workload("softmax 785-10", lambda: nn.Linear(784, 10), image(500, 784), labels(500, 10), classes),
+        Workload("softmax 513-257", lambda: nn.Linear(512, 257), image(500, 512), labels(500, 257), classes),
+        Workload("MLP 784-256-10", mlp, image(256, 784), labels(256, 10), classes),
+        Workload("small CNN", mnist_net, image(256, 1, 28, 28), labels(256, 10), classes),
+        Workload("GPT", gpt, words, words, tokens),
+        Workload("GPT, tied", lambda: gpt(tied=True), words, words, tokens, tied=True),
+        Workload("GPT, LoRA", adapted_gpt, words, words, tokens),
+        Workload("Llama-like", llama, words, words, tokens),
+        Workload("ViT", VisionTransformer, image(64, 64, 48), labels(64, 10), classes),
+        Workload("ResNet, GroupNorm", resnet, image(64, 3, 32, 32), labels(64, 10), classes),
+        Workload("LSTM", LstmClassifier, labels(64, 5000, 50), labels(64, 2), classes),
+        Workload("embedding bag", Bag, labels(4096, 1_000_000, 20), labels(4096, 10), classes, huge_table=True),
+    )
+}
