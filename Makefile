@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint audit bench clean
 
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
@@ -17,9 +17,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+audit: $(READY)
+	$(BIN)/dpoptim audit all
+	$(BIN)/python -m pytest tests/audit
+
 bench: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/noise_throughput.py
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/step_time.py --memory --out runs/bench
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
