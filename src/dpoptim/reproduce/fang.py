@@ -147,11 +147,12 @@ def run(plan: Plan, name: str, training: Arrays, step: float, seed: int, measure
     model, optimizer = start(name, step, plan.method.rule.norm)
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
-        for x, y in private.batches():
+        for x, y in private.batches(physical_batch_size=BATCH):
             losses = F.cross_entropy(model(x), y, reduction="none")
             (private.loss(losses) if isinstance(plan.method, ValueClippedSGD) else losses.mean()).backward()
             optimizer.step()
-            average.update(private.steps_done)
+            if private.finished_step:
+                average.update(private.steps_done)
     average.swap()
     return accuracy(model, *measured_on)
 
