@@ -62,6 +62,7 @@ class MethodName(StrEnum):
 class ClippingName(StrEnum):
     flat = "flat"
     automatic = "automatic"
+    per_layer = "per-layer"
 
 
 RecordsOption = Annotated[int, typer.Option("--n", help="Number of records; a public number.", min=1)]

@@ -3,7 +3,8 @@
 Styles, all with the same bound C on what one record may add to the sum:
 
 * ``flat``: g min(1, C / |g|) (Abadi et al. 2016; Das et al. Alg. 1, Fang et al. Alg. 1, Zhang et al. Alg. 1);
-* ``automatic``: C g / (|g| + gamma), gamma = 0.01 (Bu et al. 2023).
+* ``automatic``: C g / (|g| + gamma), gamma = 0.01 (Bu et al. 2023);
+* ``per-layer``: the part of each of the L layers by itself, flat, to C / sqrt(L) (McMahan et al. 2018).
 """
 
 import math
@@ -14,7 +15,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-Style = Literal["flat", "automatic"]
+Style = Literal["flat", "automatic", "per-layer"]
 AUTOMATIC_GAMMA = 0.01
 SMALLEST_FACTOR = 1e-30  # below it a factor counts as zero: float32 could not hold it to full precision
 SMALLEST_NORM = 1e-6  # below it the scaled gradients come near float32's subnormal numbers, which round coarsely
@@ -46,7 +47,7 @@ class Clipping:
     Args:
         norm: C, the largest Euclidean norm that one record may add to the sum; at least 1e-6 (``inf``: no clipping,
             no privacy).
-        style: ``"flat"`` or ``"automatic"``.
+        style: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
     """
 
     norm: float
@@ -67,6 +68,10 @@ class Clipping:
     def sums(self) -> int:
         return 1
 
+    def of_one_layer(self, layers: int) -> "Clipping":
+        """What ``"per-layer"`` does with each of ``layers`` layers: their squared bounds add up to C^2."""
+        return Clipping(self.norm / math.sqrt(layers) * (1 - 2.0**-40))
+
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factor of each record: float64, shape (B,), zero for records whose norm is not finite.
 
@@ -79,7 +84,7 @@ class Clipping:
         """
         norm = (squared_norms * (1 + NORM_INFLATION)).sqrt()
         bound = self.norm * (1 - margin)
-        factor = (bound / norm).clamp(max=1.0) if self.style == "flat" else bound / (norm + AUTOMATIC_GAMMA)
+        factor = bound / (norm + AUTOMATIC_GAMMA) if self.style == "automatic" else (bound / norm).clamp(max=1.0)
         if math.isfinite(self.norm):
             factor = factor * (1 - 2.0**-22)  # rounding the factor to float32 must not raise it
         return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)  # also where the norm, hence the factor, is NaN
@@ -105,6 +110,8 @@ class SplitClipping:
 
     def __post_init__(self) -> None:
         _ = Clipping(self.norm), Clipping(self.residual_clip, self.style)
+        if self.style == "per-layer":
+            raise ValueError("clipping='per-layer' has no error feedback; use 'flat' or 'automatic', or dpoptim.DPSGD.")
         if self.residual_clip < self.norm:
             raise ValueError(f"residual_clip={self.residual_clip!r} must be at least clip_norm={self.norm!r}.")
         rest = self.residual_clip - self.norm

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpoptim.clipping import ClippingRule
+from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
@@ -72,6 +72,7 @@ class Engine:
                 )
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
+        self.layers = [name.rpartition(".")[0] for name in self.names]  # the module that each belongs to
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
         self.margin = margin(min((p.dtype for p in self.parameters), key=lambda d: d.itemsize), capacity)
@@ -198,18 +199,35 @@ class Engine:
         scale = self._from_loss_to_records(rows)
         groups = self._groups_of(rows)
         device = self.parameters[0].device
-        measured = [contribution.squared_norms(groups).to(device) for contribution in merged.values()]
-        squared = torch.stack(measured).sum(0) * scale**2
-        if self.observer is not None:
-            self.observer(squared)
-        factors = self.clipping.factors(squared, self.margin)
-        factors = factors.view(-1, rows)  # one row for each sum
-        countable = factors[0] > 0
+        squared = {i: contribution.squared_norms(groups).to(device) * scale**2 for i, contribution in merged.items()}
+        factors = self._factors(squared)
+        countable = next(iter(factors.values()))[0] > 0
         if not bool(countable.all()):
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
-        for sums, weights in zip(self._sums, factors * scale, strict=True):
-            for i, contribution in merged.items():
+        for i, contribution in merged.items():
+            for sums, weights in zip(self._sums, factors[i] * scale, strict=True):
                 contribution.add_weighted_sum(sums[i], weights.to(self.parameters[i].device), groups)
+
+    def _factors(self, squared: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The factors for each parameter, from the squared norms of its gradients (B,): shape (number of sums, B).
+
+        A record's factors are zero for all parameters or for none.
+        """
+        total = torch.stack(list(squared.values())).sum(0)
+        if self.observer is not None:
+            self.observer(total)
+        if not (isinstance(self.clipping, Clipping) and self.clipping.style == "per-layer"):
+            return dict.fromkeys(squared, self.clipping.factors(total, self.margin).view(-1, len(total)))
+        layers: dict[str, list[int]] = {}
+        for i in squared:
+            layers.setdefault(self.layers[i], []).append(i)
+        rule = self.clipping.of_one_layer(len(set(self.layers)))
+        parts = {
+            layer: rule.factors(torch.stack([squared[i] for i in places]).sum(0), self.margin)
+            for layer, places in layers.items()
+        }
+        countable = torch.stack([part > 0 for part in parts.values()]).all(0)
+        return {i: torch.where(countable, parts[self.layers[i]], 0.0)[None] for i in squared}
 
     def _groups_of(self, rows: int) -> Groups:
         """The groups that the rows of a pass are summed in."""

@@ -139,7 +139,7 @@ class ValueEngine(Engine):
         gradients = torch.autograd.grad(output, self.parameters, weighted.view_as(output), allow_unused=True)
         for total, gradient in zip(self._sums[0], gradients, strict=True):
             if gradient is not None:
-                total.add(gradient)
+                total.add(gradient.contiguous())
 
     def _keep_input(self, place: int) -> Any:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

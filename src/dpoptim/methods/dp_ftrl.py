@@ -38,7 +38,7 @@ class DPFTRL:
 
     Args:
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0.
-        clipping: ``"flat"`` or ``"automatic"``.
+        clipping: ``"flat"``, ``"automatic"`` or ``"per-layer"``; as for `DPSGD`.
         noise: the mechanism. ``"buffered-toeplitz"`` needs a few times the model's memory whatever the number of steps;
             ``"toeplitz"`` and ``"toeplitz-normalised"`` are a little better, and keep one vector for every step so far;
             ``"tree"`` and ``"tree-honaker"`` keep one for every level; ``"independent"`` is plain noise, for comparison.

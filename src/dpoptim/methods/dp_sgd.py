@@ -26,7 +26,8 @@ class DPSGD:
     Args:
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a `PrivateQuantile`, by which
             the run finds it within its budget.
-        clipping: ``"flat"`` (g min(1, C/|g|)) or ``"automatic"`` (C g / (|g| + 0.01)).
+        clipping: ``"flat"`` (g min(1, C/|g|)), ``"automatic"`` (C g / (|g| + 0.01))
+            or ``"per-layer"`` (each of the L layers by itself, to C / sqrt(L)).
     """
 
     clip_norm: float | PrivateQuantile

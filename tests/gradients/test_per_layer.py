@@ -1,0 +1,91 @@
+"""Per-layer clipping: each layer by itself, and all together never above C."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.audit import audit_sensitivity
+from dpoptim.clipping import Clipping, SplitClipping
+from dpoptim.gradients.engine import Engine
+
+
+def sums_of(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> list[Tensor]:
+    engine = Engine(model, Clipping(norm, "per-layer"), capacity=max(1, len(x)))
+    engine.attach()
+    engine.deliver(len(x))
+    F.cross_entropy(model(x), y).backward()
+    engine.detach()
+    return [total.clone() for total in engine.split(engine.take())]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.sampled_from([0.0, 1.0, 100.0, 1e8]), norm=st.sampled_from([0.1, 1.0, 50.0]), seed=st.integers(0, 100))
+def test_each_layer_is_clipped_by_itself(size: float, norm: float, seed: int) -> None:
+    model = net()
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, 4, generator=generator, dtype=torch.float64) * size
+    y = torch.randint(0, 3, (1,), generator=generator)
+    sums = sums_of(model, x, y, norm)
+    F.cross_entropy(model(x), y).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for part in ((0, 1), (2, 3), (4, 5)):  # weight and bias of each of the three layers
+        gradient = torch.cat([gradients[i].flatten() for i in part])
+        factor = min(1.0, norm / math.sqrt(3) / max(float(gradient.norm()), 1e-30))
+        torch.testing.assert_close(torch.cat([sums[i].flatten() for i in part]), gradient * factor, rtol=1e-4, atol=1e-12)
+    assert float(torch.cat([total.flatten() for total in sums]).norm()) <= norm
+
+
+def test_a_record_counts_in_all_layers_or_in_none() -> None:
+    model = net()
+    x, y = torch.ones(3, 4, dtype=torch.float64), torch.tensor([0, 1, 2])
+    spoilt = x.clone()
+    spoilt[1] = math.nan
+    without = sums_of(model, x[[0, 2]], y[[0, 2]], 1.0)
+    for total, expected in zip(sums_of(model, spoilt, y, 1.0), without, strict=True):
+        torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_record_moves_all_layers_together_by_at_most_c(dtype: torch.dtype) -> None:
+    model = net().to(dtype)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return model(batch[0]).square().sum() * 100
+
+    result = audit_sensitivity(model, (torch.randn(9, 4, dtype=dtype),), loss, Clipping(0.5, "per-layer"))
+    assert result.verdict == "consistent", result
+
+
+def test_it_trains_through_attach() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(600, 4)
+    y = (x[:, 0] > 0).long()
+    method = dpoptim.DPSGD(1.0, clipping="per-layer")
+    plan = method.plan(n=600, batch_size=200, epochs=15, epsilon=4, delta=1e-5)
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y), noise_seed=0) as private:
+        for a, b in private.batches():
+            F.cross_entropy(model(a), b).backward()
+            optimizer.step()
+    assert float((model(x).argmax(1) == y).double().mean()) > 0.85
+
+
+def test_error_feedback_has_no_layers() -> None:
+    with pytest.raises(ValueError, match="per-layer"):
+        SplitClipping(1.0, 2.0, "per-layer")
+    with pytest.raises(ValueError, match="clipping must be one of 'flat', 'automatic', 'per-layer'"):
+        Clipping(1.0, "by layer")  # type: ignore[arg-type]
