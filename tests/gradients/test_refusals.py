@@ -338,14 +338,11 @@ def test_evaluation_under_no_grad_touches_nothing() -> None:
     assert all(float(s.abs().max()) == 0 for s in engine.split(engine.take()))
 
 
-def test_autocast_is_refused() -> None:
+def test_autocast_is_refused_under_a_mean() -> None:
     model = nn.Linear(5, 3)
     attached(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrivacyError, match=r"under torch.autocast"):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrivacyError, match=r"loss that is a mean"):
         model(torch.randn(ROWS, 5))
-    loss = model(torch.randn(ROWS, 5)).mean()
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrivacyError, match=r"under torch.autocast"):
-        loss.backward()
 
 
 def test_frozen_batch_norm_in_evaluation_mode_uses_constants_only() -> None:

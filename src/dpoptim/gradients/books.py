@@ -7,7 +7,7 @@ finished, the books are closed: the engine turns the entries into norms, factors
 Entries are filed by autograd's graph task, so a backward pass that dies leaves nothing that a later one could count.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from dpoptim.gradients.contributions import Contribution
 from dpoptim.gradients.layers.rule import LayerRule
 
 OUTSIDE_BACKWARD = -1
+NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -41,10 +42,15 @@ class Pass:
 
 
 class Books:
-    """Files entries by backward pass and hands the finished pass to ``close``."""
+    """Files entries by backward pass and hands the finished pass to ``close``.
 
-    def __init__(self, close: Callable[[Pass], None]) -> None:
-        self._close = close
+    Attributes:
+        may_round: whether layers may run under torch.autocast (see `narrow_dtype`).
+        rounded: whether one did.
+    """
+
+    def __init__(self, close: Callable[[Pass], None], *, may_round: bool = False) -> None:
+        self._close, self.may_round, self.rounded = close, may_round, False
         self._task = OUTSIDE_BACKWARD
         self._pass = Pass()
 
@@ -69,12 +75,36 @@ class Books:
 
 
 def refuse_autocast(layer: str, x: Tensor) -> None:
-    """Under autocast the books' products would round to 8 or 11 bits, far outside the margin."""
+    """For layers whose books do their own arithmetic in the forward or backward pass."""
     if torch.is_autocast_enabled(x.device.type):
         raise PrivacyError(
-            f"layer {layer!r} ran under torch.autocast, which is not supported: the bound on a record's gradient would not "
-            "survive the rounding. Fix: train in float32."
+            f"layer {layer!r} ran under torch.autocast, which only layers with a rule of their own support. "
+            "Fix: run this module inside `with torch.autocast(device_type, enabled=False)` on .float() inputs."
         )
+
+
+def narrow_dtype(books: Books, layer: str, x: Tensor) -> torch.dtype | None:
+    """The dtype that torch.autocast computes in; None without it.
+
+    Under a mean, autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record more would
+    round every other record's gradient anew, B times as much as a record may add. A sum has no such factor.
+    """
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return None
+    if not books.may_round:
+        raise PrivacyError(
+            f"layer {layer!r} ran under torch.autocast with a loss that is a mean: its factor, one over the realised batch, "
+            "would be rounded together with every record's gradient, and the bound on a record would not hold. "
+            'Fix: a loss with reduction="sum", and attach(..., loss_reduction="sum"); or train in float32.'
+        )
+    books.rounded = True
+    return torch.get_autocast_dtype(device)
+
+
+def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """float16 and bfloat16 as float32, where every product of two of them is exact."""
+    return tuple(t.float() if t.dtype in NARROW else t for t in tensors)
 
 
 def refuse_nested_backward(layer: str, forward_task: int) -> None:
@@ -94,8 +124,15 @@ class BookedLayer(torch.autograd.Function):
     def forward(
         ctx: Any, books: Books, rule: LayerRule, module: nn.Module, name: str, x: Tensor, *parameters: Tensor
     ) -> Tensor:
-        refuse_autocast(name, x)
-        output, saved = rule.forward(module, x)
+        narrow = narrow_dtype(books, name, x)
+        if narrow is None:
+            output, saved = rule.forward(module, x)
+        else:
+            if x.is_floating_point():
+                x = x.to(narrow if rule.narrow else torch.float32)
+            # The cache would hand copies of weights that were made without autograd to functional uses elsewhere.
+            with torch.autocast(x.device.type, dtype=narrow, cache_enabled=False):
+                output, saved = rule.forward(module, x)
         ctx.save_for_backward(*saved)
         ctx.books, ctx.rule, ctx.module, ctx.name = books, rule, module, name
         ctx.parameters = len(parameters)
@@ -106,10 +143,13 @@ class BookedLayer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_nested_backward(ctx.name, ctx.forward_task)
-        refuse_autocast(ctx.name, g)
         saved, rule, module = ctx.saved_tensors, ctx.rule, ctx.module
         ctx.books.enter(
-            Entry(ctx.name, module, g.shape[0], lambda: rule.contributions(module, saved, g)),
+            Entry(ctx.name, module, g.shape[0], lambda: rule.contributions(module, widened(saved), *widened([g]))),
         )
-        x_gradient = rule.input_gradient(module, saved, g) if ctx.needs_input_grad[4] else None
+        if not ctx.needs_input_grad[4]:
+            return (None,) * (5 + ctx.parameters)
+        with torch.autocast(g.device.type, enabled=False):
+            same = tuple(t.to(g.dtype) if t.is_floating_point() else t for t in saved) if g.dtype in NARROW else saved
+            x_gradient = rule.input_gradient(module, same, g)
         return (None, None, None, None, x_gradient, *[None] * ctx.parameters)

@@ -68,7 +68,8 @@ class Engine:
         for name, p in named:
             if p.dtype not in UNIT_ROUNDOFF:
                 raise PrivacyError(
-                    f"parameter {name!r} is {p.dtype}; the books hold float32 and float64. Fix: model.float()."
+                    f"parameter {name!r} is {p.dtype}; the books hold float32 and float64. "
+                    "Fix: model.float(), and torch.autocast for speed."
                 )
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
@@ -91,7 +92,7 @@ class Engine:
         self._null = False
         self.observer: Callable[[Tensor], None] | None = None  # told the squared norms of the records; stays on this side
         self.booking: Booking | None = None
-        self.books = Books(self._close)
+        self.books = Books(self._close, may_round=reduction == "sum")
 
     def attach(self) -> None:
         """Put the model's layers on the books; `detach` takes every trace away."""
@@ -270,14 +271,15 @@ class Engine:
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """Keep the books' products in the precision that the theorem in `products` assumes: no TF32, no bfloat16."""
+    """Keep the books' products in the precision that the theorem in `products` assumes: no TF32, bfloat16 or autocast."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend, precision in zip(backends, before, strict=True):
         if precision not in ("none", "ieee"):
             backend.fp32_precision = "ieee"
     try:
-        yield
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
     finally:
         for backend, precision in zip(backends, before, strict=True):
             if backend.fp32_precision != precision:

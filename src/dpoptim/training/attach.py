@@ -205,8 +205,8 @@ class PrivateTraining:
             )
         if getattr(optimizer, "grad_scale", None) is not None:
             raise PrivacyError(
-                "GradScaler is not supported: its scale would change what is clipped. Fix: train without it (float32, "
-                "or bfloat16 once supported, needs none)."
+                "GradScaler is not supported: its scale would change what is clipped. Fix: train without it: "
+                "float32, and bfloat16 under torch.autocast, need none."
             )
         for name, p in zip(self._engine.names, self._engine.parameters, strict=True):
             if p.grad is not None:
@@ -307,6 +307,9 @@ class PrivateTraining:
             items.append(Basis("trusted", "other runs on this data are added up elsewhere: the ledger was in memory"))
         if self._engine.partial_backward:
             items.append(Basis("trusted", "several backward passes over a batch cover disjoint records"))
+        if self._engine.books.rounded:
+            shared = "under torch.autocast, records are rounded alike whatever other records share their batch"
+            items.append(Basis("trusted", shared))
         if self._seeded:
             items.append(Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"))
         return (*self.plan.basis, *items)

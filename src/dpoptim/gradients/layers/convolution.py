@@ -48,6 +48,8 @@ def padding_inside(module: Convolution) -> tuple[int, ...]:
 
 
 class ConvolutionRule:
+    narrow = True
+
     def check(self, module: nn.Module, name: str) -> None:
         pass
 

@@ -24,6 +24,8 @@ def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
 
 
 class EmbeddingRule:
+    narrow = False
+
     def check(self, module: nn.Module, name: str) -> None:
         assert isinstance(module, nn.Embedding)
         refuse_options(module, name)

@@ -21,6 +21,8 @@ def is_transposed_linear(module: nn.Module) -> bool:
 class TransposedLinearRule:
     """``x @ weight + bias``."""
 
+    narrow = True
+
     def check(self, module: nn.Module, name: str) -> None:
         pass
 

@@ -10,6 +10,8 @@ from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer, p
 
 
 class LinearRule:
+    narrow = True
+
     def check(self, module: nn.Module, name: str) -> None:
         pass
 

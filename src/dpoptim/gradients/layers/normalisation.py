@@ -43,6 +43,8 @@ def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_a
 
 
 class LayerNormRule:
+    narrow = False
+
     def check(self, module: nn.Module, name: str) -> None:
         pass
 
@@ -74,6 +76,8 @@ class LayerNormRule:
 
 
 class RMSNormRule:
+    narrow = False
+
     def check(self, module: nn.Module, name: str) -> None:
         pass
 
@@ -110,6 +114,8 @@ def groups_of(module: nn.Module) -> int:
 
 class GroupNormRule:
     """Serves InstanceNorm, too (without running statistics, which would mix records)."""
+
+    narrow = False
 
     def check(self, module: nn.Module, name: str) -> None:
         pass

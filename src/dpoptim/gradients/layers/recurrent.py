@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books
+from dpoptim.gradients.books import Books, refuse_autocast
 from dpoptim.gradients.contributions import Contribution, Direct, positions
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.runner import Use, holder, tap
@@ -195,6 +195,7 @@ class RecurrentLayer:
         module, given = self.module, dict(zip(("input", "hx"), args, strict=False)) | kwargs
         taken = sequence(given["input"], module.batch_first, self.label)
         x = taken.x
+        refuse_autocast(self.label, x)
         starts, cells = self._states(x, given.get("hx"))
         last, last_cells = [], []
         place = 0

@@ -11,6 +11,11 @@ from dpoptim.gradients.contributions import Contribution
 class LayerRule(Protocol):
     """How a layer with one input and one output takes part in book-keeping. Stateless: one instance serves all."""
 
+    @property
+    def narrow(self) -> bool:
+        """Whether torch.autocast runs the layer in its narrow dtype; else in float32."""
+        ...
+
     def check(self, module: nn.Module, name: str) -> None:
         """Raise `PrivacyError` if the module's options cannot be clipped record by record."""
         ...

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
+from dpoptim.gradients.books import Books, Entry, narrow_dtype, refuse_nested_backward, widened
 from dpoptim.gradients.contributions import Contribution
 
 
@@ -63,7 +63,7 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, use: Use, z: Tensor, count: int, *tensors: Tensor) -> Tensor:
-        refuse_autocast(use.label, z)
+        narrow_dtype(use.books, use.label, z)
         ctx.save_for_backward(*tensors[:count])
         ctx.use, ctx.tensors = use, len(tensors)
         ctx.forward_task = torch._C._current_graph_task_id()
@@ -74,6 +74,5 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         use, saved = ctx.use, ctx.saved_tensors
         refuse_nested_backward(use.label, ctx.forward_task)
-        refuse_autocast(use.label, g)
-        use.books.enter(Entry(use.label, use.held, g.shape[0], lambda: use.contributions(saved, g)))
+        use.books.enter(Entry(use.label, use.held, g.shape[0], lambda: use.contributions(widened(saved), *widened([g]))))
         return (None, g, None, *[None] * ctx.tensors)

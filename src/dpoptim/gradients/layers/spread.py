@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
+from dpoptim.gradients.books import Books, Entry, narrow_dtype, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import LayerRule
@@ -90,7 +90,7 @@ class Spread(torch.autograd.Function):
         axes: int,
         *edges: Tensor,
     ) -> Tensor:
-        refuse_autocast(owner.label, value)
+        narrow_dtype(owner.books, owner.label, value)
         ctx.owner, ctx.make, ctx.parameters, ctx.shape = owner, make, parameters, value.shape
         ctx.forward_task = torch._C._current_graph_task_id()
         ctx.save_for_backward(*edges)
@@ -101,7 +101,6 @@ class Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, ...]:
         refuse_nested_backward(ctx.owner.label, ctx.forward_task)
-        refuse_autocast(ctx.owner.label, g)
         owner, make, parameters = ctx.owner, ctx.make, ctx.parameters
         values, per_record = ctx.saved_tensors, g.reshape(g.shape[0], *ctx.shape)
         owner.books.enter(

@@ -1,0 +1,137 @@
+"""Under torch.autocast the books hold what was saved in the narrow dtype, and widen it before they measure."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Engine
+from support import CASES, Case, joint_norm, record_loss
+
+ROWS = 8
+SUPPORTED = [case for case in CASES if case.name in ("linear-2d", "linear-3d", "linear-no-bias", "linear-gram")]
+NARROW = [torch.bfloat16, torch.float16]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2),
+        nn.Flatten(2),
+        nn.Linear(9, 16),
+        nn.LayerNorm(16),
+        nn.RMSNorm(16),
+        nn.Flatten(),
+        nn.Linear(128, 5),
+    )
+
+
+class Language(nn.Module):
+    """Embeddings, attention, a bare position parameter and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(13, 8)
+        self.position = nn.Parameter(torch.randn(1, 6, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 13)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.token(x) + self.position
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        return self.head(h)
+
+
+MODELS = [
+    *SUPPORTED,
+    Case("network", network, (3, 8, 8)),
+    Case("language", Language, (6,), integers=13),
+]
+
+
+def sums(
+    model: nn.Module, x: Tensor, target: Tensor, clipping: Clipping, dtype: torch.dtype, *, inside: bool
+) -> list[Tensor]:
+    engine = Engine(model, clipping, capacity=64, reduction="sum")
+    engine.attach()
+    try:
+        engine.deliver(len(x))
+        with torch.autocast("cpu", dtype=dtype):
+            output = model(x)
+            loss = record_loss(output.float(), target).sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        return [s.clone() for s in engine.split(engine.take())]
+    finally:
+        engine.detach()
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # torch's own, of RMSNorm under autocast
+@pytest.mark.parametrize("inside", [False, True], ids=["backward-outside", "backward-inside"])
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_without_clipping_it_is_autograd_s_gradient(case: Case, dtype: torch.dtype, inside: bool) -> None:
+    torch.manual_seed(0)
+    model = case.build()
+    x, target = case.inputs(ROWS, torch.float32)
+    ours = sums(model, x, target, Clipping(float("inf")), dtype, inside=inside)
+    with torch.autocast("cpu", dtype=dtype):
+        loss = record_loss(model(x).float(), target).sum()
+    truth = torch.autograd.grad(loss, list(model.parameters()))
+    exact = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
+    # As near to the float32 gradient as autograd's own autocast is, up to the luck of rounding.
+    theirs = joint_norm([a - b for a, b in zip(truth, exact, strict=True)])
+    mine = joint_norm([a - b for a, b in zip(ours, exact, strict=True)])
+    assert 0 < mine <= 1.5 * theirs + 1e-3 * joint_norm(list(exact))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_each_record_and_each_neighbour_stay_within_the_bound(case: Case, dtype: torch.dtype) -> None:
+    clipping = Clipping(0.05)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = case.build()
+        x, target = case.inputs(ROWS, torch.float32)
+        target[1], target[2] = 1e30, float("nan")
+        whole = sums(model, x, target, clipping, dtype, inside=False)
+        for i in range(ROWS):
+            keep = [j for j in range(ROWS) if j != i]
+            alone = sums(model, x[i : i + 1], target[i : i + 1], clipping, dtype, inside=False)
+            assert joint_norm(alone) <= clipping.norm
+            rest = sums(model, x[keep], target[keep], clipping, dtype, inside=False)
+            assert joint_norm([a - b for a, b in zip(whole, rest, strict=True)]) <= clipping.norm
+
+
+def test_the_books_hold_the_narrow_dtype() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    engine = Engine(model, Clipping(1.0), capacity=ROWS, reduction="sum")
+    engine.attach()
+    held = []
+
+    def note(saved: Tensor) -> Tensor:
+        held.append(saved.dtype)
+        return saved
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved)
+    with hooks, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.randn(ROWS, 5))
+    engine.detach()
+    assert held.count(torch.bfloat16) == 2  # both inputs; the weights are saved as they are
+
+
+def test_recurrent_layers_refuse_by_name() -> None:
+    model = nn.Sequential(nn.LSTM(4, 3, batch_first=True))
+    engine = Engine(model, Clipping(1.0), capacity=ROWS, reduction="sum")
+    engine.attach()
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(PrivacyError, match=r"layer '0' ran under torch.autocast"),
+    ):
+        model(torch.randn(ROWS, 5, 4))
+    engine.detach()
