@@ -24,9 +24,8 @@ ALLOWED = {
     "training/probe.py": {"randn", "randint"},  # made-up inputs for testing the model
     "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "audit/replay.py": {"np.random", "random."},  # seeds the global generators and restores them
-    "audit/canary_run.py": {"default_rng", "np.random"},  # coins of the canaries
+    "audit/one_run.py": {"default_rng", "np.random", "random."},  # coins of the canaries; restores the global generators
     "audit/two_worlds.py": {"default_rng", "np.random"},  # coins of the canaries
-    "audit/one_run.py": {"default_rng", "np.random"},  # coins of the canaries
     "audit/sensitivity.py": {"randn"},  # adversarial records
     "audit/detectors.py": {"randn", "random."},  # made-up data
     "audit/noise.py": {"random."},  # restores the global generators

@@ -3,7 +3,7 @@
 Two worlds (`audit_two_worlds`), sensitivity (`audit_sensitivity`), replay (`audit_replay`), noise (`audit_noise`),
 participation (`audit_participation`) and charging (`audit_charging`) each return a result with a ``verdict``,
 ``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small fixed settings, and `MUTANTS` the seeded bugs that
-show that they can find something. `AUDITS` attack every method by name, `OneRun` a training run of the user's own. An
+show that they can find something. `AUDITS` attack every method by name, `one_run` a training run of the user's own. An
 audit can refute a claim; it can never prove one.
 """
 
@@ -20,7 +20,7 @@ from dpoptim.audit.family import SampledGaussians
 from dpoptim.audit.methods import AUDITS, Finding, run_audits
 from dpoptim.audit.mutants import MUTANTS, Mutant, catch, mutant_table
 from dpoptim.audit.noise import NoiseResult, audit_noise
-from dpoptim.audit.one_run import OneRun, OneRunResult
+from dpoptim.audit.one_run import OneRunResult, attached_run, one_run
 from dpoptim.audit.participation import ParticipationResult, audit_participation
 from dpoptim.audit.replay import ReplayResult, audit_replay
 from dpoptim.audit.sensitivity import SensitivityResult, audit_sensitivity
@@ -36,12 +36,12 @@ __all__ = [
     "Finding",
     "Mutant",
     "NoiseResult",
-    "OneRun",
     "OneRunResult",
     "ParticipationResult",
     "ReplayResult",
     "SampledGaussians",
     "SensitivityResult",
+    "attached_run",
     "audit_charging",
     "audit_noise",
     "audit_participation",
@@ -54,5 +54,6 @@ __all__ = [
     "epsilon_lower_bound",
     "gdp_lower_bound",
     "mutant_table",
+    "one_run",
     "run_audits",
 ]

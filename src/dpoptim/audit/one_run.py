@@ -1,51 +1,73 @@
-"""An audit of one training run, the user's own: canaries join by coin flips, and the attack guesses the coins.
+"""Audit by one training run: many canaries, each put in by a coin, and an attacker who guesses the coins.
 
-Steinke, Nasr and Jagielski 2023, Theorem 5.2: if training is (epsilon, delta)-DP, of r guesses about m independent coins no
-more are right than a Binomial(r, e^epsilon / (1 + e^epsilon)), but for a term in delta. Many right guesses refute a claim.
+For full models and for loops of one's own, where thousands of runs are out of reach. Weaker than `two_worlds`, because all
+canaries share one run. Two estimators, from the same guesses:
 
-Weaker than `audit_two_worlds` (one run gives m dependent looks where that takes m runs), but it sees the whole of a real
-training: the data pipeline, the model, the loop. Use::
+* (epsilon, delta)-DP: the number of right guesses is, up to delta, dominated by a binomial (Steinke, Nasr and Jagielski
+  2023, Theorem 5.2);
+* a trade-off curve f: the bound below, which knows how Gaussian noise leaks (Mahloujifar, Melis and Chaudhuri 2024).
 
-    audit = OneRun(canaries=1000)
-    ...                        # train on the data and on the canaries in audit.included
-    print(audit.result(scores, claimed=private.spent()))
-
-with a score for each canary that is larger the more it looks trained on, such as minus its loss.
+**The second bound.** u is m fair coins, W the number of right guesses among c' (which coins to guess may depend on the
+output), p_w = P(W = w), and B = 1 - f. Exchanging coin i turns its guess from right to wrong and W into W - 1, so
+``P(i right, W >= w) <= B(P(i wrong, W >= w - 1))``; averaged over i, as B is concave,
+``h_w := sum_{j >= w} j p_j / m <= B(r_{w-1})`` with ``r_w := sum_{j >= w} (c' - j) p_j / m``. Suppose P(W >= c) >= t. Mass
+at larger W only raises h and lowers r, which tightens every inequality, so the least total mass puts t at W = c, and
+going down from there adds the least that ``r_{w-1} >= B^-1(h_w)`` demands; if that exceeds 1, P(W >= c) < t.
 """
 
+import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binom
+from scipy.special import bdtr, bdtrc, ndtr, ndtri
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import TensorDataset
 
-from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting import compute_epsilon, gdp_epsilon, gdp_mu, tradeoff_curve
 from dpoptim.audit.bounds import failure_of
+from dpoptim.audit.family import SampledGaussians
+from dpoptim.methods import DPSGD
+from dpoptim.plan import Plan
+from dpoptim.training.attach import attach
 
-LARGEST_EPSILON = 50.0
+__all__ = ["OneRunResult", "attached_run", "binomial_epsilon", "one_run", "tradeoff_refutes"]
+
+Floats = NDArray[np.float64]
+Coins = NDArray[np.bool_]
+ACCURACY = 0.01  # relative, of the inverted epsilon and noise; rounded to the safe side
+MOST_EPSILON = 100.0
 
 
 @dataclass(frozen=True)
 class OneRunResult:
-    """What the guesses show.
+    """What one run showed.
 
     Attributes:
         claimed: epsilon at ``delta``.
-        lower_bound: epsilon that the guesses refute, with probability ``confidence``.
-        limit: what all guesses right would refute.
-        canaries, guesses, right: m, r, and how many of the r were right.
+        by_binomial, by_tradeoff: lower bounds on epsilon by the two estimators; both right with probability ``confidence``.
+        canaries, guesses, correct: how many there were, how many of their coins were guessed, and how many rightly.
     """
 
     claimed: float
-    lower_bound: float
-    limit: float
+    by_binomial: float
+    by_tradeoff: float
     delta: float
+    neighboring: str
     canaries: int
     guesses: int
-    right: int
+    correct: int
     confidence: float
+
+    @property
+    def lower_bound(self) -> float:
+        """The larger of the two bounds."""
+        return max(self.by_binomial, self.by_tradeoff)
 
     @property
     def verdict(self) -> str:
@@ -53,82 +75,230 @@ class OneRunResult:
         return "refuted" if self.lower_bound > self.claimed else "consistent"
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": self.verdict}
+        """Plain numbers and strings."""
+        return {**asdict(self), "lower_bound": self.lower_bound, "verdict": self.verdict}
 
     def __str__(self) -> str:
         return (
-            f"{self.verdict}: claimed epsilon {self.claimed:.3g}, audited at least {self.lower_bound:.3g} of at most "
-            f"{self.limit:.3g} ({self.right} of {self.guesses} guesses right about {self.canaries} canaries, "
-            f"delta={self.delta:g}, confidence {self.confidence:g})"
+            f"{self.verdict}: claimed epsilon {self.claimed:.3g}; one run shows at least {self.by_binomial:.3g} (binomial), "
+            f"{self.by_tradeoff:.3g} (trade-off curve): {self.correct} of {self.guesses} guesses right on {self.canaries} "
+            f"canaries (delta={self.delta:g}, {self.neighboring}, confidence {self.confidence:.7g})"
         )
 
 
-class OneRun:
-    """The coins of one audited run.
+def one_run(
+    run: Callable[[Coins], ArrayLike],
+    canaries: int,
+    plan: Plan,
+    *,
+    guesses: int | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> OneRunResult:
+    """Train once on canaries chosen by coins, guess the coins from scores, and compare with what the plan promises.
 
     Args:
-        canaries: m, records made for the audit, at least 2; they count as records of the data (n is larger by m).
-        seed: of the coins; None: fresh. Whoever trains may use the coins for nothing but the choice of canaries.
+        run: a private training of any kind, by a loop of your own or by `attached_run`. It is called once, with the coins
+            (shape (m,)): it must train with canary i exactly if coin i is True (zero-out: else with gradient zero), and
+            return a score for each canary, shape (m,), computed from what the run released. Higher: likelier present.
+        canaries: m, at least 8; hundreds are needed to show anything.
+        plan: the claim.
+        guesses: how many coins are guessed, the highest and the lowest scores half and half; by default a third of m. Not
+            to be chosen by looking at the scores.
+        confidence: that both bounds are right, in (0, 1).
+        seed: of the coins; None: fresh.
 
-    Attributes:
-        included: bool, shape (m,): the canaries to train on. The others must have no influence at all.
+    Raises:
+        ValueError: naming the argument; replace-one has no such audit.
     """
-
-    def __init__(self, canaries: int, *, seed: int | None = None) -> None:
-        if canaries < 2:
-            raise ValueError(f"canaries must be at least 2, got {canaries}; hundreds are needed to show anything.")
-        self.included: NDArray[np.bool_] = np.random.default_rng(seed).random(canaries) < 0.5
-
-    def result(
-        self, scores: ArrayLike, *, claimed: Guarantee, guesses: int | None = None, confidence: float = 0.95
-    ) -> OneRunResult:
-        """Guess "included" of the highest scores and "left out" of the lowest, as many of each.
-
-        Args:
-            scores: shape (m,), finite, larger for canaries that look trained on; functions of what was released alone.
-            claimed: the run's guarantee, such as ``private.spent()``; under add-or-remove-one or zero-out.
-            guesses: r, even, chosen before looking at the scores; the rest is left open. None: half of the canaries.
-            confidence: of the lower bound, in (0, 1).
-
-        Raises:
-            ValueError: scores of another shape or not finite, or a number of guesses out of range.
-        """
-        values, m = np.asarray(scores, dtype=np.float64), len(self.included)
-        if values.shape != (m,) or not np.isfinite(values).all():
-            raise ValueError(f"scores must be {m} finite numbers, one for each canary; got shape {values.shape}.")
-        r = 2 * max(1, m // 4) if guesses is None else guesses
-        if r % 2 or not 2 <= r <= m:
-            raise ValueError(f"guesses must be an even number from 2 to {m}, got {r}.")
-        order = np.argsort(values, kind="stable")
-        right = int((~self.included[order[: r // 2]]).sum() + self.included[order[m - r // 2 :]].sum())
-        failure = failure_of(confidence)
-        return OneRunResult(
-            claimed=claimed.epsilon,
-            lower_bound=refuted_epsilon(m, r, right, claimed.delta, failure),
-            limit=refuted_epsilon(m, r, r, claimed.delta, failure),
-            delta=claimed.delta,
-            canaries=m,
-            guesses=r,
-            right=right,
-            confidence=confidence,
-        )
+    if plan.neighboring == "replace-one":
+        raise ValueError("plan: coins put records in or out, which replace-one does not speak of; use zero-out.")
+    if canaries < 8:
+        raise ValueError(f"canaries must be at least 8, got {canaries}; hundreds are needed to show anything.")
+    half = (canaries // 3 if guesses is None else guesses) // 2
+    if not 1 <= half <= canaries // 2:
+        raise ValueError(f"guesses must be from 2 to canaries={canaries}, got {guesses!r}.")
+    present = np.random.default_rng(seed).random(canaries) < 0.5
+    scores = np.asarray(run(present.copy()), dtype=float)
+    if scores.shape != (canaries,) or np.isnan(scores).any():
+        raise ValueError(f"run must return one score a canary, shape ({canaries},) without NaN, got shape {scores.shape}.")
+    order = np.argsort(scores, kind="stable")
+    correct = int(present[order[-half:]].sum() + (~present[order[:half]]).sum())
+    failure = failure_of(confidence) / 2  # shared by the two estimators
+    return OneRunResult(
+        claimed=plan.guarantee.epsilon,
+        by_binomial=binomial_epsilon(canaries, 2 * half, correct, plan.delta, failure),
+        by_tradeoff=tradeoff_epsilon(canaries, 2 * half, correct, plan, failure),
+        delta=plan.delta,
+        neighboring=plan.neighboring,
+        canaries=canaries,
+        guesses=2 * half,
+        correct=correct,
+        confidence=confidence,
+    )
 
 
-def p_value(m: int, r: int, right: int, epsilon: float, delta: float) -> float:
-    """The chance of ``right`` or more right guesses under (epsilon, delta)-DP, at most (Theorem 5.2)."""
-    chance = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, r, chance))
-    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), r, chance))  # P(right - i <= X < right), i = 1, 2, ...
-    worst = float((below / np.arange(1, right + 1)).max()) if right else 0.0
-    return min(1.0, tail + 2 * m * delta * worst)
+# ---- the two estimators ----------------------------------------------------------------------------------------------
 
 
-def refuted_epsilon(m: int, r: int, right: int, delta: float, failure: float) -> float:
-    """The largest epsilon that so many right guesses refute; 0 if none. The p-value grows with epsilon up to there."""
-    if p_value(m, r, right, 0.0, delta) > failure:
-        return 0.0
-    low, high = 0.0, LARGEST_EPSILON
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(m, r, right, middle, delta) <= failure else (low, middle)
+def binomial_epsilon(canaries: int, guesses: int, correct: int, delta: float, failure: float) -> float:
+    """The largest epsilon for which so many right guesses have probability at most ``failure``, rounded down; or 0."""
+
+    def refuted(epsilon: float) -> bool:
+        return binomial_pvalue(canaries, guesses, correct, epsilon, delta) <= failure
+
+    return largest(refuted, 0.0, MOST_EPSILON)
+
+
+def binomial_pvalue(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Bound on P(W >= correct) under (epsilon, delta)-DP: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+
+    ``P(Y >= v) + 2 m delta max_i P(v > Y >= v - i) / i``, Y binomial with ``guesses`` trials of 1 / (1 + e^-epsilon).
+    """
+    rate = 1 / (1 + math.exp(-epsilon))
+    above = 1.0 if correct == 0 else float(bdtrc(correct - 1, guesses, rate))
+    i = np.arange(1, correct + 1)
+    below = bdtr(correct - 1, guesses, rate) - np.where(correct - i > 0, bdtr(correct - i - 1, guesses, rate), 0.0)
+    slope = float((below / i).max()) if correct else 0.0
+    return min(1.0, above + 2 * canaries * delta * slope)
+
+
+def tradeoff_epsilon(canaries: int, guesses: int, correct: int, plan: Plan, failure: float) -> float:
+    """Epsilon at the plan's delta of the noisiest mechanism of the plan's family that is refuted; 0 if none is.
+
+    The family: Poisson-sampled Gaussians of the plan's rate and steps for DP-SGD; one Gaussian for whatever else.
+    """
+    rate = plan.batch_size / plan.n
+    if not isinstance(plan.method, DPSGD) or rate == 1:
+
+        def refuted(mu: float) -> bool:
+            return tradeoff_refutes(lambda y: float(ndtr(ndtri(y) - mu)), canaries, guesses, correct, failure)
+
+        mu = largest(refuted, 0.0, 2 * gdp_mu(MOST_EPSILON, plan.delta))
+        return gdp_epsilon(mu, plan.delta)
+    family = SampledGaussians(rate, plan.steps, plan.neighboring)
+
+    def refuted_noise(inverse: float) -> bool:
+        rates = np.concatenate([[0.0], np.geomspace(1e-7, 1e-2, 400), np.linspace(0.01, 1, 1600)[1:]])
+        reached = 1 - tradeoff_curve(family.event(1 / inverse), family.neighboring, rates)
+        reached = np.maximum.accumulate(reached)
+
+        def inverse_blow_up(y: float) -> float:  # the grid point to the left: never above the truth
+            return float(rates[max(0, int(np.searchsorted(reached, y, side="right")) - 1)])
+
+        return tradeoff_refutes(inverse_blow_up, canaries, guesses, correct, failure)
+
+    inverse = largest(refuted_noise, 0.02, 5.0)
+    return 0.0 if inverse <= 0.02 else compute_epsilon(family.event(1 / inverse), plan.delta, plan.neighboring).epsilon
+
+
+def tradeoff_refutes(
+    inverse_blow_up: Callable[[float], float], canaries: int, guesses: int, correct: int, failure: float
+) -> bool:
+    """Whether P(W >= correct) <= ``failure`` for every mechanism with this trade-off curve; see the module.
+
+    Args:
+        inverse_blow_up: B^-1 on [0, 1], B = 1 - f; a smaller function refutes less.
+    """
+    right, wrong = failure * correct / canaries, failure * (guesses - correct) / canaries
+    for w in range(correct, 0, -1):
+        if right + wrong > guesses / canaries:
+            return True
+        lacking = max(0.0, inverse_blow_up(right) - wrong)
+        wrong += lacking
+        right += lacking * (w - 1) / (guesses - w + 1)
+    return right + wrong > guesses / canaries
+
+
+def largest(refuted: Callable[[float], bool], low: float, high: float) -> float:
+    """The largest value that is refuted, rounded down; ``low`` if none is. ``refuted`` is decreasing."""
+    if refuted(high):
+        return high
+    start = low
+    while high - low > ACCURACY * high:
+        middle = (low + high) / 2 if low == start else math.sqrt(low * high)
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+        if high < 1e-3:
+            break
     return low
+
+
+# ---- a run through attach --------------------------------------------------------------------------------------------
+
+
+def attached_run(
+    plan: Plan,
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    canaries: Sequence[Tensor],
+    others: Sequence[Tensor] | None = None,
+    *,
+    learning_rate: float = 0.1,
+    noise_seed: int | None = None,
+) -> Callable[[Coins], Floats]:
+    """A run for `one_run`: SGD through `attach`, watched by an attacker who sees every step.
+
+    A canary's score is the inner product of its clipped gradient with each step's noisy sum, added up over steps: what it
+    would have put there. Models with many more parameters than canaries show most.
+
+    Args:
+        plan: DP-SGD under add-or-remove-one, or any plan under zero-out (then n counts all canaries).
+        model: is copied. loss: maps (output, target) to one number for each record, shape (B,).
+        canaries, others: (inputs, targets), records on the first axis: the canaries, and the data they hide among.
+        learning_rate: of SGD.
+        noise_seed: as for ``attach``.
+    """
+    x, y = (torch.as_tensor(part) for part in canaries)
+    rest = (x[:0], y[:0]) if others is None else (torch.as_tensor(others[0]), torch.as_tensor(others[1]))
+
+    def run(present: Coins) -> Floats:
+        kept = torch.from_numpy(present)
+        if plan.neighboring == "add-or-remove-one":
+            inputs, targets = torch.cat([x[kept], rest[0]]), torch.cat([y[kept], rest[1]])
+            weights = torch.ones(len(inputs))
+        else:
+            inputs, targets = torch.cat([x, rest[0]]), torch.cat([y, rest[1]])
+            weights = torch.cat([kept.float(), torch.ones(len(rest[0]))])
+        trained, probe = copy.deepcopy(model), copy.deepcopy(model)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=learning_rate)
+        scores = np.zeros(len(present))
+        data = TensorDataset(inputs, targets, weights)
+        with attach(plan, trained, optimizer, data, loss_reduction="sum", noise_seed=noise_seed, label="audit") as private:
+            for bx, by, weight in private.batches():
+                before = flat(trained)
+                (loss(trained(bx), by) * weight).sum().backward()
+                optimizer.step()
+                noisy = (before - flat(trained)) * (plan.batch_size / learning_rate)
+                scores += alignment(probe, before, loss, (x, y), noisy, plan.method.rule.norm)
+        return scores
+
+    return run
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters() if p.requires_grad])
+
+
+def alignment(
+    model: nn.Module,
+    at: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    records: Sequence[Tensor],
+    to: Tensor,
+    norm: float,
+) -> Floats:
+    """Inner products of the records' clipped gradients, at parameters ``at``, with the vector ``to``; shape (m,)."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parts = at.split([p.numel() for p in trainable.values()])
+    weights = {name: part.view(p.shape).to(p.dtype) for (name, p), part in zip(trainable.items(), parts, strict=True)}
+
+    def one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(model, weights, (x[None],)), y[None]).sum()
+
+    scores = []
+    for x, y in zip(records[0].split(128), records[1].split(128), strict=True):
+        gradients = vmap(grad(one), in_dims=(None, 0, 0))(weights, x, y)
+        rows = torch.cat([gradients[name].flatten(1).double() for name in trainable], 1)
+        length = torch.linalg.vector_norm(rows, dim=1)
+        scores.append((rows @ to) / torch.clamp(length / norm, min=1.0))
+    return np.asarray(torch.cat(scores).numpy())

@@ -77,7 +77,7 @@ def solve(
     curvature = max(l2, smoothness / 100)
     match solver:
         case "momentum-gd":
-            count = affordable_steps(n, budget) if cross_entropy else 60
+            count = {"softmax": affordable_steps(n, budget), "logistic": 20}.get(model.loss, 60)
             factor = MOMENTUM_STEP[model.loss] * (math.sqrt(count / 20) if cross_entropy else 1)
             arguments: dict[str, Any] = {"steps": steps or count, "step_size": step_size or factor / smoothness}
             function: Any = momentum_gd
@@ -97,7 +97,7 @@ def solve(
 
 
 def affordable_steps(n: int, budget: Budget) -> int:
-    """Steps of momentum for a cross-entropy: each costs noise, of which large data and budgets bear more. 20 to 100."""
+    """Steps of momentum for a softmax: each costs noise, of which large data and budgets bear more. 20 to 100."""
     return round(min(100.0, max(20.0, n * budget.gdp / 200)))
 
 
