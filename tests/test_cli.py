@@ -266,4 +266,4 @@ def test_experiments_are_reproduced_by_name(tmp_path: Path) -> None:
     assert "saved in" in text
     assert (tmp_path / "new" / "folder" / "dice_bias.csv").exists()
     said = run("reproduce", "dice-bia", "--out", str(tmp_path), code=2)
-    assert "experiment must be one of dice-bias" in said
+    assert "experiment must be one of das-table5" in said

@@ -206,6 +206,8 @@ def _create(path: Path, settings: Settings) -> None:
     """A complete ledger appears at `path` at once, or (if somebody was faster) theirs stays."""
     leftovers = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
     if any(file.exists() for file in leftovers):
+        if path.exists():  # somebody has just made it, and uses it: its name was there before its journal
+            return
         raise sqlite3.DatabaseError("file is missing but its -wal or -journal file is there")
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # less the umask, as for any file

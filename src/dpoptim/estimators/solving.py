@@ -23,6 +23,7 @@ from dpoptim.solvers.proximal_point import proximal_point
 Solver = Literal["momentum-gd", "noisy-gd", "kl-spider", "adaptive-gd", "proximal-point", "accelerated-srgd", "dp-sgd"]
 SOLVERS = ("momentum-gd", "noisy-gd", "kl-spider", "adaptive-gd", "proximal-point", "accelerated-srgd", "dp-sgd")
 NOISY_GD_STEPS = 100
+SPIDER_ROUNDS = 50
 # Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so it takes steps far beyond
 # 1/smoothness, where a squared loss would diverge.
 MOMENTUM_STEP = {"softmax": 32.0, "logistic": 16.0, "squared": 1.0, "huber": 1.0}
@@ -85,7 +86,7 @@ def solve(
             factor = NOISY_STEP[model.loss] * (affordable_steps(n, budget) / 20 if cross_entropy else 1)
             arguments, function = {"steps": steps or NOISY_GD_STEPS, "step_size": step_size or factor / smoothness}, noisy_gd
         case "kl-spider":
-            arguments, function = {"smoothness": smoothness, **kl}, kl_spider
+            arguments, function = {"smoothness": smoothness, "rounds": SPIDER_ROUNDS, **kl}, kl_spider
         case "adaptive-gd":
             arguments, function = {"smoothness": smoothness}, adaptive_gd
         case "proximal-point":
