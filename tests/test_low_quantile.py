@@ -50,6 +50,11 @@ def test_neighbours_odds_stay_within_epsilon() -> None:
     assert float((seen[0] - seen[2]).abs().max()) > 0.1  # the search is not empty
 
 
+def test_several_numbers_of_a_record_would_be_several_votes() -> None:
+    with pytest.raises(ValueError, match="one number for each record"):
+        private_low_quantile(np.ones((100, 2)), 0.5, epsilon=1.0, low=0.1, high=10)
+
+
 def test_the_draw_has_the_mechanisms_odds() -> None:
     noise, counts = KeyStream.from_seed(0, "x"), np.zeros(3)
     for _ in range(1000):

@@ -59,7 +59,9 @@ def private_low_quantile(
     low, high = positive_number("low", low), positive_number("high", high)
     if not low < high:
         raise ValueError(f"low={low:g} must be below high={high:g}.")
-    numbers = torch.as_tensor(values).to(torch.float64).flatten()
+    numbers = torch.as_tensor(values).to(torch.float64)
+    if numbers.dim() != 1:  # several numbers of a record would be several votes
+        raise ValueError(f"values must have one number for each record, shape (n,); got shape {tuple(numbers.shape)}.")
     rank = quantile * len(numbers)
     if not 0 < quantile < 1 or rank < LEAST_RANK / epsilon:
         raise ValueError(

@@ -1,5 +1,7 @@
 """Under torch.autocast the books hold what was saved in the narrow dtype, and widen it before they measure."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -135,3 +137,34 @@ def test_recurrent_layers_refuse_by_name() -> None:
     ):
         model(torch.randn(ROWS, 5, 4))
     engine.detach()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_frozen_head_under_autocast_needs_a_sum(reduction: Any) -> None:
+    """It rounds the gradients on their way to the books, under a mean together with the mean's factor: 1.97 C."""
+    torch.manual_seed(0)
+    rows, target = 1901, torch.zeros(1901, dtype=torch.long)
+    body, head = nn.Linear(4, 4), nn.Linear(4, 3).requires_grad_(False)
+    model = nn.Sequential(body, head)
+    x = torch.ones(rows, 4) + 1e-3 * torch.randn(rows, 4)
+
+    def total(n: int, norm: float) -> list[Tensor]:
+        engine = Engine(model, Clipping(norm), capacity=2048, reduction=reduction)
+        engine.attach()
+        try:
+            engine.deliver(n)
+            h = body(x[:n])
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                output = head(h)
+            nn.functional.cross_entropy(output.float(), target[:n], reduction=reduction).backward()
+            return [s.clone() for s in engine.split(engine.take())]
+        finally:
+            engine.detach()
+            assert not head._forward_pre_hooks
+
+    if reduction == "mean":
+        with pytest.raises(PrivacyError, match=r"layer '1' ran under torch.autocast with a loss that is a mean"):
+            total(rows, 1.0)
+        return
+    norm = 1.02 * joint_norm(total(1, 1e6))
+    assert joint_norm([a - b for a, b in zip(total(rows, norm), total(rows - 1, norm), strict=True)]) <= norm

@@ -196,6 +196,13 @@ def test_a_monitor_counts_and_leaves_the_clip_norm_alone() -> None:
     assert "noisy count of unclipped" in plan.describe()
 
 
+@pytest.mark.parametrize("norm", [1e-6, 5000.0])
+def test_a_monitored_clip_norm_stays_outside_the_range_of_the_search_too(norm: float) -> None:
+    monitored = dpoptim.DPSGD(dpoptim.PrivateQuantile.monitor(norm))
+    plan = monitored.plan(n=60, batch_size=60, steps=3, noise_multiplier=0.7, delta=1e-5)
+    assert run(plan, data(60))[1] == [norm] * 3
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

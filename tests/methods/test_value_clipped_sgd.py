@@ -1,7 +1,10 @@
 """Value clipping: the bound is never below the norm, the sums are the clipped ones, and what has no proof is refused."""
 
+import copy
 import itertools
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -234,6 +237,153 @@ def test_one_record_moves_every_sum_by_at_most_the_clip_norm(hostile: float, mon
     assert all(bool(torch.isfinite(total).all()) for total in worlds[1])
 
 
+Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x) - y[:, None]).square().sum(1)
+
+
+def scaled_in_place(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    output = model(x)
+    output *= 100
+    return output.square().sum(1)
+
+
+def hooked_output(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    output = model(x)
+    output.register_hook(lambda g: g * 100)
+    return output.square().sum(1)
+
+
+def model_of_model(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(model(x) * 10) - 1).square().sum(1)
+
+
+def under_autocast(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(x)
+    return output.float().square().sum(1)
+
+
+def moved(
+    model: nn.Module,
+    losses: Attack = squared_error,
+    change: Any = None,
+    *,
+    rows: int = 60,
+    paper: bool = False,
+    last: Any = 1.0,
+) -> float:
+    """How far the sum moves, in clip norms, when the last record (of ``last``s) is left out: a zero in the loss."""
+    x, y = torch.ones(rows, 6), torch.ones(rows)
+    x[-1] = last
+    engine = ValueEngine(model, Clipping(1.0), capacity=rows, paper=paper)
+    engine.attach()
+    if change is not None:
+        change(model)
+    sums = []
+    for present in (1.0, 0.0):
+        engine.deliver(rows)
+        keep = torch.ones(rows)
+        keep[-1] = present
+        engine.loss(losses(model, x, y) * keep).backward()
+        sums.append([total.clone() for total in engine.take()])
+    engine.detach()
+    return float(torch.stack([(a - b).norm() for a, b in zip(*sums, strict=True)]).norm())
+
+
+@pytest.mark.parametrize("losses", [scaled_in_place, hooked_output])
+def test_what_is_done_to_the_output_belongs_to_the_loss(losses: Attack) -> None:
+    assert 0.5 < moved(net([6, 8, 3], [0]), losses) <= 1
+
+
+@pytest.mark.parametrize(("losses", "said"), [(model_of_model, "requires a gradient"), (under_autocast, "autocast")])
+def test_passes_that_the_bound_does_not_cover_are_refused(losses: Attack, said: str) -> None:
+    with pytest.raises(dpoptim.PrivacyError, match=said):
+        moved(net([6, 8, 6], [0]), losses, rows=1400)
+
+
+CHANGES: list[Any] = [
+    lambda model: model[0].weight.register_hook(lambda g: g * 100),
+    lambda model: model[2].register_forward_pre_hook(lambda module, args: (args[0] * 100,)),
+    lambda model: model[1].register_forward_hook(lambda module, args, output: output * 100),
+    lambda model: model[1].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 100,)),
+    lambda model: setattr(model[1], "negative_slope", 100.0),
+    lambda model: setattr(model[1], "forward", lambda h: h * 100),
+    lambda model: setattr(model[2], "weight", nn.Parameter(model[2].weight.detach() * 100, requires_grad=False)),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_the_model_after_attaching_is_refused(change: Any) -> None:
+    with pytest.raises(dpoptim.PrivacyError, match="has hooks|after attaching|forward pass of its own"):
+        moved(nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.1), nn.Linear(8, 3)), change=change)
+
+
+def test_hooks_on_all_modules_are_refused() -> None:
+    handle = nn.modules.module.register_module_full_backward_hook(lambda module, inner, outer: None)
+    try:
+        with pytest.raises(dpoptim.PrivacyError, match="hooks on all modules"):
+            moved(net([6, 8, 3], [0]))
+    finally:
+        handle.remove()
+
+
+def test_hardtanh_of_large_constants_stays_within_the_papers_bound() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Hardtanh(50.0, 60.0), nn.Linear(8, 3))
+    assert 0 < moved(model, lambda m, x, y: F.cross_entropy(m(x), y.long(), reduction="none"), paper=True) <= 1
+
+
+@pytest.mark.parametrize("kind", [nn.GELU("tanh"), nn.GELU(), nn.Softsign(), nn.ReLU()])
+@pytest.mark.parametrize("scale", [1e9, 1e28, math.inf, math.nan])
+def test_weights_beyond_the_float32_range_count_every_record_as_zero(kind: nn.Module, scale: float) -> None:
+    """A record of size 1e11 would make a NaN inside, and the NaN everybody's gradient."""
+
+    def blow_up(model: nn.Module) -> None:
+        with torch.no_grad():
+            for p in model.parameters():
+                p *= scale
+
+    assert moved(nn.Sequential(nn.Linear(6, 8), kind, nn.Linear(8, 3)), change=blow_up, last=1e11) == 0
+
+
+def test_tiny_weights_have_a_norm() -> None:
+    assert spectral_norm(torch.full((2, 2), 1e-200, dtype=torch.float64)) == pytest.approx(2e-200)
+
+
+def test_copies_of_the_model_carry_nothing() -> None:
+    model = net([6, 8, 3], [0])
+    engine = ValueEngine(model, Clipping(1.0), capacity=4, paper=False)
+    engine.attach()
+    engine.deliver(4)
+    output = model(torch.ones(4, 6))
+    average = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    average(torch.ones(9, 6))  # does not disturb the pass that is open
+    engine.loss(output.square().sum(1)).backward()
+    copies = [hook for module in average.modules() for hook in module._forward_hooks.values()]
+    assert all(hook._engine is None for hook in copies)
+    engine.detach()
+
+
+def test_a_loop_without_pieces_after_one_with_pieces_has_the_margin_of_whole_batches() -> None:
+    data = digits()
+    plan = dpoptim.ValueClippedSGD(1.0).plan(n=1797, batch_size=600, steps=3, epsilon=4, delta=1e-5)
+    model = nn.Linear(64, 10)
+    with dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data) as private:
+        margins = []
+        for size in (None, 64, None):
+            next(iter(private.batches(physical_batch_size=size)))
+            assert isinstance(private._engine, ValueEngine)
+            margins.append(private._engine.sum_margin())
+    assert margins[0] == margins[2] > margins[1]
+
+
+class Cubes(nn.LeakyReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return x**3
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -269,6 +419,7 @@ def weight_normed() -> nn.Sequential:
         (tied(), "share parameters"),
         (weight_normed(), "parametrisations"),
         (nn.Sequential(nn.ReLU()), "no nn.Linear"),
+        (nn.Sequential(nn.Linear(6, 6), Cubes(), nn.Linear(6, 3)), "module '1' is a Cubes"),
     ],
 )
 def test_what_has_no_proof_is_refused_by_name(model: nn.Module, said: str) -> None:

@@ -12,7 +12,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import BookedLayer, Books
+from dpoptim.gradients.books import BookedLayer, Books, narrow_dtype
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.choice import rule_for, runner_for
 from dpoptim.gradients.layers.fallback import AS_THEY_ARE
@@ -71,7 +71,10 @@ class Booking:
 
     def _book(self, module: nn.Module, name: str) -> None:
         trainable = [key for key, p in module.named_parameters() if p.requires_grad]
-        if not trainable or module in self._booked:
+        if module in self._booked:
+            return
+        if not trainable:
+            self._watch_frozen(module, name)
             return
         self._booked.add(module)
         label = name or type(module).__name__
@@ -87,6 +90,14 @@ class Booking:
                 self._book(child, f"{name}.{key}" if name else key)
         if runner is not None:
             self._replace_forward(module, lambda *args, **kwargs: runner(self.rows, args, kwargs))
+
+    def _watch_frozen(self, module: nn.Module, name: str) -> None:
+        """What keeps no books may still round gradients on their way to what does."""
+        if self.books.may_round:
+            return
+        for key, part in module.named_modules(prefix=name):
+            hook = FrozenHook(self.books, key)
+            self._undo.append(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _run_layer(self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any) -> Tensor:
         (x,) = (*args, *kwargs.values())
@@ -146,6 +157,28 @@ class InputHook:
 
     def __reduce__(self) -> tuple[type["InputHook"], tuple[None]]:
         return InputHook, (None,)
+
+
+class FrozenHook:
+    """Refuses torch.autocast around a frozen module where the loss is a mean. Holds the books weakly, as `InputHook`."""
+
+    def __init__(self, books: Books | None, label: str) -> None:
+        self._books = None if books is None else weakref.ref(books)
+        self._label = label
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        books = None if self._books is None else self._books()
+        if books is None or not torch.is_grad_enabled() or AS_THEY_ARE.get():
+            return
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.requires_grad:  # nothing else has gradients that come through here
+                narrow_dtype(books, self._label, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenHook":
+        return FrozenHook(None, self._label)
+
+    def __reduce__(self) -> tuple[type["FrozenHook"], tuple[None, str]]:
+        return FrozenHook, (None, self._label)
 
 
 def refuse_wrapped(module: nn.Module, label: str) -> None:

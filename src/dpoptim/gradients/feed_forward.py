@@ -11,16 +11,21 @@ As printed the paper leaves out the biases; without the terms for them its bound
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.booking import refuse_wrapped
 
 EXACT_SIDE = 64  # up to this many rows or columns a spectral norm is an eigenvalue; beyond, squarings bound it
 SQUARINGS = 6  # bound the norm of a matrix with r rows up to a factor r^(1/128): 4 % at r = 256
+LARGEST_WEIGHT = 2.0**19
+LARGEST_REACH = 2.0**50
 ROUNDING = 1 + 2.0**-20  # of float64 products and eigenvalues, whose relative errors are far smaller
 
 
@@ -33,18 +38,19 @@ class Layer:
     at_zero: float  # the largest |phi(0)| of an entry of what follows
 
 
-def layers_of(model: nn.Module) -> list[Layer]:
+def layers_of(model: nn.Module, ours: Collection[int] = ()) -> list[Layer]:
     """The layers of a chain of linear layers and activations.
+
+    Args:
+        ours: ids of hooks that are the engine's own.
 
     Raises:
         PrivacyError: anything else, by name: there is no proof for it.
     """
+    if _has_any_global_hook():
+        raise PrivacyError("hooks on all modules are set, which may change what layers compute. Fix: remove them.")
     layers: list[Layer] = []
-    for name, module in leaves(model, ""):
-        if module._forward_hooks or module._forward_pre_hooks or is_parametrized(module):
-            raise PrivacyError(
-                f"layer {name!r} has hooks or parametrisations, which change what it computes. Fix: remove them."
-            )
+    for name, module in leaves(model, "", ours):
         if type(module) is nn.Linear:
             if any(layer.linear is module for layer in layers):
                 raise PrivacyError(f"layer {name!r} is used twice: no bound is proved for that. Fix: dpoptim.DPSGD.")
@@ -62,14 +68,26 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return layers
 
 
-def leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+def leaves(module: nn.Module, name: str, ours: Collection[int]) -> list[tuple[str, nn.Module]]:
     """The chain of an nn.Sequential, nested ones spread out."""
+    label = name or type(module).__name__
+    refuse_hooks(module, label, ours)
     if type(module) is not nn.Sequential:
-        return [(name or type(module).__name__, module)]
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise PrivacyError(f"module {name or 'model'!r} has hooks, which change what it computes. Fix: remove them.")
+        return [(label, module)]
     children = zip(module._modules, module, strict=True)  # named_children() would leave out repeated ones
-    return [leaf for key, child in children for leaf in leaves(child, f"{name}.{key}" if name else key)]
+    return [leaf for key, child in children for leaf in leaves(child, f"{name}.{key}" if name else key, ours)]
+
+
+def refuse_hooks(module: nn.Module, label: str, ours: Collection[int]) -> None:
+    """Refuse whatever changes what a module computes forwards or backwards."""
+    refuse_wrapped(module, label)
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    foreign = any(key not in ours for kind in kinds for key in kind)
+    if foreign or is_parametrized(module) or any(p._backward_hooks for p in module._parameters.values() if p is not None):
+        raise PrivacyError(
+            f"module {label!r} has hooks or parametrisations, which may change what it computes or its gradient. "
+            "Fix: remove them, also those on its parameters."
+        )
 
 
 def activation(name: str, module: nn.Module) -> tuple[float, float]:
@@ -79,7 +97,6 @@ def activation(name: str, module: nn.Module) -> tuple[float, float]:
         nn.ReLU: (1.0, 0.0),
         nn.ReLU6: (1.0, 0.0),
         nn.Tanh: (1.0, 0.0),
-        nn.Hardtanh: (1.0, 1.0),
         nn.Sigmoid: (0.25, 0.5),
         nn.Softsign: (1.0, 0.0),
         nn.GELU: (1.13, 0.0),
@@ -88,29 +105,53 @@ def activation(name: str, module: nn.Module) -> tuple[float, float]:
     kind = type(module)
     if kind in slopes:
         return slopes[kind]
+    # Of these classes exactly: a subclass may compute anything.
     if isinstance(module, nn.Dropout) and kind is nn.Dropout and module.p < 1:
         return 1 / (1 - module.p), 0.0
-    if isinstance(module, nn.LeakyReLU):
+    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
         return max(1.0, abs(module.negative_slope)), 0.0
-    if isinstance(module, nn.ELU):
+    if isinstance(module, nn.ELU) and kind is nn.ELU:
         return max(1.0, abs(module.alpha)), 0.0
-    if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
+    if isinstance(module, nn.Hardtanh) and kind is nn.Hardtanh:
+        return 1.0, abs(min(max(0.0, module.min_val), module.max_val))
+    if isinstance(module, nn.Flatten) and kind is nn.Flatten and module.start_dim == 1 and module.end_dim == -1:
         return 1.0, 0.0
-    known = ", ".join(kind.__name__ for kind in (nn.Linear, nn.Flatten, nn.Dropout, nn.LeakyReLU, nn.ELU, *slopes))
+    others = (nn.Linear, nn.Flatten, nn.Dropout, nn.LeakyReLU, nn.ELU, nn.Hardtanh)
+    known = ", ".join(kind.__name__ for kind in (*others, *slopes))
     raise PrivacyError(
         f"module {name!r} is a {kind.__name__}, for which no bound on gradients is proved. Value clipping takes chains "
         f"(nn.Sequential) of {known}. Fix: dpoptim.DPSGD, which clips any module's gradients."
     )
 
 
+def tame(layers: list[Layer], norms: list[float]) -> bool:
+    """Whether nothing that a short record makes can leave the float32 range; of the weights alone, hence public.
+
+    Args:
+        norms: of the weights, from `spectral_norm`; the first one is not used.
+    """
+    for layer in layers:
+        parameters = [float(p.detach().double().norm()) for p in layer.linear.parameters()]
+        if not max(1.0, layer.slope) * max(parameters) <= LARGEST_WEIGHT or not layer.at_zero <= LARGEST_WEIGHT:
+            return False  # also where they are NaN
+    steepest, later = 1.0, 1.0
+    for layer, norm in reversed(list(zip(layers, norms, strict=True))):
+        later *= layer.slope
+        steepest = max(steepest, later)
+        later *= norm
+    return steepest <= LARGEST_REACH
+
+
 def spectral_norm(weight: Tensor) -> float:
     """At least the largest singular value of a matrix, and hardly more; infinite where entries are not finite."""
     rows, columns = weight.shape
     matrix = weight.detach().double()
+    largest_entry = float(matrix.abs().max())
+    if not 0 < largest_entry < math.inf:
+        return 0.0 if largest_entry == 0 else math.inf
+    matrix = matrix / largest_entry  # squares of entries stay in range
     gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
     size = float(gram.diagonal().sum())
-    if not 0 < size < math.inf:
-        return 0.0 if size == 0 else math.inf
     gram = gram / size  # eigenvalues in [0, 1]
     if len(gram) <= EXACT_SIDE:
         largest = float(torch.linalg.eigvalsh(gram)[-1]) + 2.0**-40
@@ -123,7 +164,7 @@ def spectral_norm(weight: Tensor) -> float:
             gram = gram / scale
             exponent += math.log(scale) / power
         largest = math.exp(exponent)
-    return math.sqrt(size * min(largest, 1.0)) * ROUNDING
+    return largest_entry * math.sqrt(size * min(largest, 1.0)) * ROUNDING
 
 
 class SpectralNorms:

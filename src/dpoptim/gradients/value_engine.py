@@ -1,5 +1,6 @@
 """Value clipping: the factor of each record is known after the forward pass, so one ordinary backward pass does the rest."""
 
+import weakref
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contributions import zero_outside
 from dpoptim.gradients.engine import Engine, Reduction, exact_arithmetic
-from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds
+from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
 from dpoptim.gradients.products import UNIT_ROUNDOFF, row_squared_norms
 
 LARGEST = 2.0**40  # records with longer activations count as zero: products with them would leave the float32 range
@@ -46,11 +47,13 @@ class ValueEngine(Engine):
         self._dropped: Tensor | None = None
         self._output: Tensor | None = None
         self._handles: list[RemovableHandle] = []
+        self._attached: list[int] = []  # parameters, by id
 
     def attach(self) -> None:
         for i, layer in enumerate(self._layers):
-            self._handles.append(layer.linear.register_forward_pre_hook(self._keep_input(i)))
-        self._handles.append(self.model.register_forward_hook(self._keep_output))
+            self._handles.append(layer.linear.register_forward_pre_hook(EngineHook(self, i)))
+        self._handles.append(self.model.register_forward_hook(EngineHook(self)))
+        self._attached = [id(p) for p in self.model.parameters()]
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -120,14 +123,15 @@ class ValueEngine(Engine):
         if self._rows_open != rows:
             raise PrivacyError("private.loss(...).backward() was called twice. Fix: call it once for each batch.")
         self._rows_open = 0
-        if self._null:
+        self._refuse_changed_model()
+        later = [self._norms[i] for i in range(1, len(self._layers))]
+        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
+        if self._null or not tame(self._layers, norms):
             return
         measured = row_squared_norms(slopes).sqrt()
         if self._paper:
             promised = 2 * (2 * losses.double()).clamp(0, 1).sqrt()
             measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
-        later = [self._norms[i] for i in range(1, len(self._layers))]
-        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
         known = propagated(self._layers, inputs[0], norms) if self._paper else inputs
         squared = squared_gradient_bounds(self._layers, known, measured, norms)
         if dropped is not None:
@@ -141,35 +145,78 @@ class ValueEngine(Engine):
             if gradient is not None:
                 total.add(gradient.contiguous())
 
-    def _keep_input(self, place: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            if not torch.is_grad_enabled():
-                return args
-            h = args[0]
-            if h.dim() != 2:
+    def see_input(self, place: int, h: Tensor) -> Tensor:
+        """What the linear layer at ``place`` is to compute with; its rows' norms are kept."""
+        if h.dim() != 2:
+            raise PrivacyError(
+                f"a linear layer got an input of shape {tuple(h.shape)}; the bound is proved for (rows, features). "
+                "Fix: dpoptim.DPSGD."
+            )
+        if torch.is_autocast_enabled(h.device.type):
+            raise PrivacyError(
+                "the model ran under torch.autocast, whose sums over a batch round too coarsely for the bound. "
+                "Fix: train in float32, or dpoptim.DPSGD with loss_reduction='sum'."
+            )
+        if place == 0:
+            self._forget()
+            if h.requires_grad:
                 raise PrivacyError(
-                    f"a linear layer got an input of shape {tuple(h.shape)}; the bound is proved for (rows, features). "
-                    "Fix: dpoptim.DPSGD."
+                    "the model's input requires a gradient: what it was computed from, such as the model itself, would be "
+                    "used more often than the bound allows. Fix: model(x.detach()); for models of models, dpoptim.DPSGD."
                 )
-            if place == 0:
-                self._forget()
-            # A record that would reach infinity would turn everybody's gradient into NaN: it counts as zero instead.
-            squared = row_squared_norms(h.detach())
-            small = squared <= LARGEST**2
-            if not bool(small.all()):
-                h = zero_outside(h, small)
-                self._dropped = ~small if self._dropped is None else self._dropped | ~small
-            self._inputs.append(squared)
-            return (h,)
+        # A record that would reach infinity would turn everybody's gradient into NaN: it counts as zero instead.
+        squared = row_squared_norms(h.detach())
+        small = squared <= LARGEST**2
+        if not bool(small.all()):
+            h = zero_outside(h, small)
+            self._dropped = ~small if self._dropped is None else self._dropped | ~small
+        self._inputs.append(squared)
+        return h
 
-        return hook
+    def see_output(self, output: Tensor) -> Tensor:
+        """Keep the model's output, and hand on a copy: in-place operations and hooks on it are then the loss's."""
+        self._refuse_changed_model()
+        self._output = output
+        return output.clone()
 
-    def _keep_output(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if torch.is_grad_enabled():
-            self._output = output
+    def _refuse_changed_model(self) -> None:
+        same = layers_of(self.model, [handle.id for handle in self._handles]) == self._layers
+        if not same or [id(p) for p in self.model.parameters()] != self._attached:
+            raise PrivacyError(
+                "the model's layers, their options or parameters were changed after attaching; the bound is of those that "
+                "were attached. Fix: change them before dpoptim.attach, or attach again."
+            )
 
     def _forget(self) -> None:
         self._inputs, self._dropped, self._output = [], None, None
+
+
+class EngineHook:
+    """Tells the engine what a layer is given, or what the model returns. Holds it weakly, so that no copy of the model
+    carries its sums.
+
+    Args:
+        place: of the linear layer; None: the model.
+    """
+
+    def __init__(self, engine: ValueEngine | None, place: int | None = None) -> None:
+        self._engine = None if engine is None else weakref.ref(engine)
+        self._place = place
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor | None = None) -> Any:
+        engine = None if self._engine is None else self._engine()
+        if engine is None or not torch.is_grad_enabled():
+            return None
+        if self._place is not None:
+            return (engine.see_input(self._place, args[0]),)
+        assert output is not None
+        return engine.see_output(output)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EngineHook":
+        return EngineHook(None, self._place)
+
+    def __reduce__(self) -> tuple[type["EngineHook"], tuple[None, int | None]]:
+        return EngineHook, (None, self._place)
 
 
 class _Handover(torch.autograd.Function):

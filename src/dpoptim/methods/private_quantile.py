@@ -161,7 +161,9 @@ class QuantileSearch(NormChoice):
         below = float(count) / (2 * math.sqrt(share)) / self._batch_size + 0.5
         self.share_below = below
         factor = math.exp(-self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile))
-        self.rule = Clipping(min(max(norm * factor, 2**LOWEST), 2**HIGHEST), self._style)
+        start = self._settings.start  # may lie outside of what is searched, and stays there where the rate is 0
+        lowest, highest = min(start, 2**LOWEST), max(start, 2**HIGHEST)
+        self.rule = Clipping(min(max(norm * factor, lowest), highest), self._style)
         return [total.mul_(norm / math.sqrt(1 - share)) for total in sums]
 
     def forget(self) -> None:

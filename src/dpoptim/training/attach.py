@@ -151,8 +151,9 @@ class PrivateTraining:
         if physical_batch_size is not None:
             physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
         self._require_attached()
-        if isinstance(self._engine, ValueEngine) and physical_batch_size is not None:
-            self._engine.physical_rows = min(self._engine.capacity, physical_batch_size)
+        if isinstance(self._engine, ValueEngine):
+            capacity = self._engine.capacity
+            self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
         if self._choice is not None:
