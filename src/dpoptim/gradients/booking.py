@@ -96,6 +96,8 @@ class Booking:
         if self.books.may_round:
             return
         for key, part in module.named_modules(prefix=name):
+            if next(part.parameters(), None) is None:
+                continue  # activations and the like: autocast leaves them in the dtype of their input
             hook = FrozenHook(self.books, key)
             self._undo.append(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
 

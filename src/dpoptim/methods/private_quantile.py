@@ -23,6 +23,7 @@ from dpoptim.clipping import Clipping, Style
 from dpoptim.plan import Basis, NormChoice, positive_number, real_number
 
 LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
+LEAST_NORM = 2.0**-40  # of records that vote; not that of NaN
 BINS_PER_OCTAVE = 2
 BINS = round((HIGHEST - LOWEST) * BINS_PER_OCTAVE) + 2
 LEAST_SIGNAL = 3.0  # expected count below the quantile, in standard deviations of the noise on it
@@ -130,6 +131,8 @@ class QuantileSearch(NormChoice):
 
     def observe(self, squared_norms: Tensor) -> None:
         norms = squared_norms.to("cpu", torch.float64).sqrt()
+        # Under zero-out a record may be there with gradient zero, measured as next to nothing: it must not vote either.
+        norms = norms[norms > LEAST_NORM]
         if self._measuring:
             self.observed += histogram(norms)
         else:
@@ -172,9 +175,9 @@ class QuantileSearch(NormChoice):
 
 
 def histogram(norms: Tensor) -> Tensor:
-    """Counts of log2(norm) in `BINS` bins; a norm that is not a number counts in none. Each record adds to one at most."""
+    """Counts of log2(norm) in `BINS` bins, for norms that are numbers. Each record adds to one."""
     places = ((norms.log2() - LOWEST) * BINS_PER_OCTAVE + 1).floor().clamp(0, BINS - 1)
-    return torch.bincount(places[~norms.isnan()].long(), minlength=BINS).double()
+    return torch.bincount(places.long(), minlength=BINS).double()
 
 
 def quantile_of(noisy: Tensor, quantile: float) -> float:
