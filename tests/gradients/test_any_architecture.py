@@ -177,5 +177,7 @@ def test_equal_or_refused_by_name(model: nn.Module, rows: int, style: str) -> No
         sums = engine_sums(model, loss, batch, count, clipping, "mean")
         expected = clipped_sums(truth(model, batch), clipping, count)
         error = joint_norm([a - b for a, b in zip(sums, expected, strict=True)])
-        assert error <= (1e-3 if dtype == torch.float32 else 1e-6) * max(joint_norm(expected), 1e-3 * count)
+        # Behind normalisations that undo a scale, true gradients are zero and float32 ones 1e-5: hence the floor.
+        tolerance, floor = (1e-3, 0.02) if dtype == torch.float32 else (1e-6, 1e-3)
+        assert error <= tolerance * max(joint_norm(expected), floor * count)
     event("equal")
