@@ -162,6 +162,8 @@ def test_a_stream_for_regression() -> None:
     for seed, rows in enumerate(np.split(np.arange(len(x)), 5)):
         model.set_params(noise_seed=seed).partial_fit(x[rows], y[rows])
     assert model.score(x, y) > 0.9
+    with pytest.raises(ValueError, match="target_bound=8 must stay 4"):
+        model.set_params(target_bound=8.0).partial_fit(x[rows], y[rows])
 
 
 @pytest.mark.parametrize(

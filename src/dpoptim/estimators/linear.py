@@ -300,6 +300,11 @@ class DPLinearRegression(RegressorMixin, _Linear):
         if self.loss not in ("squared", "huber"):
             raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
         bound = real_number("target_bound", self.target_bound)
+        if chunk and hasattr(self, "_chunks") and bound != self._target_unit:
+            raise ValueError(
+                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of the chunks so far; call fit to start anew."
+            )
+        self._target_unit = bound
         model = LinearModel(self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta)
         coefficients, intercept = self._split(self._solve(model, x, scaled, (), chunk=chunk))
         self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
