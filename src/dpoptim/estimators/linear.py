@@ -34,6 +34,7 @@ class _Linear(BaseEstimator):
     """What the linear estimators share: bounded rows in, weights and a guarantee out."""
 
     privacy_: Guarantee
+    _target_unit: float
 
     def _solve(
         self, model: LinearModel, x: NDArray[Any], y: NDArray[Any], notes: tuple[str, ...], *, chunk: bool
@@ -302,7 +303,7 @@ class DPLinearRegression(RegressorMixin, _Linear):
         bound = real_number("target_bound", self.target_bound)
         if chunk and hasattr(self, "_chunks") and bound != self._target_unit:
             raise ValueError(
-                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of the chunks so far; call fit to start anew."
+                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier chunks; call fit to start anew."
             )
         self._target_unit = bound
         model = LinearModel(self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta)
