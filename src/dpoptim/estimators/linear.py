@@ -303,7 +303,7 @@ class DPLinearRegression(RegressorMixin, _Linear):
         bound = real_number("target_bound", self.target_bound)
         if chunk and hasattr(self, "_chunks") and bound != self._target_unit:
             raise ValueError(
-                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier chunks; call fit to start anew."
+                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier chunks; or call fit anew."
             )
         self._target_unit = bound
         model = LinearModel(self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta)
