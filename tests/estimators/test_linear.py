@@ -213,3 +213,15 @@ def test_clipped_rows_are_never_longer() -> None:
         short = np.linalg.norm(x.astype(np.float64), axis=1) < 1.9
         assert np.array_equal(clipped[short], x[short])
     assert math.isfinite(float(clipped.sum()))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_clip_rows_bounds_every_row_and_keeps_the_short_ones(dtype: Any) -> None:
+    big, small = float(np.finfo(dtype).max), float(np.finfo(dtype).tiny)
+    rows = np.array([[3, 4], [30, 40], [big, big], [small, 0], [0, 0], [np.nan, 1], [np.inf, 1], [big / 4, 1]], dtype=dtype)
+    clipped = clip_rows(np.tile(rows, (3000, 1)), 5.0)  # in more than one block
+    lengths = np.hypot(*clipped.astype(np.longdouble).T)
+    assert lengths.max() <= 5.0 * (1 + 1e-6)
+    found = clipped[-8:]
+    np.testing.assert_array_equal(found[[0, 3, 4, 5, 6]], [[3, 4], [small, 0], [0, 0], [0, 0], [0, 0]])
+    np.testing.assert_allclose(found[[1, 2, 7]], [[3, 4], [5 / 2**0.5] * 2, [5, 0]], rtol=1e-6, atol=1e-6)

@@ -15,7 +15,7 @@ from sklearn.utils.validation import assert_all_finite, column_or_1d, validate_d
 from dpoptim.plan import positive_number, real_number
 
 Floats = NDArray[np.float64]
-BLOCK = 1 << 16  # rows taken at a time
+BLOCK = 1 << 13  # rows taken at a time
 
 
 def refuse_weights(sample_weight: Any) -> None:
@@ -36,14 +36,23 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
     clipped = np.array(x)
     for start in range(0, len(x), BLOCK):
         rows = clipped[start : start + BLOCK]
-        finite = np.isfinite(rows).all(1)
-        rows[~finite] = 0
-        largest = np.abs(rows).max(1, initial=0.0).astype(np.float64)
-        largest[largest == 0] = 1
-        length = largest * np.sqrt(np.square(rows / largest[:, None], dtype=np.float64).sum(1))  # no overflow
-        factor = np.minimum(1.0, norm / np.where(length > 0, length, 1))
-        rows *= factor[:, None].astype(rows.dtype)
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            squared = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+        length = np.sqrt(squared, where=squared > 0, out=np.ones_like(squared))
+        odd = ~((squared > 1e-30) & (squared < 1e30))  # zero, not finite, or out of the range where float32 squares hold
+        if odd.any():
+            rows[odd], length[odd] = measured_with_care(rows[odd])
+        rows *= np.minimum(1.0, norm / length)[:, None].astype(rows.dtype)
     return clipped
+
+
+def measured_with_care(rows: NDArray[Any]) -> tuple[NDArray[Any], Floats]:
+    """The rows, those that are not finite as zero, and their lengths (1 for zero) without overflow or underflow."""
+    rows[~np.isfinite(rows).all(1)] = 0
+    largest = np.abs(rows).max(1, initial=0.0).astype(np.float64)
+    largest[largest == 0] = 1
+    length = largest * np.sqrt(np.square(rows / largest[:, None], dtype=np.float64).sum(1))
+    return rows, np.where(length > 0, length, 1)
 
 
 def public_norm(data_norm: float | None, features: int) -> float:
