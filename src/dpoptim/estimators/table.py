@@ -27,7 +27,7 @@ def refuse_weights(sample_weight: Any) -> None:
 
 
 def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
-    """Rows longer than ``norm`` scaled down to it, in a copy; rows that are not finite become zero.
+    """Rows longer than ``norm`` scaled down to it, in a copy; rows whose entries or length are not finite become zero.
 
     Args:
         x: shape (n, d), float32 or float64.
@@ -51,7 +51,8 @@ def measured_with_care(rows: NDArray[Any]) -> tuple[NDArray[Any], Floats]:
     rows[~np.isfinite(rows).all(1)] = 0
     largest = np.abs(rows).max(1, initial=0.0).astype(np.float64)
     largest[largest == 0] = 1
-    length = largest * np.sqrt(np.square(rows / largest[:, None], dtype=np.float64).sum(1))
+    with np.errstate(over="ignore"):  # infinite: the row is scaled to zero
+        length = largest * np.sqrt(np.square(rows / largest[:, None], dtype=np.float64).sum(1))
     return rows, np.where(length > 0, length, 1)
 
 
