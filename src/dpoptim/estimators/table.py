@@ -42,7 +42,7 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
         odd = ~((squared > 1e-30) & (squared < 1e30))  # zero, not finite, or out of the range where float32 squares hold
         if odd.any():
             rows[odd], length[odd] = measured_with_care(rows[odd])
-        rows *= np.minimum(1.0, norm / length)[:, None].astype(rows.dtype)
+        rows *= (norm / np.maximum(length, norm))[:, None].astype(rows.dtype)
     return clipped
 
 
