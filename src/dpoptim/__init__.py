@@ -8,8 +8,10 @@ from dpoptim.low_quantile import private_low_quantile
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, PrivateQuantile, ValueClippedSGD
 from dpoptim.plan import Plan
 from dpoptim.replace import replace_batchnorm
-from dpoptim.training.attach import PrivateTraining, attach
+from dpoptim.training.attach import attach
 from dpoptim.training.check import check
+from dpoptim.training.memory import physical_batch_size
+from dpoptim.training.private_training import PrivateTraining
 from dpoptim.version import __version__
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "attach",
     "check",
     "losses",
+    "physical_batch_size",
     "private_low_quantile",
     "replace_batchnorm",
 ]

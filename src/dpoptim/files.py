@@ -19,11 +19,12 @@ _FIXES = {
 }
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str, *, secret: bool = False) -> None:
     """Make ``content`` (text as UTF-8) the whole content of the file ``path``, or change nothing.
 
     The bytes go to a new file beside it, are forced to the disk, and take the name in one move. An existing
-    file's permissions are kept, and a symbolic link still points where it did.
+    file's permissions are kept, and a symbolic link still points where it did. ``secret``: nobody but the owner may
+    read or write it, whatever was allowed before.
 
     Raises:
         OSError: (PermissionError, FileNotFoundError, ... by its errno) naming the path and the fix.
@@ -38,13 +39,16 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         # os.open, so that the process's umask decides about permissions; tempfile makes files only for us.
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        handle = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600 if secret else 0o666
+        )
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(temporary, target.stat().st_mode & 0o7777)
+        if not secret:
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(temporary, target.stat().st_mode & 0o7777)
         os.replace(temporary, target)
     except BaseException as error:  # an interrupt must not leave litter either
         with contextlib.suppress(OSError):

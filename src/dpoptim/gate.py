@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import dp_accounting
 from torch import Tensor
@@ -153,6 +154,33 @@ class Gate:
             return
         for total in sums:
             add_normal(self._noise, total, query.standard_deviation)
+
+    def secret_state(self) -> dict[str, Any]:
+        """For a checkpoint: the releases so far, the reservation that pays for them, and correlated noise. Secret."""
+        return {
+            "released": self.released,
+            "reservation": None if self.reservation is None else self.reservation.id,
+            "correlated": None if self._correlated is None else self._correlated.secret_state(),
+        }
+
+    def restore(self, secret: dict[str, Any]) -> None:
+        """Go on, with a fresh gate, where `secret_state` was taken; independent noise comes from this gate's stream.
+
+        The reservation goes on too, if the ledger holds it; in another ledger the run is reserved anew.
+
+        Raises:
+            LedgerError: the ledger has the reservation, but completed, or for another event.
+
+        **Guarantee.** The releases before the checkpoint and those from now on are together one run of the event. What
+        was released in between, and is now done again, must not have been looked at.
+        """
+        correlated = secret["correlated"]
+        if isinstance(self.query, CorrelatedSum) and correlated is not None:
+            self._correlated = self.query.mechanism.start(self.query.steps, correlated["sizes"], self._noise)
+            self._correlated.restore(correlated)
+        self.released = secret["released"]
+        if self._ledger is not None and secret["reservation"] in {entry.id for entry in self._ledger.entries()}:
+            self.reservation = self._ledger.resume(secret["reservation"], self.event)
 
     def finish(self) -> None:
         """Mark the run as completed. It counts in full either way, so a failure here is no reason to lose its results."""

@@ -37,10 +37,18 @@ class Basis:
 
 
 class PrivateSide(Protocol):
-    """What a method keeps to itself during a run, left of the gate: never saved, never shown."""
+    """What a method keeps to itself during a run, left of the gate: never shown, saved in secret files only."""
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
         """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what the gate releases."""
+        ...
+
+    def secret_state(self) -> dict[str, Any]:
+        """What a checkpoint needs: tensors, numbers and nests of them. Secret."""
+        ...
+
+    def restore(self, secret: dict[str, Any]) -> None:
+        """Go on, from a fresh state, where `secret_state` was taken."""
         ...
 
 
@@ -69,6 +77,14 @@ class NormChoice(Protocol):
 
     def answer(self, released: list[Tensor]) -> list[Tensor] | None:
         """The noisy sums in what was released, or None if the step only measured; chooses the next step's ``rule``."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs between two steps: released numbers only."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on, from a fresh search, where `state` was taken."""
         ...
 
 

@@ -45,6 +45,19 @@ def number_of_groups(expected_batch: float, physical_batch_size: int | None) -> 
     return max(1, math.ceil(expected_batch / size))
 
 
+@dataclass
+class Position:
+    """Where a run stands in its data: what drawing the next batches needs of the past. Private.
+
+    Attributes:
+        order: the permutation in force, of batches that are cut from one; int64, shape (records,).
+        drawn: batches drawn so far.
+    """
+
+    order: Indices | None = None
+    drawn: int = 0
+
+
 class Sampler(Protocol):
     """Who takes part in which step; frozen, and made of public numbers only."""
 
@@ -53,8 +66,14 @@ class Sampler(Protocol):
         """The neighbouring relations for which its events hold."""
         ...
 
-    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
-        """The records of one step after the other, for as many steps as anyone asks for. Private."""
+    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+        """The records of one step after the other, for as many steps as anyone asks for. Private.
+
+        Args:
+            coins: decide.
+            records: in the data set.
+            position: where to start, kept up to date; a fresh one by default.
+        """
         ...
 
     def steps(self, epochs: float) -> int:
@@ -108,8 +127,10 @@ class PoissonSampling:
         """
         return coins.coins(records, self.sample_rate)
 
-    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
+    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+        position = position or Position()
         while True:
+            position.drawn += 1
             yield self.draw(coins, records)
 
     def steps(self, epochs: float) -> int:
@@ -169,19 +190,21 @@ class FixedBatches:
         """Steps that one record takes part in, at most."""
         return math.ceil(steps / self.steps_per_pass)
 
-    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
+    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
         """One batch after the other, pass after pass.
 
         **Guarantee.** Which records are in which batch depends on ``records`` and the coins alone.
         """
         if records != self.n:
             raise ValueError(f"the data set has {records} records, but the batches were planned for n={self.n}.")
-        order = self._permutation(coins, records)
+        position = position or Position()
         while True:
-            for start in range(0, records, self.batch_size):
-                yield order[start : start + self.batch_size]
-            if self.order == "reshuffled":
-                order = self._permutation(coins, records)
+            step = position.drawn % self.steps_per_pass
+            if position.order is None or (step == 0 and self.order == "reshuffled"):
+                position.order = self._permutation(coins, records)
+            start = step * self.batch_size
+            position.drawn += 1
+            yield position.order[start : start + self.batch_size]
 
     def _permutation(self, coins: KeyStream, records: int) -> Indices:
         if self.order == "given":
@@ -214,8 +237,10 @@ class AllRecords:
     def relations(self) -> tuple[str, ...]:
         return ("zero-out", "replace-one")
 
-    def batches(self, coins: KeyStream, records: int) -> Iterator[Indices]:
+    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+        position = position or Position()
         while True:
+            position.drawn += 1
             yield np.arange(records)
 
     def steps(self, epochs: float) -> int:

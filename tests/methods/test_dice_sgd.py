@@ -406,7 +406,7 @@ def test_the_papers_guarantee_is_marked_wherever_it_is_printed(clipping: str) ->
     ) as private:
         for (batch,) in private.batches():
             model(batch).sum().backward()
-            private.optimizer.step()
+            private.optimizers[0].step()
             break
         for delta in (None, 1e-6):
             assert REFUTED in str(private.spent(delta))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpoptim
-from dpoptim.training.attach import PrivateTraining
+from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.probe import positions_per_layer
 
 N, FEATURES, CLASSES = 300, 6, 3
@@ -391,7 +391,7 @@ def test_what_cannot_be_made_private_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="got a DataLoader"):
         dpoptim.attach(plan(), model, sgd, DataLoader(data))
     with pytest.raises(TypeError, match="optimizer must be"):
-        dpoptim.attach(plan(), model, [sgd], data)
+        dpoptim.attach(plan(), model, {"sgd": sgd}, data)
     with pytest.raises(TypeError, match="ledger must be"):
         dpoptim.attach(plan(), model, sgd, data, ledger="file.sqlite")
     with pytest.raises(TypeError, match="lerning"):
@@ -497,3 +497,49 @@ def test_positions_are_counted_on_made_up_inputs() -> None:
     data = TensorDataset(torch.full((10, 7, 6), math.nan), torch.zeros(10))
     assert positions_per_layer(Sequence(), data) == {"each": 7, "last": 1}
     assert positions_per_layer(Sequence(), TensorDataset(torch.zeros(10, 3))) == {}  # the model raises on that shape
+
+
+def test_several_optimizers_share_out_one_release() -> None:
+    """Parts of a model, each with an optimizer of its own, move as under one, whichever steps first."""
+    whole, data = problem()
+    one = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+    with dpoptim.attach(plan(), whole, one, data, noise_seed=5) as private:
+        loop(private, whole, one, physical_batch_size=8)
+    for first, second in ((0, 1), (1, 0)):
+        model, _ = problem()
+        parts = [torch.optim.SGD(model[i].parameters(), lr=0.1, momentum=0.9) for i in (0, 2)]  # type: ignore[index]
+        with dpoptim.attach(plan(), model, parts, data, noise_seed=5) as private:
+            for x, y in private.batches(physical_batch_size=8):
+                F.cross_entropy(model(x), y).backward()
+                parts[first].step()
+                parts[second].step()
+            assert private.steps_done == 5
+        torch.testing.assert_close(parameters(model), parameters(whole))
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_optimizer_that_skips_a_step_loses_its_share() -> None:
+    model, data = problem()
+    parts = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]  # type: ignore[index]
+    before = parameters(model[2])  # type: ignore[index]
+    with dpoptim.attach(plan(), model, parts, data) as private:
+        for x, y in private.batches():
+            F.cross_entropy(model(x), y).backward()
+            parts[0].step()
+        assert torch.equal(parameters(model[2]), before)  # type: ignore[index]
+        parts[1].step()  # its share of the last release is still there
+        assert not torch.equal(parameters(model[2]), before)  # type: ignore[index]
+        with pytest.raises(dpoptim.PrivacyError, match="without a batch"):
+            parts[1].step()
+
+
+def test_optimizers_must_hold_each_parameter_once() -> None:
+    model, data = problem()
+    first, both = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)  # type: ignore[index]
+    with pytest.raises(dpoptim.PrivacyError, match="in two optimizers"):
+        dpoptim.attach(plan(), model, [first, both], data)
+    with pytest.raises(dpoptim.PrivacyError, match="not in the optimizer"):
+        dpoptim.attach(plan(), model, [first], data)
+    for nothing in ([], "adam", [None]):
+        with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer"):
+            dpoptim.attach(plan(), model, nothing, data)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from dpoptim.noise import ziggurat
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training import attach as attach_module
+from dpoptim.training import private_training
 from dpoptim.training.batches import BatchQueue
 
 Fault = Callable[[], AbstractContextManager[Any]]
@@ -79,7 +79,7 @@ def global_seed() -> AbstractContextManager[Any]:
     def key_stream(seed: int | None, purpose: str) -> KeyStream:
         return KeyStream.from_seed(torch.initial_seed() if seed is None else seed, purpose)
 
-    return patch.object(attach_module, "key_stream", key_stream)
+    return patch.object(private_training, "key_stream", key_stream)
 
 
 def query_of(change: Callable[[GaussianSum], GaussianSum]) -> Fault:

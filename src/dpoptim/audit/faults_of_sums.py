@@ -27,8 +27,8 @@ from dpoptim.gradients.products import Groups, Sum
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.attach import PrivateTraining
 from dpoptim.training.batches import PieceSampler
+from dpoptim.training.private_training import PrivateTraining
 
 Indices = NDArray[np.int64]
 

@@ -44,7 +44,7 @@ of S is enough.)
 
 import math
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -113,6 +113,7 @@ class ErrorFeedback:
         clipped, residual = sums
         if self._error is None or (self._pass_steps is not None and self._steps % self._pass_steps == 0):
             self._error = [torch.zeros_like(part) for part in clipped]
+        self._error = [error.to(total.device) for error, total in zip(self._error, clipped, strict=True)]  # after a resume
         share = self._share(norm(self._error))
         fed_back = [error * share for error in self._error]  # from here on nothing can fail half-way
         for error, total, part, rest in zip(self._error, clipped, fed_back, residual, strict=True):
@@ -126,6 +127,17 @@ class ErrorFeedback:
         if self._softening > 0:
             return self._feedback / (length + self._softening)
         return self._feedback / length if length > self._feedback else 1.0
+
+    def secret_state(self) -> dict[str, Any]:
+        """For a checkpoint, secret: sums without noise. Copies; `restore` reads it."""
+        error = self._error
+        return {"error": None if error is None else [part.clone() for part in error], "steps": self._steps}
+
+    def restore(self, secret: dict[str, Any]) -> None:
+        """Go on, from a fresh state, where `secret_state` was taken."""
+        error = secret["error"]
+        self._error = None if error is None else [part.clone() for part in error]
+        self._steps = secret["steps"]
 
     def __repr__(self) -> str:
         return "<ErrorFeedback: private>"

@@ -12,7 +12,7 @@ with a fixed clip norm:
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -172,6 +172,19 @@ class QuantileSearch(NormChoice):
     def forget(self) -> None:
         self.observed = torch.zeros_like(self.observed)
         self._count = 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "norm": self.rule.norm,
+            "measuring": self._measuring,
+            "histogram": self._histogram.clone(),
+            "share_below": self.share_below,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rule = Clipping(state["norm"], self._style)
+        self._measuring, self.share_below = state["measuring"], state["share_below"]
+        self._histogram = state["histogram"].clone()
 
 
 def histogram(norms: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from dpoptim.methods import WholeRun
 from dpoptim.plan import Basis, Plan
 from dpoptim.runs.train import Optimization, Trained, accuracy, public_hold_out
 from dpoptim.solvers.budget import Budget
-from dpoptim.training.attach import SEEDED
+from dpoptim.training.private_training import SEEDED
 
 
 def row_norm(data: Data) -> float:

@@ -12,7 +12,7 @@ from torch.utils.data import Sampler as IndexSampler
 
 from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import EXPECTED_GROUP, Indices, Sampler, into_groups, number_of_groups
+from dpoptim.sampling import EXPECTED_GROUP, Indices, Position, Sampler, into_groups, number_of_groups
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class BatchQueue:
     """
 
     def __init__(self, sampler: Sampler, coins: KeyStream, records: int, steps: int) -> None:
-        self._drawn = sampler.batches(coins, records)
+        self._position = Position()
+        self._drawn = sampler.batches(coins, records, self._position)
         self._steps = steps
         self._released = 0
         self._waiting: deque[Indices] = deque()  # of steps _released, _released + 1, ...
@@ -61,6 +62,23 @@ class BatchQueue:
         """The oldest batch's noisy sum is out."""
         self._waiting.popleft()
         self._released += 1
+
+    def secret_state(self) -> dict[str, Any]:
+        """For a checkpoint: who takes part in steps that were drawn ahead, and the order in force. Secret."""
+        order = self._position.order
+        return {
+            "released": self._released,
+            "drawn": self._position.drawn,
+            "order": None if order is None else torch.from_numpy(order.copy()),
+            "waiting": [torch.from_numpy(indices.copy()) for indices in self._waiting],
+        }
+
+    def restore(self, secret: dict[str, Any]) -> None:
+        """Go on, from a fresh start, where `secret_state` was taken."""
+        self._released, self._position.drawn = secret["released"], secret["drawn"]
+        order = secret["order"]
+        self._position.order = None if order is None else order.numpy()
+        self._waiting = deque(indices.numpy() for indices in secret["waiting"])
 
 
 class PieceSampler(IndexSampler[list[int]]):

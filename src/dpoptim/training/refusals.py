@@ -1,5 +1,7 @@
 """What cannot be trained privately, refused by name before it does harm."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from dpoptim.plan import Plan
 def refuse_unsupported(
     plan: Plan,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     train_set: Dataset[Any],
     loss_reduction: str,
     ledger: Ledger | None,
@@ -31,7 +33,7 @@ def refuse_unsupported(
     if plan.noise_multiplier == 0 and ledger is not None:
         raise ValueError("ledger was given, but the plan has no noise: nothing finite can be charged.")
     refuse_model(model)
-    refuse_optimizer(optimizer)
+    refuse_optimizers(optimizers)
     refuse_data(plan, train_set)
 
 
@@ -51,14 +53,19 @@ def refuse_model(model: nn.Module) -> None:
         refuse_wrapped(module, name or type(module).__name__)
 
 
-def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}.")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise PrivacyError(
-            "LBFGS evaluates its closure several times a step, and every evaluation would need noise of its own. "
-            "Fix: use a first-order optimizer such as SGD or Adam."
-        )
+def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    if not isinstance(optimizers, Sequence) or not optimizers:
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or a list of several, got {type(optimizers).__name__}.")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer, or a list of several, got {type(optimizer).__name__}."
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise PrivacyError(
+                "LBFGS evaluates its closure several times a step, and every evaluation would need noise of its own. "
+                "Fix: use a first-order optimizer such as SGD or Adam."
+            )
 
 
 def refuse_data(plan: Plan, train_set: Dataset[Any]) -> None:
@@ -81,19 +88,25 @@ def refuse_data(plan: Plan, train_set: Dataset[Any]) -> None:
         )
 
 
-def refuse_foreign_parameters(engine: Engine, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer must hold exactly the trainable parameters: others would move, or leak, without the gate."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """The optimizers together must hold exactly the trainable parameters: others would move, or leak, without the gate."""
+    holders = Counter(id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
     known = {id(p) for p in engine.parameters}
-    missing = [name for name, p in zip(engine.names, engine.parameters, strict=True) if id(p) not in held]
+    missing = [name for name, p in zip(engine.names, engine.parameters, strict=True) if id(p) not in holders]
     if missing:
         raise PrivacyError(
             f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is not in the optimizer. "
-            "Fix: add it to the optimizer (one optimizer holds all trainable parameters), or freeze it with "
-            "requires_grad_(False)."
+            "Fix: add it to the optimizer, give attach a list of the optimizers that hold all trainable parameters, or "
+            "freeze it with requires_grad_(False)."
         )
-    extra = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
-    if any(p.requires_grad for p in extra):
+    twice = [name for name, p in zip(engine.names, engine.parameters, strict=True) if holders[id(p)] > 1]
+    if twice:
+        raise PrivacyError(
+            f"parameter {twice[0]!r} is in two optimizers, of which only the first to step would find its gradient. "
+            "Fix: put each parameter in one."
+        )
+    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    if any(p.requires_grad for p in held if id(p) not in known):
         raise PrivacyError(
             "the optimizer holds trainable parameters that are not the model's: they would be trained without privacy. "
             "Fix: give it model.parameters() only."

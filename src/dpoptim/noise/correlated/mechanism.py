@@ -97,6 +97,7 @@ class NoiseState(ABC):
             raise ValueError("standard_deviation changed: later noise takes back earlier noise, so it must stay the same.")
         self._standard_deviation = standard_deviation
         for remembered, buffer in zip(self._vectors, buffers, strict=True):
+            remembered[:] = [vector.to(buffer.device) for vector in remembered]  # elsewhere after `restore`
             if buffer.numel():
                 buffer.view(-1).add_(self._increment(remembered, buffer.view(-1)), alpha=standard_deviation)
         self.step += 1
@@ -105,6 +106,7 @@ class NoiseState(ABC):
         """What a checkpoint needs, **secret**: the noise to come takes this back. Copies; `restore` reads it."""
         return {
             "step": self.step,
+            "sizes": list(self.sizes),
             "standard_deviation": self._standard_deviation,
             "vectors": [[vector.clone() for vector in remembered] for remembered in self._vectors],
         }
@@ -118,7 +120,7 @@ class NoiseState(ABC):
         vectors = secret["vectors"]
         if self.step != 0:
             raise ValueError("restore wants a state that has added nothing yet; start a new one.")
-        if not 0 <= secret["step"] <= self.steps or len(vectors) != len(self.sizes):
+        if not 0 <= secret["step"] <= self.steps or secret["sizes"] != list(self.sizes):
             raise ValueError("secret belongs to a run of another length or of other tensors; start with the same ones.")
         for size, remembered in zip(self.sizes, vectors, strict=True):
             if any(vector.shape != (size,) or vector.dtype != torch.float64 for vector in remembered):

@@ -1,0 +1,145 @@
+"""How many rows fit: the physical batch size for a given amount of memory, measured on the engine that will run."""
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpoptim.gradients.oracle import Loss
+from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
+from dpoptim.plan import Plan, whole_number
+from dpoptim.training.private_training import engine_for
+
+FEW, MORE = 2, 6  # rows of the two trial passes that the rest is estimated from
+TRIALS = 12
+ENOUGH = 0.97  # share of the memory that a found size should take
+
+
+def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *, max_memory: int) -> int:
+    """The most rows at a time whose private forward and backward pass stays within ``max_memory`` bytes.
+
+    Meant for ``private.batches(physical_batch_size=...)``, which changes speed and memory but not the update. Passes
+    over a few rows give an estimate, which larger ones correct. The model is left as it was.
+
+    Args:
+        plan: of the run to come; not for `ValueClippedSGD`.
+        model: not attached yet.
+        loss: ``loss(model, batch) -> scalar tensor``, as the training loop computes it.
+        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record. Use public or made-up records
+            of the largest shape that occurs. Only shapes matter; the values are not used otherwise.
+        max_memory: bytes above model, optimizer and data, on the device of the model. On a CPU this counts tensors, not
+            what operations need inside.
+
+    Returns:
+        at least 1 and at most the largest batch that the plan's sampler draws.
+
+    Raises:
+        ValueError: a single row does not fit; the message says what it takes.
+    """
+    limit = whole_number("max_memory", max_memory, least=1)
+    if isinstance(plan.method, ValueClippedSGD):
+        raise ValueError("physical_batch_size is not for ValueClippedSGD, whose backward pass is the ordinary one.")
+    most = plan.sampler.capacity(plan.n)
+
+    def bytes_for(rows: int) -> float:
+        try:
+            return peak_memory(plan, model, loss, rows_of(batch, rows))
+        except torch.OutOfMemoryError:
+            return math.inf
+
+    few, needed = bytes_for(FEW), bytes_for(MORE)
+    rows, fits, too_many = MORE, 0, most + 1
+    for _ in range(TRIALS):
+        slope = max(1.0, (needed - few) / (rows - FEW)) if rows > FEW else max(1.0, needed / rows)
+        rows = max(fits + 1, min(too_many - 1, FEW + int((limit - few) / slope)))
+        needed = bytes_for(rows)
+        fits, too_many = (rows, too_many) if needed <= limit else (fits, rows)
+        if too_many - fits <= 1 + fits // 50 or limit * ENOUGH <= needed <= limit:
+            break
+    if fits:
+        return fits
+    raise ValueError(
+        f"max_memory={limit} is too little: a pass over {rows} rows takes {needed:.0f} bytes. "
+        "Fix: allow more, or use a smaller model or shorter records."
+    )
+
+
+def rows_of(batch: Any, rows: int) -> Any:
+    """So many rows, the given ones over and over."""
+
+    def repeat(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.dim() == 0 or not len(leaf):
+            raise ValueError("batch must hold tensors whose first axis is the record, with at least one record.")
+        return leaf[torch.arange(rows, device=leaf.device) % len(leaf)]
+
+    return pytree.tree_map(repeat, batch)
+
+
+def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any) -> int:
+    """Bytes that the engine's pass over ``batch`` takes at its peak, beyond what was there before."""
+    device = next(model.parameters()).device
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    record = [leaf[0] for leaf in leaves]
+
+    def run() -> None:
+        engine = engine_for(plan, model, [record], "mean", partial_backward=False)  # type: ignore[arg-type]
+        engine.attach()
+        try:
+            engine.deliver(len(leaves[0]))
+            loss(model, batch).backward()
+            engine.take_sums()
+        finally:
+            engine.detach()
+
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            run()
+            return torch.cuda.max_memory_allocated(device) - before
+        with LiveTensors() as live:
+            run()
+        return live.peak
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, while they live.
+
+    Attributes:
+        peak: the most at any time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = {id(leaf.untyped_storage()) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._see(leaf.untyped_storage(), given)
+        return out
+
+    def _see(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+        key, size = id(storage), storage.nbytes()
+        if key in given or key in self._known:  # a view, or written in place
+            return
+
+        def gone(_: Any) -> None:
+            self._now -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+        self._now += size
+        self.peak = max(self.peak, self._now)

@@ -1,0 +1,259 @@
+"""A run that is saved, thrown away and taken up again is the run that was planned: same steps, same secrets, one charge."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim import DPFTRL, DPSGD, DiceSGD, PrivateQuantile
+from dpoptim.accounting.ledger import Ledger, LedgerError
+from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import Plan
+from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
+from dpoptim.training.batches import BatchQueue
+from dpoptim.training.private_training import PrivateTraining
+
+N, FEATURES, CLASSES = 60, 4, 3
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def problem() -> tuple[nn.Module, TensorDataset]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+    x = torch.randn(N, FEATURES).double()
+    return model, TensorDataset(x, (x @ torch.randn(FEATURES, CLASSES).double()).argmax(1))
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.3, momentum=0.9)
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.03)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def train(private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int | None = None) -> None:
+    """Until the plan is done, or this many steps are."""
+    for x, y in private.batches():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if private.steps_done == steps:
+            return
+
+
+def begin(plan: Plan, make: Make = sgd, **options: Any) -> tuple[PrivateTraining, nn.Module, torch.optim.Optimizer]:
+    model, data = problem()
+    optimizer = make(list(model.parameters()))
+    return dpoptim.attach(plan, model, optimizer, data, **options), model, optimizer
+
+
+def in_one_go(plan: Plan, make: Make, **options: Any) -> Tensor:
+    private, model, optimizer = begin(plan, make, **options)
+    with private:
+        train(private, model, optimizer)
+    return weights(model)
+
+
+def in_two_parts(plan: Plan, make: Make, path: Path, steps: int, **options: Any) -> Tensor:
+    private, model, optimizer = begin(plan, make, **options)
+    with private:
+        train(private, model, optimizer, steps)
+        private.save(path)
+    private, model, optimizer = begin(plan, make, resume=path, **options)
+    with private:
+        train(private, model, optimizer)
+        assert private.steps_done == plan.steps
+    return weights(model)
+
+
+PLANS = {
+    "every record in every step": DPSGD(0.1).plan(n=N, batch_size=N, steps=6, noise_multiplier=0.0, delta=1e-5),
+    "error feedback in one pass": DiceSGD(0.1).plan(
+        n=N, batch_size=10, epochs=1, noise_multiplier=0.0, delta=1e-5, neighboring="zero-out"
+    ),
+    "error feedback, never reset": DiceSGD(0.1, reset_each_epoch=False).plan(
+        n=N, batch_size=N, epochs=6, noise_multiplier=0.0, delta=1e-5, neighboring="zero-out"
+    ),
+    "fixed batches in four passes": DPFTRL(0.1).plan(
+        n=N, batch_size=20, epochs=4, noise_multiplier=0.0, delta=1e-5, neighboring="zero-out"
+    ),
+    "clip norm followed": DPSGD(PrivateQuantile(0.5, when="all along")).plan(
+        n=N, batch_size=N, steps=6, noise_multiplier=0.0, delta=1e-5
+    ),
+    "clip norm measured first": DPSGD(PrivateQuantile(0.5, share=0.5)).plan(
+        n=N, batch_size=N, steps=6, noise_multiplier=0.0, delta=1e-5
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_parts_make_the_whole(name: str, make: Make, steps: int, tmp_path: Path) -> None:
+    """Without noise: model, optimizer, error state, order of the batches and clip norm all go on."""
+    whole = in_one_go(PLANS[name], make, noise_seed=0)
+    parts = in_two_parts(PLANS[name], make, tmp_path / "run.secret", steps, noise_seed=0)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+def gradients_of_nothing(plan: Plan, path: Path, pause: int | None) -> Tensor:
+    """What a run adds to weights whose gradients are all zero: minus the sum of its noise."""
+    data = TensorDataset(torch.zeros(N, 1).double())
+
+    def begin(**options: Any) -> tuple[PrivateTraining, nn.Linear, torch.optim.Optimizer]:
+        model = nn.Linear(1, 4000, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return dpoptim.attach(plan, model, optimizer, data, noise_seed=3, **options), model, optimizer
+
+    private, model, optimizer = begin()
+    with private:
+        for (x,) in private.batches():
+            model(x).sum(1).mean().backward()
+            optimizer.step()
+            if private.steps_done == pause:
+                private.save(path)
+                break
+    if pause is not None:
+        private, model, optimizer = begin(resume=path)
+        with private:
+            for (x,) in private.batches():
+                model(x).sum(1).mean().backward()
+                optimizer.step()
+    return model.weight.detach().flatten()
+
+
+@pytest.mark.parametrize("noise", ["tree", "tree-honaker", "toeplitz", "buffered-toeplitz"])
+def test_correlated_noise_is_taken_back_across_a_pause(noise: Any, tmp_path: Path) -> None:
+    """With a fresh noise state after the pause, nothing would take the noise before it back."""
+    plan = DPFTRL(1.0, noise=noise).plan(
+        n=N, batch_size=1, epochs=1, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    )
+    spread = gradients_of_nothing(plan, tmp_path / "run.secret", None).std()
+    paused = gradients_of_nothing(plan, tmp_path / "run.secret", 47).std()
+    assert abs(float(paused / spread) - 1) < 0.08  # 4,000 entries: 5 standard deviations
+    query = plan.method.query(plan)
+    fresh = query.mechanism.prefix_std(47)[-1] / query.mechanism.prefix_std(60)[-1]
+    assert math.hypot(1, float(fresh)) > 1.2  # what it would be
+
+
+def test_seeded_noise_does_not_repeat_after_a_pause(tmp_path: Path) -> None:
+    plan = DPSGD(1.0).plan(n=N, batch_size=N, steps=2, noise_multiplier=1.0, delta=1e-5)
+    both = gradients_of_nothing(plan, tmp_path / "run.secret", 1)
+    one = gradients_of_nothing(
+        DPSGD(1.0).plan(n=N, batch_size=N, steps=1, noise_multiplier=1.0, delta=1e-5), tmp_path / "other.secret", None
+    )
+    assert abs(float(torch.corrcoef(torch.stack([both - one, one]))[0, 1])) < 0.08
+
+
+@pytest.mark.parametrize("sampler", [PoissonSampling(0.2), FixedBatches(N, 7), FixedBatches(N, 7, "shuffled")])
+def test_batches_that_were_drawn_are_kept(sampler: Sampler) -> None:
+    """Who could have them drawn anew by restarting would choose who takes part."""
+    queue = BatchQueue(sampler, KeyStream(), N, 100)
+    ahead = queue.ahead()
+    drawn = [next(ahead).tolist() for _ in range(13)]
+    for _ in range(4):
+        queue.released()
+    restored = BatchQueue(sampler, KeyStream(), N, 100)
+    restored.restore(queue.secret_state())
+    again = [batch.tolist() for batch in restored.ahead()]
+    assert len(again) == 96
+    assert again[:9] == drawn[4:]
+    if isinstance(sampler, FixedBatches):
+        whole = drawn[:4] + again
+        for start in range(0, 90, 9):  # 9 batches in a pass
+            assert sorted(i for batch in whole[start : start + 9] for i in batch) == list(range(N))
+            if sampler.order == "shuffled":
+                assert whole[start : start + 9] == whole[:9]
+
+
+def paid_plan(**options: Any) -> Plan:
+    settings: dict[str, Any] = {"n": N, "batch_size": 10, "steps": 6, "noise_multiplier": 2.0, "delta": 1e-5}
+    return DPSGD(1.0).plan(**{**settings, **options})
+
+
+def test_a_resumed_run_continues_its_own_charge(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    private, model, optimizer = begin(paid_plan(), ledger=ledger)
+    with private:
+        train(private, model, optimizer, 4)
+        private.save(path)
+    assert [(entry.state, entry.resumed) for entry in ledger.entries()] == [("open", 0)]
+    private, model, optimizer = begin(paid_plan(), ledger=Ledger(tmp_path / "ledger.sqlite"), resume=path)
+    with private:
+        assert private.spent().epsilon == paid_plan().guarantee.epsilon  # of the whole run, as before
+        train(private, model, optimizer)
+        assert private.steps_done == 6
+        assert any("taken up again" in item.text for item in private.basis)
+        with pytest.raises(dpoptim.PrivacyError, match="without a batch"):
+            optimizer.step()
+    assert [(entry.state, entry.resumed) for entry in ledger.entries()] == [("committed", 1)]
+    with pytest.raises(LedgerError, match="completed"):
+        begin(paid_plan(), ledger=ledger, resume=path)
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        begin(paid_plan(), resume=path)
+    private, model, optimizer = begin(paid_plan(), ledger=Ledger(tmp_path / "ledger.sqlite"))
+    with private:
+        next(private.batches())
+        with pytest.raises(dpoptim.PrivacyError, match="middle of a step"):
+            private.save(path)
+        assert not path.exists()
+        train(private, model, optimizer, 2)
+        private.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ValueError, match="charged to a ledger on disk"):
+        begin(paid_plan(), resume=path)
+    with pytest.raises(ValueError, match="another plan"):
+        begin(paid_plan(noise_multiplier=1.0), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite"))
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="damaged"):
+        begin(paid_plan(), resume=path)
+    torch.save({"weights": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="no checkpoint"):
+        begin(paid_plan(), resume=path)
+
+
+def test_saving_again_closes_a_file_that_was_open_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    path.write_text("old")
+    path.chmod(0o644)
+    private, model, optimizer = begin(paid_plan())
+    with private:
+        train(private, model, optimizer, 1)
+        private.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_keys_are_not_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coins' and the noise's keys come from os.urandom; no part of one may be written."""
+    keys: list[bytes] = []
+
+    def urandom(size: int) -> bytes:
+        keys.append(bytes([len(keys) + 1]) * size if size == 32 else bytes(size))
+        return keys[-1]
+
+    monkeypatch.setattr("dpoptim.noise.stream.os.urandom", urandom)
+    plan = DPFTRL(1.0).plan(n=N, batch_size=10, epochs=1, noise_multiplier=2.0, delta=1e-5, neighboring="zero-out")
+    private, model, optimizer = begin(plan)
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(tmp_path / "run.secret")
+    content = (tmp_path / "run.secret").read_bytes()
+    assert keys
+    assert all(key[:8] not in content for key in keys if len(key) == 32)
