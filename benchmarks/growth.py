@@ -1,13 +1,16 @@
-"""How the process CPU time of one private step grows with batch, sequence length, width and vocabulary.
+"""How time and memory of one private step grow with batch, sequence length, width, vocabulary and rows of a table.
 
-Each axis is doubled with the others held; the exponent is the slope of log time over the larger half of the sizes.
-Run: ``python benchmarks/growth.py --out growth.csv``.
+Each axis is doubled with the others held. The exponent is the slope of the logarithm over the larger half of the sizes.
+Time is CPU time of forward, backward and the clipped sum, plain and ours in turns; memory counts tensors at the peak,
+beyond the model.
+Run: ``python benchmarks/growth.py --out benchmarks/results``.
 """
 
 import argparse
 import csv
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,58 +20,108 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
+from dpoptim.training.memory import LiveTensors
 
-BASE = {"batch": 16, "length": 32, "width": 64, "vocabulary": 512}
-DOUBLINGS = 4
+BASE = {"batch": 16, "length": 64, "width": 128, "vocabulary": 1024}
+DOUBLINGS = 5
+TABLE_ROWS = [20_000 * 2**i for i in range(DOUBLINGS)]
+Job = tuple[nn.Module, Tensor, Tensor, int]  # model, inputs, targets, positions
 
 
 class Language(nn.Module):
-    """Embedding, one hidden layer, and a head: (B, T) -> (B, V, T)."""
+    """Embedding, two hidden layers, and a head: (B, T) -> (B, V, T)."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
-        self.hidden, self.head = nn.Linear(width, width), nn.Linear(width, vocabulary)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.hidden(self.token(x)))).transpose(1, 2)
+        h = self.token(x)
+        return self.head(h + self.down(torch.relu(self.up(h)))).transpose(1, 2)
 
 
-def cpu_seconds(sizes: dict[str, int], *, private: bool, steps: int) -> float:
-    """Median CPU time of forward and backward pass, with clipping and summing if private."""
-    model = Language(sizes["width"], sizes["vocabulary"])
-    x, y = torch.randint(0, sizes["vocabulary"], (2, sizes["batch"], sizes["length"]))
-    engine = Engine(model, Clipping(1.0), capacity=sizes["batch"])
+def language(batch: int, length: int, width: int, vocabulary: int) -> Job:
+    x, y = torch.randint(0, vocabulary, (2, batch, length))
+    return Language(width, vocabulary), x, y, length
+
+
+def table(rows: int) -> Job:
+    """Bags of 20 words for 512 records: time should not know how many rows nobody looked up, but for the dense sum."""
+    model = nn.Sequential(nn.EmbeddingBag(rows, 16), nn.Linear(16, 2))
+    return model, torch.randint(0, rows, (512, 20)), torch.randint(0, 2, (512,)), 1
+
+
+def step_of(job: Job, *, private: bool) -> Callable[[], None]:
+    model, x, y, positions = job
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    engine = Engine(model, Clipping(1.0), capacity=len(x), positions=dict.fromkeys(names, positions))
+
+    def ours() -> None:
+        engine.deliver(len(x))
+        F.cross_entropy(model(x), y).backward()
+        engine.take()
+
+    def plain() -> None:
+        F.cross_entropy(model(x), y).backward()
+        model.zero_grad()
+
     if private:
         engine.attach()
-    taken = []
-    for _ in range(steps + 1):
-        started = time.process_time()
-        model.zero_grad()
-        engine.deliver(len(x)) if private else None
-        F.cross_entropy(model(x), y).backward()
-        engine.take() if private else None
-        taken.append(time.process_time() - started)
-    engine.detach()
-    return statistics.median(taken[1:])
+    return ours if private else plain
+
+
+def measured(make: Callable[[], Job], steps: int) -> tuple[float, float, float, float]:
+    """CPU seconds plain and ours, MiB at the peak plain and ours."""
+    runs, memory = {}, {}
+    for private in (False, True):
+        job = make()
+        with LiveTensors() as live:
+            run = step_of(job, private=private)
+            run()
+        runs[private], memory[private] = run, live.peak / 2**20
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(steps):
+        for private, run in runs.items():
+            started = time.process_time()
+            run()
+            taken[private].append(time.process_time() - started)
+    return statistics.median(taken[False]), statistics.median(taken[True]), memory[False], memory[True]
+
+
+def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
+    half = slice(len(sizes) // 2, None)
+    return float(np.polyfit(np.log(sizes[half]), np.log(values[half]), 1)[0])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="save the figures here (CSV)")
-    parser.add_argument("--steps", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for growth.csv")
+    parser.add_argument("--steps", type=int, default=9)
     options = parser.parse_args()
     rows = []
-    for axis, first in BASE.items():
-        sizes = [first << i for i in range(DOUBLINGS)]
-        times = {p: [cpu_seconds({**BASE, axis: s}, private=p, steps=options.steps) for s in sizes] for p in (False, True)}
-        half = slice(DOUBLINGS // 2 - 1, None)
-        slopes = {p: float(np.polyfit(np.log(sizes[half]), np.log(times[p][half]), 1)[0]) for p in times}
-        print(f"{axis:<11} time grows as size^{slopes[True]:.2f} (plain: {slopes[False]:.2f})")
-        rows += [(axis, s, f"{a:.6f}", f"{b:.6f}") for s, a, b in zip(sizes, times[False], times[True], strict=True)]
+    axes = {axis: [first * 2**i for i in range(DOUBLINGS)] for axis, first in BASE.items()} | {"rows of a table": TABLE_ROWS}
+    for axis, sizes in axes.items():
+        found = []
+        for size in sizes:
+
+            def make(axis: str = axis, size: int = size) -> Job:
+                return table(size) if axis not in BASE else language(**{**BASE, axis: size})
+
+            found.append(measured(make, options.steps))
+        plain, ours, plain_memory, our_memory = zip(*found, strict=True)
+        print(
+            f"{axis:<16} time ^{exponent(sizes, ours):.2f} (plain ^{exponent(sizes, plain):.2f}), "
+            f"memory ^{exponent(sizes, our_memory):.2f} (plain ^{exponent(sizes, plain_memory):.2f}); at {sizes[-1]}: "
+            f"{ours[-1] / plain[-1]:.2f} times the time, {our_memory[-1] / plain_memory[-1]:.2f} times the memory",
+            flush=True,
+        )
+        rows += [(axis, size, *(f"{value:.5g}" for value in each)) for size, each in zip(sizes, found, strict=True)]
     if options.out is not None:
-        with options.out.open("w", newline="") as file:
-            csv.writer(file).writerows([("axis", "size", "plain, CPU s", "ours, CPU s"), *rows])
+        with (options.out / "growth.csv").open("w", newline="") as file:
+            header = ("axis", "size", "plain_cpu_s", "ours_cpu_s", "plain_mib", "ours_mib")
+            csv.writer(file).writerows([header, *rows])
 
 
 if __name__ == "__main__":

@@ -102,6 +102,13 @@ def das_table5(request: Request) -> None:
     table5(request.out, request.tweets, seeds=request.seeds)
 
 
+def das_table7(request: Request) -> None:
+    from dpoptim.reproduce.das_networks import CLIP_NORMS, table7
+
+    norms = CLIP_NORMS[1::3] if request.quick else CLIP_NORMS
+    table7(request.out, request.fashion, seeds=request.seeds, norms=norms)
+
+
 def fang_fig1(request: Request) -> None:
     from dpoptim.reproduce.fang import clipping_frequency
 
@@ -117,12 +124,13 @@ def fang_fig2(request: Request) -> None:
 def fang_table2(request: Request) -> None:
     from dpoptim.reproduce.fang import epoch_times
 
-    epoch_times(request.out, request.fashion, repeats=2 if request.quick else 5)
+    epoch_times(request.out, request.fashion, repeats=2 if request.quick else 5, say=request.say)
 
 
 EXPERIMENTS: dict[str, Callable[[Request], None]] = {
     "das-table5": das_table5,
     "das-table6": das_table6,
+    "das-table7": das_table7,
     "dice-bias": dice_bias,
     "dice-fig2": dice_ablations("fig2"),
     "dice-fig3": dice_ablations("fig3"),

@@ -1,5 +1,6 @@
 """Gradient clipping against value clipping: how often gradients are clipped, accuracy, and time (Fang et al. 2023)."""
 
+import importlib.util
 import math
 import statistics
 import time
@@ -157,9 +158,15 @@ def run(plan: Plan, name: str, training: Arrays, step: float, seed: int, measure
     return accuracy(model, *measured_on)
 
 
-def epoch_times(out: Path, directory: Path, *, repeats: int = 5) -> list[Time]:
-    """Table 2: write ``fang_table2.csv``. Epochs of the methods take turns; micro-batches of one: 1,000 records."""
+def epoch_times(out: Path, directory: Path, *, repeats: int = 5, say: Callable[[str], None] = print) -> list[Time]:
+    """Table 2: write ``fang_table2.csv``. Epochs of the methods take turns; micro-batches of one: 1,000 records.
+
+    Opacus takes part where it is installed (the extra ``[bench]``).
+    """
     out.mkdir(parents=True, exist_ok=True)
+    with_opacus = importlib.util.find_spec("opacus") is not None
+    if not with_opacus:
+        say("without Opacus: pip install 'dpoptim[bench]'")
     training, _, _ = load(directory)
     rows = []
     for name in MODELS:
@@ -167,6 +174,8 @@ def epoch_times(out: Path, directory: Path, *, repeats: int = 5) -> list[Time]:
         for _ in range(repeats):
             found.setdefault("plain SGD", []).append(plain_epoch(name, training))
             found.setdefault("micro-batches of one", []).append(one_by_one(name, training, 1000))
+            if with_opacus:
+                found.setdefault("Opacus", []).append(opacus_epoch(name, training))
             for method, chosen in methods(1.0).items():
                 plan = chosen.plan(n=len(training[0]), batch_size=BATCH, epochs=1, epsilon=EPSILON, delta=DELTA)
                 found.setdefault(method, []).append(private_epoch(plan, name, training))
@@ -202,6 +211,23 @@ def one_by_one(name: str, training: Arrays, records: int) -> float:
         for sums, g in zip(total, gradients, strict=True):
             sums.add_(g, alpha=factor)
     return (time.process_time() - started) * len(training[0]) / records
+
+
+def opacus_epoch(name: str, training: Arrays) -> float:
+    """Opacus with hooks, its float32 noise included, on the batches of `plain_epoch`."""
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model, optimizer = start(name, 0.1, 1.0)
+    wrapped = GradSampleModule(model)
+    private = DPOptimizer(optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH)
+    x, y = training
+    started = time.process_time()
+    for indices in torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split(BATCH):
+        F.cross_entropy(wrapped(x[indices]), y[indices]).backward()
+        private.step()
+        private.zero_grad()
+    return time.process_time() - started
 
 
 def private_epoch(plan: Plan, name: str, training: Arrays) -> float:
