@@ -1,5 +1,6 @@
 """Under torch.autocast the books hold what was saved in the narrow dtype, and widen it before they measure."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,10 +48,47 @@ class Language(nn.Module):
         return self.head(h)
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer between layers that run in the narrow dtype."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(5, 4)
+        self.layer = kind(4, 3, num_layers=2, bidirectional=True, batch_first=True)  # type: ignore[call-arg]
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.layer(self.inputs(x))
+        return self.head(output)
+
+
+class Scaled(nn.Module):
+    """No rule of its own: two inputs, one of them integers, and a matrix that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight + shift[:, None]) @ self.weight.T
+
+
+class WithoutRules(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.scaled, self.slope, self.head = nn.Linear(5, 4), Scaled(), nn.PReLU(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = torch.ones(len(x), dtype=torch.long, device=x.device)
+        return self.head(self.slope(self.scaled(self.inputs(x), shift)))
+
+
 MODELS = [
     *SUPPORTED,
     Case("network", network, (3, 8, 8)),
     Case("language", Language, (6,), integers=13),
+    *(Case(kind.__name__, partial(Recurrent, kind), (6, 5)) for kind in (nn.LSTM, nn.GRU, nn.RNN)),
+    Case("without rules", WithoutRules, (5,)),
 ]
 
 
@@ -127,15 +165,16 @@ def test_the_books_hold_the_narrow_dtype() -> None:
     assert held.count(torch.bfloat16) == 2  # both inputs; the weights are saved as they are
 
 
-def test_recurrent_layers_refuse_by_name() -> None:
-    model = nn.Sequential(nn.LSTM(4, 3, batch_first=True))
-    engine = Engine(model, Clipping(1.0), capacity=ROWS, reduction="sum")
+@pytest.mark.parametrize("case", MODELS[-4:], ids=lambda case: case.name)
+def test_what_runs_in_float32_still_refuses_a_mean(case: Case) -> None:
+    model = case.build()
+    part = getattr(model, "layer", None) or model.scaled
+    engine = Engine(part, Clipping(1.0), capacity=ROWS, reduction="mean")
     engine.attach()
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(PrivacyError, match=r"layer '0' ran under torch.autocast"),
-    ):
-        model(torch.randn(ROWS, 5, 4))
+    x = torch.randn(ROWS, 6, 4) if isinstance(part, nn.RNNBase) else torch.randn(ROWS, 4)
+    inputs = (x,) if isinstance(part, nn.RNNBase) else (x, torch.ones(ROWS).long())
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrivacyError, match=r"with a loss that is a mean"):
+        part(*inputs)
     engine.detach()
 
 

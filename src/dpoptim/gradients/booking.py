@@ -174,7 +174,7 @@ class FrozenHook:
             return
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and value.requires_grad:  # nothing else has gradients that come through here
-                narrow_dtype(books, self._label, value)
+                narrow_dtype(books, self._label, value.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenHook":
         return FrozenHook(None, self._label)

@@ -7,7 +7,8 @@ finished, the books are closed: the engine turns the entries into norms, factors
 Entries are filed by autograd's graph task, so a backward pass that dies leaves nothing that a later one could count.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,23 +75,13 @@ class Books:
         self.current().reached.add(place)
 
 
-def refuse_autocast(layer: str, x: Tensor) -> None:
-    """For layers whose books do their own arithmetic in the forward or backward pass."""
-    if torch.is_autocast_enabled(x.device.type):
-        raise PrivacyError(
-            f"layer {layer!r} ran under torch.autocast, which only layers with a rule of their own support. "
-            "Fix: run this module inside `with torch.autocast(device_type, enabled=False)` on .float() inputs."
-        )
-
-
-def narrow_dtype(books: Books, layer: str, x: Tensor) -> torch.dtype | None:
+def narrow_dtype(books: Books, layer: str, device: torch.device) -> torch.dtype | None:
     """The dtype that torch.autocast computes in; None without it.
 
     Under a mean, autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record more would
     round every other record's gradient anew, B times as much as a record may add. A sum has no such factor.
     """
-    device = x.device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.is_autocast_enabled(device.type):
         return None
     if not books.may_round:
         raise PrivacyError(
@@ -99,7 +90,18 @@ def narrow_dtype(books: Books, layer: str, x: Tensor) -> torch.dtype | None:
             'Fix: a loss with reduction="sum", and attach(..., loss_reduction="sum"); or train in float32.'
         )
     books.rounded = True
-    return torch.get_autocast_dtype(device)
+    return torch.get_autocast_dtype(device.type)
+
+
+@contextmanager
+def full_precision(books: Books, layer: str, device: torch.device) -> Iterator[bool]:
+    """Keep torch.autocast out of layers whose books do their own arithmetic: they run in float32 on widened inputs.
+
+    Yields whether inputs must be widened. Refuses as `narrow_dtype`: what goes in and comes out is rounded by others.
+    """
+    narrow = narrow_dtype(books, layer, device) is not None
+    with torch.autocast(device.type, enabled=False) if narrow else nullcontext():
+        yield narrow
 
 
 def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -124,7 +126,7 @@ class BookedLayer(torch.autograd.Function):
     def forward(
         ctx: Any, books: Books, rule: LayerRule, module: nn.Module, name: str, x: Tensor, *parameters: Tensor
     ) -> Tensor:
-        narrow = narrow_dtype(books, name, x)
+        narrow = narrow_dtype(books, name, x.device)
         if narrow is None:
             output, saved = rule.forward(module, x)
         else:

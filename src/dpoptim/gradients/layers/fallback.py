@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books, Entry, refuse_autocast, refuse_nested_backward
+from dpoptim.gradients.books import Books, Entry, full_precision, refuse_nested_backward, widened
 from dpoptim.gradients.contributions import Contribution, Direct, blocks
 
 # Whether layers inside a module that the fallback runs do so off the books.
@@ -112,11 +112,12 @@ class BookedModule(torch.autograd.Function):
         ctx: Any, books: Books, call: Call, structure: list[Any], count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         inputs = tensors[:count]
-        refuse_autocast(call.name, inputs[0])
-        ctx.save_for_backward(*inputs, *tensors[count:])
         ctx.books, ctx.call, ctx.count = books, call, count
         ctx.forward_task = torch._C._current_graph_task_id()
-        leaves, spec = pytree.tree_flatten(call.run(inputs))
+        with full_precision(books, call.name, inputs[0].device) as widen:
+            inputs = widened(inputs) if widen else inputs
+            leaves, spec = pytree.tree_flatten(call.run(inputs))
+        ctx.save_for_backward(*inputs, *tensors[count:])
         outputs = tuple(leaves)
         structure.append(spec)
         ctx.mark_non_differentiable(*(o for o in outputs if isinstance(o, Tensor) and not differentiable(o)))
@@ -125,6 +126,11 @@ class BookedModule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            return BookedModule._backward(ctx, *gradients)
+
+    @staticmethod
+    def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         refuse_nested_backward(call.name, ctx.forward_task)
         inputs, values = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
@@ -135,7 +141,6 @@ class BookedModule(torch.autograd.Function):
                     f"module {call.name!r} got a differentiable input that all records share. "
                     "Fix: expand it to one row per record before the call."
                 )
-        refuse_autocast(call.name, gradients[0])
         outputs = [g for g in gradients if differentiable(g)]
         records = outputs[0].shape[0]
         size = sum(p.numel() for p in parameters.values())

@@ -42,6 +42,11 @@ class LSTMRun(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, from_outputs: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(dc.device.type, enabled=False):
+            return LSTMRun._backward(ctx, from_outputs, dc)
+
+    @staticmethod
+    def _backward(ctx: Any, from_outputs: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
         gates, cells, tanhs, w_hh, start = ctx.saved_tensors
         T, reverse = gates.shape[1], ctx.reverse
         i, f, g, o = gates.chunk(4, 2)

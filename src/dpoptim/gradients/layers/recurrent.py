@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books, refuse_autocast
+from dpoptim.gradients.books import Books, full_precision
 from dpoptim.gradients.contributions import Contribution, Direct, positions
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.runner import Use, holder, tap
@@ -185,7 +185,7 @@ class RecurrentLayer:
     books_children = False
 
     def __init__(self, books: Books, module: nn.RNNBase, label: str) -> None:
-        self.module, self.label = module, label
+        self.books, self.module, self.label = books, module, label
         ways = ("", "_reverse") if module.bidirectional else ("",)
         self.layers = [
             [Direction(books, module, label, f"l{layer}{way}") for way in ways] for layer in range(module.num_layers)
@@ -194,15 +194,26 @@ class RecurrentLayer:
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, given = self.module, dict(zip(("input", "hx"), args, strict=False)) | kwargs
         taken = sequence(given["input"], module.batch_first, self.label)
-        x = taken.x
-        refuse_autocast(self.label, x)
-        starts, cells = self._states(x, given.get("hx"))
-        last, last_cells = [], []
+        with full_precision(self.books, self.label, taken.x.device) as widen:
+            x = taken.x.float() if widen else taken.x
+            starts, cells = self._states(x, given.get("hx"))
+            x, last, last_cells = self._run(x, starts, cells, taken.valid)
+        h_n = torch.stack(last)
+        states = h_n if cells is None else (h_n, torch.stack([c for c in last_cells if c is not None]))
+        return taken.restore(x), states
+
+    def _run(
+        self, x: Tensor, starts: Tensor, cells: Tensor | None, valid: Tensor | None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+        """All layers: outputs of the last one (B, T, p), and the last states of all."""
+        module = self.module
+        last: list[Tensor] = []
+        last_cells: list[Tensor | None] = []
         place = 0
         for number, directions in enumerate(self.layers):
             outputs = []
             for direction in directions:
-                output, h, c = direction.run(x, starts[place], None if cells is None else cells[place], taken.valid)
+                output, h, c = direction.run(x, starts[place], None if cells is None else cells[place], valid)
                 outputs.append(output)
                 last.append(h)
                 last_cells.append(c)
@@ -210,9 +221,7 @@ class RecurrentLayer:
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
             if number + 1 < len(self.layers):
                 x = F.dropout(x, module.dropout, module.training)
-        h_n = torch.stack(last)
-        states = h_n if cells is None else (h_n, torch.stack([c for c in last_cells if c is not None]))
-        return taken.restore(x), states
+        return x, last, last_cells
 
     def _states(self, x: Tensor, given: Any) -> tuple[Tensor, Tensor | None]:
         """The states to start from: each of shape (layers x directions, B, size)."""
@@ -223,6 +232,7 @@ class RecurrentLayer:
         if given is None:
             return x.new_zeros(shape), x.new_zeros(count, records, module.hidden_size) if lstm else None
         h, c = given if lstm else (given, None)
+        h, c = h.to(x.dtype), None if c is None else c.to(x.dtype)
         if tuple(h.shape) != shape:
             raise PrivacyError(
                 f"layer {self.label!r} got an initial state of shape {tuple(h.shape)}, expected {shape}. "

@@ -63,7 +63,7 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, use: Use, z: Tensor, count: int, *tensors: Tensor) -> Tensor:
-        narrow_dtype(use.books, use.label, z)
+        narrow_dtype(use.books, use.label, z.device)
         ctx.save_for_backward(*tensors[:count])
         ctx.use, ctx.tensors = use, len(tensors)
         ctx.forward_task = torch._C._current_graph_task_id()

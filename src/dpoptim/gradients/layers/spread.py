@@ -90,7 +90,7 @@ class Spread(torch.autograd.Function):
         axes: int,
         *edges: Tensor,
     ) -> Tensor:
-        narrow_dtype(owner.books, owner.label, value)
+        narrow_dtype(owner.books, owner.label, value.device)
         ctx.owner, ctx.make, ctx.parameters, ctx.shape = owner, make, parameters, value.shape
         ctx.forward_task = torch._C._current_graph_task_id()
         ctx.save_for_backward(*edges)
