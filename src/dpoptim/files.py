@@ -15,6 +15,7 @@ _FIXES = {
     errno.ENOENT: "create the folder first, or choose one that exists",
     errno.ENOTDIR: "choose a path whose parent is a folder",
     errno.EISDIR: "give the path of a file; this one is a folder",
+    errno.EINVAL: "give the path of an ordinary file",
     errno.ENAMETOOLONG: "choose a shorter file name",
 }
 
@@ -38,6 +39,8 @@ def write_atomically(path: Path, content: bytes | str, *, secret: bool = False) 
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():  # a device, say, which must not be replaced by a file
+            raise OSError(errno.EINVAL, "not a regular file")
         # os.open, so that the process's umask decides about permissions; tempfile makes files only for us.
         handle = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600 if secret else 0o666

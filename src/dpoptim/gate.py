@@ -92,6 +92,14 @@ class Gate:
         ledger: where the run is charged; None only for a run without noise, which promises nothing.
         noise: the stream that the noise comes from.
         label: public text for the ledger's entry.
+        resume: what `secret_state` returned for the part of the run that is over; independent noise comes from ``noise``.
+
+    Raises:
+        LedgerError: the budget does not cover the run; or it is to go on, and was completed.
+
+    **Guarantee** (with ``resume``). The releases before and from now on are together one run of the event, on the
+    reservation that it has; in another ledger it is reserved anew. What was released in between, and is now done again,
+    must not have been looked at.
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class Gate:
         ledger: Ledger | None,
         noise: KeyStream,
         label: str,
+        resume: dict[str, Any] | None = None,
     ) -> None:
         if ledger is None and query.noise_multiplier > 0:
             raise ValueError("ledger is missing; only a run without noise, which promises nothing, has none.")
@@ -115,13 +124,20 @@ class Gate:
         self.reservation: Reservation | None = None
         self._ledger, self._noise = ledger, noise
         self._correlated: NoiseState | None = None
-        if ledger is not None:
+        self._paused: str | None = None  # the reservation of the part that is over
+        if resume is not None:
+            self._restore(resume)
+        if ledger is not None and self._paused is None:
             ledger.check(event, neighboring)  # refuse before any work is done; the reservation itself decides
 
     def open(self) -> None:
-        """Reserve the run. Called by the first release; a refusal leaves nothing released."""
-        if self._ledger is not None and self.reservation is None:
+        """Reserve the run, or take its reservation up again. Called by the first release; a refusal releases nothing."""
+        if self._ledger is None or self.reservation is not None:
+            return
+        if self._paused is None:
             self.reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
+        else:
+            self.reservation = self._ledger.resume(self._paused, self.event)
 
     def release_sum(self, sums: Sequence[Tensor]) -> list[Tensor]:
         """Add fresh Gaussian noise to every entry of ``sums`` (float64, any shapes), in place, and return them.
@@ -140,9 +156,9 @@ class Gate:
                 f"all {self.releases} planned noisy sums have been released. Fix: make a plan with more steps."
             )
         self.open()
-        self.released += 1
         if self.query.noise_multiplier > 0:
             self._add_noise(sums)
+        self.released += 1  # a draw that is interrupted has released nothing
         return list(sums)
 
     def _add_noise(self, sums: Sequence[Tensor]) -> None:
@@ -159,28 +175,21 @@ class Gate:
         """For a checkpoint: the releases so far, the reservation that pays for them, and correlated noise. Secret."""
         return {
             "released": self.released,
-            "reservation": None if self.reservation is None else self.reservation.id,
+            "reservation": self._paused if self.reservation is None else self.reservation.id,
             "correlated": None if self._correlated is None else self._correlated.secret_state(),
         }
 
-    def restore(self, secret: dict[str, Any]) -> None:
-        """Go on, with a fresh gate, where `secret_state` was taken; independent noise comes from this gate's stream.
-
-        The reservation goes on too, if the ledger holds it; in another ledger the run is reserved anew.
-
-        Raises:
-            LedgerError: the ledger has the reservation, but completed, or for another event.
-
-        **Guarantee.** The releases before the checkpoint and those from now on are together one run of the event. What
-        was released in between, and is now done again, must not have been looked at.
-        """
+    def _restore(self, secret: dict[str, Any]) -> None:
         correlated = secret["correlated"]
         if isinstance(self.query, CorrelatedSum) and correlated is not None:
             self._correlated = self.query.mechanism.start(self.query.steps, correlated["sizes"], self._noise)
             self._correlated.restore(correlated)
         self.released = secret["released"]
-        if self._ledger is not None and secret["reservation"] in {entry.id for entry in self._ledger.entries()}:
-            self.reservation = self._ledger.resume(secret["reservation"], self.event)
+        entries = [] if self._ledger is None else self._ledger.entries()
+        found = next((entry for entry in entries if entry.id == secret["reservation"]), None)
+        if found is not None and found.state == "committed":
+            raise LedgerError(f"the run {found.label!r} was completed, so its checkpoints cannot go on; make a new plan.")
+        self._paused = None if found is None else found.id
 
     def finish(self) -> None:
         """Mark the run as completed. It counts in full either way, so a failure here is no reason to lose its results."""

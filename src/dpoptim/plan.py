@@ -40,7 +40,14 @@ class PrivateSide(Protocol):
     """What a method keeps to itself during a run, left of the gate: never shown, saved in secret files only."""
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
-        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what the gate releases."""
+        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what the gate releases.
+
+        What it remembers changes in `released` only: an interrupted step is asked again.
+        """
+        ...
+
+    def released(self, sums: list[list[Tensor]]) -> None:
+        """What `query` returned for these sums is out."""
         ...
 
     def secret_state(self) -> dict[str, Any]:

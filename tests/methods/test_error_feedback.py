@@ -161,13 +161,21 @@ def test_the_bounds_are_ordered() -> None:
     assert of_run(1.0, 0.0, 5.0, 4, reset=False) == 2.0
 
 
+def step(memory: ErrorFeedback, sums: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    asked_before = [part.clone() for part in memory.query([[part.clone() for part in sums[0]], sums[1]])]
+    released = memory.query(sums)  # again, as after an interruption
+    assert all(torch.equal(a, b) for a, b in zip(asked_before, released, strict=True))
+    memory.released(sums)
+    return released
+
+
 def test_what_is_fed_back_is_the_projection_and_the_rest_stays() -> None:
     memory = ErrorFeedback(2.0, None)
     zero = [torch.zeros(3).double(), torch.zeros(2).double()]
     rest = [torch.tensor([3.0, 0.0, 0.0]).double(), torch.tensor([0.0, 4.0]).double()]
-    first = memory.query([[z.clone() for z in zero], rest])
+    first = step(memory, [[z.clone() for z in zero], rest])
     assert all(torch.equal(x, z) for x, z in zip(first, zero, strict=True))  # nothing is known yet
-    fed = [torch.cat(memory.query([[z.clone() for z in zero], zero])) for _ in range(4)]
+    fed = [torch.cat(step(memory, [[z.clone() for z in zero], zero])) for _ in range(4)]
     direction = torch.cat(rest) / 5
     for vector, length in zip(fed, (2.0, 2.0, 1.0, 0.0), strict=True):
         assert torch.allclose(vector, direction * length)
@@ -176,7 +184,7 @@ def test_what_is_fed_back_is_the_projection_and_the_rest_stays() -> None:
 def test_the_state_is_reset_between_passes() -> None:
     memory = ErrorFeedback(1.0, 2)
     one = torch.ones(1).double()
-    fed = [float(memory.query([[torch.zeros(1).double()], [one]])[0]) for _ in range(6)]
+    fed = [float(step(memory, [[torch.zeros(1).double()], [one]])[0]) for _ in range(6)]
     assert fed == [0, 1, 0, 1, 0, 1]
 
 
@@ -188,7 +196,7 @@ def test_norms_are_as_accurate_as_the_proof_wants() -> None:
 
 def test_the_state_shows_nothing_and_cannot_be_copied() -> None:
     memory = ErrorFeedback(1.0, None)
-    memory.query([[torch.zeros(1).double()], [torch.full((1,), 1234.5).double()]])
+    step(memory, [[torch.zeros(1).double()], [torch.full((1,), 1234.5).double()]])
     assert "1234" not in repr(memory)
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="cannot be pickled"):

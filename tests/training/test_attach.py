@@ -543,3 +543,47 @@ def test_optimizers_must_hold_each_parameter_once() -> None:
     for nothing in ([], "adam", [None]):
         with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer"):
             dpoptim.attach(plan(), model, nothing, data)  # type: ignore[arg-type]
+
+
+def test_the_second_optimizer_finds_what_the_gate_wrote_or_nothing() -> None:
+    model, data = problem()
+    parts = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]  # type: ignore[index]
+    weight = model[2].weight  # type: ignore[index]
+    with dpoptim.attach(plan(), model, parts, data) as private:
+        for number, (x, y) in enumerate(private.batches()):
+            if number == 3:
+                break
+            F.cross_entropy(model(x), y).backward()
+            parts[0].step()
+            before = weight.clone()
+            if number == 0:
+                weight.grad = torch.full_like(weight, 1000.0)
+                message = "did not come through the gate"
+            elif number == 1:
+                weight.grad.add_(x.mean())
+                message = "did not come through the gate"
+            else:
+                parts[1].add_param_group({"params": [torch.zeros(2, requires_grad=True)]})
+                message = "trainable parameters that are not the model's"
+            with pytest.raises(dpoptim.PrivacyError, match=message):
+                parts[1].step()
+            assert torch.equal(weight, before)
+            weight.grad = None
+
+
+def test_several_optimizers_while_the_clip_norm_is_measured() -> None:
+    model, data = problem()
+    parts = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]  # type: ignore[index]
+    quantile = plan(clip_norm=dpoptim.PrivateQuantile(0.5, share=0.5), batch_size=200)
+    moved = []
+    with dpoptim.attach(quantile, model, parts, data) as private:
+        for x, y in private.batches():
+            before = parameters(model)
+            F.cross_entropy(model(x), y).backward()
+            for optimizer in parts:
+                optimizer.step()
+            moved.append(not torch.equal(parameters(model), before))
+            assert moved[-1] == private.finished_step
+    assert len(moved) == 5
+    assert any(moved)
+    assert not moved[0]

@@ -1,10 +1,12 @@
 """A run that is saved, thrown away and taken up again is the run that was planned: same steps, same secrets, one charge."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -221,9 +223,6 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
         begin(paid_plan(), resume=path)
     with pytest.raises(ValueError, match="another plan"):
         begin(paid_plan(noise_multiplier=1.0), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite"))
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="damaged"):
-        begin(paid_plan(), resume=path)
     torch.save({"weights": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match="no checkpoint"):
         begin(paid_plan(), resume=path)
@@ -231,10 +230,10 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
 
 def test_saving_again_closes_a_file_that_was_open_to_others(tmp_path: Path) -> None:
     path = tmp_path / "run.secret"
-    path.write_text("old")
-    path.chmod(0o644)
     private, model, optimizer = begin(paid_plan())
     with private:
+        private.save(path)
+        path.chmod(0o644)
         train(private, model, optimizer, 1)
         private.save(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -257,3 +256,214 @@ def test_keys_are_not_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     content = (tmp_path / "run.secret").read_bytes()
     assert keys
     assert all(key[:8] not in content for key in keys if len(key) == 32)
+
+
+def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    private, model, optimizer = begin(PLANS["fixed batches in four passes"])
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(path)
+    good = path.read_bytes()
+    for place in range(0, len(good), max(1, len(good) // 50)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+        with pytest.raises(ValueError, match="damaged|no checkpoint"):
+            begin(PLANS["fixed batches in four passes"], resume=path)
+    path.write_bytes(good[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        begin(PLANS["fixed batches in four passes"], resume=path)
+
+
+def test_a_run_that_went_on_after_saving_is_completed(tmp_path: Path) -> None:
+    """Its later steps were seen; the checkpoint would do them again on the same charge."""
+    path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "ledger.sqlite")
+    private, model, optimizer = begin(paid_plan(), ledger=ledger)
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(path)
+        train(private, model, optimizer, 5)
+    with pytest.raises(LedgerError, match="completed"):
+        begin(paid_plan(), ledger=ledger, resume=path)
+    assert [entry.state for entry in ledger.entries()] == ["committed"]
+
+
+def test_a_resumed_run_that_did_nothing_can_be_resumed_again(tmp_path: Path) -> None:
+    path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "ledger.sqlite")
+    private, model, optimizer = begin(paid_plan(), ledger=ledger)
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(path)
+    private, model, optimizer = begin(paid_plan(), ledger=ledger, resume=path)
+    with private:
+        private.save(tmp_path / "again.secret")
+    assert [(entry.state, entry.resumed) for entry in ledger.entries()] == [("open", 0)]
+    private, model, optimizer = begin(paid_plan(), ledger=ledger, resume=tmp_path / "again.secret")
+    with private:
+        train(private, model, optimizer)
+    assert [(entry.state, entry.resumed) for entry in ledger.entries()] == [("committed", 1)]
+
+
+def test_a_budget_for_one_run_is_enough(tmp_path: Path) -> None:
+    path, budget = tmp_path / "run.secret", 1.2 * paid_plan().guarantee.epsilon
+    ledger = Ledger(tmp_path / "ledger.sqlite", epsilon=budget, delta=1e-5)
+    private, model, optimizer = begin(paid_plan(), ledger=ledger)
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(path)
+    private, model, optimizer = begin(paid_plan(), ledger=ledger, resume=path)
+    with private:
+        train(private, model, optimizer)
+    assert len(ledger.entries()) == 1
+
+
+def test_what_the_first_part_was_stays_said(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    private, model, optimizer = begin(paid_plan(), noise_seed=1, partial_backward=True)
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(path)
+    private, model, optimizer = begin(paid_plan(), resume=path)
+    with private:
+        train(private, model, optimizer)
+        assert "seeded: not for release" in private.spent().notes
+        said = [item.text for item in private.basis]
+    assert any("seeded" in text for text in said)
+    assert any("several backward passes" in text for text in said)
+
+
+class Reordered(nn.Module):
+    """The same parameters as two linear layers, registered in the other order."""
+
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        for name in names:
+            setattr(self, name, nn.Linear(FEATURES, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.a(x) + self.b(x)
+        return result
+
+
+def test_another_training_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    _, data = problem()
+    data = TensorDataset(data.tensors[0].float(), data.tensors[1])
+
+    def start(
+        model: nn.Module, optimizers: Any = None, rows: TensorDataset = data, **options: Any
+    ) -> tuple[PrivateTraining, nn.Module]:
+        made = [sgd(list(model.parameters()))] if optimizers is None else optimizers
+        return dpoptim.attach(paid_plan(), model, made, rows, **options), model
+
+    private, model = start(Reordered("ab"))
+    with private:
+        private.save(path)
+    split = Reordered("ab")
+    parts = [sgd(list(split.a.parameters())), sgd(list(split.b.parameters()))]  # type: ignore[union-attr]
+    adams, whole = Reordered("ab"), Reordered("ab")
+    cases: list[tuple[str, nn.Module, dict[str, Any]]] = [
+        ("parameters", Reordered("ba"), {}),
+        ("parameters", nn.Linear(FEATURES, CLASSES), {}),
+        ("optimizers", split, {"optimizers": parts}),
+        ("optimizers", adams, {"optimizers": [adam(list(adams.parameters()))]}),
+        ("records", Reordered("ab"), {"rows": TensorDataset(*(t[:-1] for t in data.tensors))}),
+        ("loss_reduction", whole, {"loss_reduction": "sum"}),
+    ]
+    for named, model, options in cases:
+        before = weights(model).clone()
+        with pytest.raises(ValueError, match=f"resume: the checkpoint was made with other {named}"):
+            start(model, resume=path, **options)
+        assert torch.equal(weights(model), before)
+
+
+def test_a_checkpoint_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=np.linspace(0.1, 0.2, 3)[1])
+    private = dpoptim.attach(paid_plan(), model, optimizer, data)
+    with private:
+        with pytest.raises(ValueError, match="plain Python numbers"):
+            private.save(path)
+        assert not path.exists()
+        path.write_text("something else")
+        with pytest.raises(OSError, match="no checkpoint; it stays as it is"):
+            private.save(path)
+        assert path.read_text() == "something else"
+
+
+def test_a_changed_buffer_cannot_be_saved(tmp_path: Path) -> None:
+    """Saved and loaded, it would look as if it had always been so, and leave with the state dict."""
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES)).double()
+    model.register_buffer("mean", torch.zeros(FEATURES))
+    _, data = problem()
+    with dpoptim.attach(paid_plan(), model, sgd(list(model.parameters())), data) as private:
+        model.mean += 1  # type: ignore[operator]
+        with pytest.raises(dpoptim.PrivacyError, match="buffer 'mean' was changed"):
+            private.save(tmp_path / "run.secret")
+
+
+class Interrupted:
+    """In place of the gate's noise: none, and at one call an interrupt half-way through."""
+
+    def __init__(self, call: int) -> None:
+        self.calls, self.call = 0, call
+
+    def __call__(self, stream: Any, total: Tensor, deviation: float) -> None:
+        self.calls += 1
+        if self.calls == self.call:
+            total[: len(total) // 2] += 1000
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", [0, 1, 3, 6])
+def test_an_interrupted_draw_is_done_again(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Error feedback must not take one residual twice, nor count a step that did not happen."""
+    plan = DiceSGD(0.1).plan(n=N, batch_size=10, epochs=2, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out")
+    monkeypatch.setattr("dpoptim.gate.add_normal", Interrupted(0))
+    whole = in_one_go(plan, sgd, noise_seed=0)
+    monkeypatch.setattr("dpoptim.gate.add_normal", Interrupted(call))
+    private, model, optimizer = begin(plan, noise_seed=0)
+    with private:
+        for _ in range(2 if call else 1):
+            with contextlib.suppress(KeyboardInterrupt):
+                train(private, model, optimizer)
+        assert private.steps_done == plan.steps
+    torch.testing.assert_close(weights(model), whole, rtol=0, atol=1e-12)
+
+
+def test_interrupted_correlated_noise_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = DPFTRL(1.0).plan(n=N, batch_size=10, epochs=1, noise_multiplier=2.0, delta=1e-5, neighboring="zero-out")
+    private, model, optimizer = begin(plan)
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(tmp_path / "run.secret")
+        with monkeypatch.context() as patch:
+
+            def interrupted(*_: Any) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr("dpoptim.noise.correlated.mechanism.fill_standard_normal", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                train(private, model, optimizer)
+        with pytest.raises(dpoptim.PrivacyError, match="go on from a checkpoint"):
+            train(private, model, optimizer)
+    private, model, optimizer = begin(plan, resume=tmp_path / "run.secret")
+    with private:
+        train(private, model, optimizer)
+        assert private.steps_done == plan.steps
+
+
+def test_a_step_interrupted_after_its_release_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    private, model, optimizer = begin(paid_plan())
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with private:
+        monkeypatch.setattr(BatchQueue, "released", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(private, model, optimizer)
+        with pytest.raises(dpoptim.PrivacyError, match="just after its noisy sum was released"):
+            next(private.batches())
+        with pytest.raises(dpoptim.PrivacyError, match="just after its noisy sum was released"):
+            optimizer.step()

@@ -57,10 +57,10 @@ def test_what_is_found_fits_and_nearly_fills(name: str) -> None:
     model = MODELS[name]()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     generator = torch.get_rng_state()
-    need = peak_memory(plan(), model, loss, rows_of(example(), 100))
+    need = peak_memory(plan(), model, loss, rows_of(example(), 100), 100)
     torch.set_rng_state(generator)
     found = dpoptim.physical_batch_size(plan(), model, loss, example(), max_memory=need)
-    assert peak_memory(plan(), model, loss, rows_of(example(), found)) <= need
+    assert peak_memory(plan(), model, loss, rows_of(example(), found), found) <= need
     assert 90 <= found <= 110
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -91,8 +91,14 @@ def test_the_sampler_sets_the_upper_end() -> None:
 
 
 def test_too_little_memory_says_what_a_row_takes() -> None:
-    with pytest.raises(ValueError, match=r"max_memory=1000 is too little: a pass over 1 rows takes \d+ bytes"):
+    with pytest.raises(ValueError, match=r"max_memory=1000 is too little: a pass over a single row takes \d+ bytes"):
         dpoptim.physical_batch_size(plan(), MODELS["mlp"](), loss, example(), max_memory=1000)
+    with pytest.raises(ValueError, match="batch must hold tensors, in tuples"):
+        dpoptim.physical_batch_size(plan(), MODELS["mlp"](), loss, 5, max_memory=2**30)
+    with pytest.raises(TypeError, match=r"plan must be a dpoptim\.Plan"):
+        dpoptim.physical_batch_size("plan", MODELS["mlp"](), loss, example(), max_memory=2**30)  # type: ignore[arg-type]
+    with pytest.raises(dpoptim.PrivacyError, match="DataParallel"):
+        dpoptim.physical_batch_size(plan(), nn.DataParallel(MODELS["mlp"]()), loss, example(), max_memory=2**30)
     with pytest.raises(ValueError, match="max_memory must be a whole number"):
         dpoptim.physical_batch_size(plan(), MODELS["mlp"](), loss, example(), max_memory=0)
     with pytest.raises(ValueError, match="first axis is the record"):
@@ -101,3 +107,69 @@ def test_too_little_memory_says_what_a_row_takes() -> None:
         dpoptim.physical_batch_size(
             plan(method=dpoptim.ValueClippedSGD(1.0)), MODELS["mlp"](), loss, example(), max_memory=2**30
         )
+
+
+def test_a_data_set_of_dicts_is_measured_as_it_will_run() -> None:
+    """Positions are looked up in a record of the batch's own kind; else norms are claimed here and formed there."""
+
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.head = nn.Linear(256, 256), nn.Linear(256, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.hidden(x)).mean(1))
+
+    def of_dict(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    batch = {"x": torch.randn(3, 8, 256), "y": torch.zeros(3).long()}
+    model, limit = Sequences(), 16 * 2**20
+    size = dpoptim.physical_batch_size(plan(), model, of_dict, batch, max_memory=limit)
+
+    class Records(torch.utils.data.Dataset[dict[str, Tensor]]):
+        def __len__(self) -> int:
+            return 5000
+
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            return {key: value[index % 3] for key, value in batch.items()}
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, optimizer, Records()) as private:
+        piece = next(private.batches(physical_batch_size=size))
+        with LiveTensors() as live:
+            of_dict(model, piece).backward()
+    assert live.peak <= limit
+
+
+@pytest.mark.parametrize("most", [0, 1, 7, 60, 300])
+def test_a_device_that_runs_out_of_memory(most: int) -> None:
+    """More is allowed than there is: what the device holds is found all the same."""
+
+    def limited(model: nn.Module, batch: Batch) -> Tensor:
+        if len(batch[0]) > most:
+            raise torch.OutOfMemoryError
+        return loss(model, batch)
+
+    arguments: Any = (plan(), MODELS["mlp"](), limited, example())
+    if most == 0:
+        with pytest.raises(ValueError, match="too little"):
+            dpoptim.physical_batch_size(*arguments, max_memory=2**40)
+        return
+    assert most * 0.9 <= dpoptim.physical_batch_size(*arguments, max_memory=2**40) <= most
+
+
+def test_buffers_are_as_before() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.layer(x.flatten(1))
+
+    model = Counting()
+    dpoptim.physical_batch_size(plan(), model, loss, example(), max_memory=2**20)
+    assert float(model.calls) == 0

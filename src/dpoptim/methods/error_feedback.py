@@ -102,25 +102,30 @@ class ErrorFeedback:
     def __init__(self, feedback: float, pass_steps: int | None, softening: float = 0.0) -> None:
         self._feedback, self._pass_steps, self._softening = feedback, pass_steps, softening
         self._error: list[Tensor] | None = None
+        self._fed = 0.0  # share of it that the last query fed back
         self._steps = 0
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
-        """Add the fed-back part to the clipped sum (in place), and take the residual sum into the state.
+        """Add the fed-back part to the clipped sum, in place. The state stays as it is until `released`.
 
         **Guarantee.** The theorem of this module, if a record moves the first sum by at most C1 and the second by at most
-        R - C1, in parallel, and if this is called once for every release.
+        R - C1, in parallel, and if `released` follows every release, with the same sums.
         """
-        clipped, residual = sums
+        clipped, _ = sums
         if self._error is None or (self._pass_steps is not None and self._steps % self._pass_steps == 0):
             self._error = [torch.zeros_like(part) for part in clipped]
         self._error = [error.to(total.device) for error, total in zip(self._error, clipped, strict=True)]  # after a resume
-        share = self._share(norm(self._error))
-        fed_back = [error * share for error in self._error]  # from here on nothing can fail half-way
-        for error, total, part, rest in zip(self._error, clipped, fed_back, residual, strict=True):
-            total.add_(part)
-            error.sub_(part).add_(rest)
-        self._steps += 1
+        self._fed = self._share(norm(self._error))
+        for error, total in zip(self._error, clipped, strict=True):
+            total.add_(error * self._fed)
         return clipped
+
+    def released(self, sums: list[list[Tensor]]) -> None:
+        """The sum of the last `query` is out: take what it fed back off the state, and the residual sum into it."""
+        assert self._error is not None
+        for error, rest in zip(self._error, sums[1], strict=True):
+            error.sub_(error * self._fed).add_(rest)
+        self._steps += 1
 
     def _share(self, length: float) -> float:
         """The share of e that is fed back."""

@@ -74,7 +74,7 @@ class BatchQueue:
         }
 
     def restore(self, secret: dict[str, Any]) -> None:
-        """Go on, from a fresh start, where `secret_state` was taken."""
+        """Go on, from a fresh start on the same data set, where `secret_state` was taken."""
         self._released, self._position.drawn = secret["released"], secret["drawn"]
         order = secret["order"]
         self._position.order = None if order is None else order.numpy()

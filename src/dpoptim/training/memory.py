@@ -1,6 +1,5 @@
 """How many rows fit: the physical batch size for a given amount of memory, measured on the engine that will run."""
 
-import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +13,10 @@ from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.plan import Plan, whole_number
 from dpoptim.training.private_training import engine_for
+from dpoptim.training.refusals import refuse_model
 
-FEW, MORE = 2, 6  # rows of the two trial passes that the rest is estimated from
-TRIALS = 12
+FEW = 6  # rows of a first trial pass
+TRIALS = 16
 ENOUGH = 0.97  # share of the memory that a found size should take
 
 
@@ -42,35 +42,58 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
         ValueError: a single row does not fit; the message says what it takes.
     """
     limit = whole_number("max_memory", max_memory, least=1)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
+    refuse_model(model)
     if isinstance(plan.method, ValueClippedSGD):
         raise ValueError("physical_batch_size is not for ValueClippedSGD, whose backward pass is the ordinary one.")
     most = plan.sampler.capacity(plan.n)
 
-    def bytes_for(rows: int) -> float:
+    def bytes_for(rows: int) -> int | None:
+        """None: more than the device has."""
         try:
-            return peak_memory(plan, model, loss, rows_of(batch, rows))
+            return peak_memory(plan, model, loss, rows_of(batch, rows), rows)
         except torch.OutOfMemoryError:
-            return math.inf
+            return None
 
-    few, needed = bytes_for(FEW), bytes_for(MORE)
-    rows, fits, too_many = MORE, 0, most + 1
+    fits, too_many, out_of_memory = 0, most + 1, False
+    known = [(rows, needed) for rows in (1, FEW) if (needed := bytes_for(rows)) is not None]
     for _ in range(TRIALS):
-        slope = max(1.0, (needed - few) / (rows - FEW)) if rows > FEW else max(1.0, needed / rows)
-        rows = max(fits + 1, min(too_many - 1, FEW + int((limit - few) / slope)))
+        guess = (fits + too_many) // 2 if out_of_memory else estimate(known, limit)
+        rows = max(fits + 1, min(too_many - 1, guess))
         needed = bytes_for(rows)
-        fits, too_many = (rows, too_many) if needed <= limit else (fits, rows)
-        if too_many - fits <= 1 + fits // 50 or limit * ENOUGH <= needed <= limit:
+        if needed is None:
+            out_of_memory = True
+        else:
+            known.append((rows, needed))
+        fits, too_many = (rows, too_many) if needed is not None and needed <= limit else (fits, rows)
+        if too_many - fits <= 1 + fits // 50 or (fits == rows and known[-1][1] >= limit * ENOUGH):
             break
     if fits:
         return fits
+    single = f"{known[0][1]} bytes" if known else "more than the device has"
     raise ValueError(
-        f"max_memory={limit} is too little: a pass over {rows} rows takes {needed:.0f} bytes. "
+        f"max_memory={limit} is too little: a pass over a single row takes {single}. "
         "Fix: allow more, or use a smaller model or shorter records."
     )
 
 
+def estimate(known: list[tuple[int, int]], limit: int) -> int:
+    """Rows that take ``limit`` bytes, by the line through the smallest and the latest of the known (rows, bytes)."""
+    if len(known) < 2:
+        return 1
+    (few, first), (rows, needed) = known[0], known[-1]
+    slope = max(1.0, (needed - first) / (rows - few)) if rows > few else max(1.0, needed / rows)
+    return few + int((limit - first) / slope)
+
+
 def rows_of(batch: Any, rows: int) -> Any:
     """So many rows, the given ones over and over."""
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(batch)):
+        raise ValueError(
+            f"batch must hold tensors, in tuples, lists and dicts, got {type(batch).__name__}. Fix: such as (x, y), or "
+            "dict(batch) for a mapping of another type."
+        )
 
     def repeat(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -82,21 +105,24 @@ def rows_of(batch: Any, rows: int) -> Any:
     return pytree.tree_map(repeat, batch)
 
 
-def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any) -> int:
-    """Bytes that the engine's pass over ``batch`` takes at its peak, beyond what was there before."""
+def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int) -> int:
+    """Bytes that the engine's pass over ``batch``, of so many rows, takes at its peak, beyond what was there before."""
     device = next(model.parameters()).device
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
-    record = [leaf[0] for leaf in leaves]
+    record = pytree.tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) else leaf, batch)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def run() -> None:
         engine = engine_for(plan, model, [record], "mean", partial_backward=False)  # type: ignore[arg-type]
         engine.attach()
         try:
-            engine.deliver(len(leaves[0]))
+            engine.deliver(rows)
             loss(model, batch).backward()
             engine.take_sums()
         finally:
             engine.detach()
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         if device.type == "cuda":

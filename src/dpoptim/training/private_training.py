@@ -21,7 +21,8 @@ from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan, whole_number
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
-from dpoptim.training.checkpoint import read_checkpoint, write_checkpoint
+from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
+from dpoptim.training.handover import Handover
 from dpoptim.training.probe import positions_per_layer, probe_model
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters, refuse_unsupported
 
@@ -60,7 +61,6 @@ class PrivateTraining:
         self._seeded = noise_seed is not None
         self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
         self._loop = 0  # counts calls of batches()
-        self._yet_to_step: set[torch.optim.Optimizer] = set()  # that have not used the last released gradients
         # Where a seeded run goes on, it must not repeat the noise that it began with.
         later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
         coins = key_stream(noise_seed, "poisson coins" + later)
@@ -69,12 +69,16 @@ class PrivateTraining:
         self._probed = probe_model(model, train_set)
         self._engine = engine_for(plan, model, train_set, loss_reduction, partial_backward)
         refuse_foreign_parameters(self._engine, self.optimizers)
+        self._handover = Handover(self._engine, self.optimizers)
+        self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
+        self._identity = identity_of(plan, self._engine, self.optimizers, len(train_set))  # type: ignore[arg-type]
+        if checkpoint is not None:
+            refuse_other_training(checkpoint, self._identity, self._ledger)
         self._side = plan.method.private_side(plan)
         self._choice = plan.method.norm_choice(plan)
         if self._choice is not None:
             self._engine.clipping, self._engine.observer = self._choice.rule, self._choice.observe
         self._owns_ledger = ledger is None
-        self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
         self._gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
@@ -83,9 +87,10 @@ class PrivateTraining:
             ledger=None if plan.noise_multiplier == 0 else self._ledger,
             noise=key_stream(noise_seed, "gaussian noise" + later),
             label=label,
+            resume=None if checkpoint is None else checkpoint["gate"],
         )
-        self._saved = False
-        self._resumed = checkpoint is not None
+        self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]  # of the parts before
+        self._saved_at = None if checkpoint is None else checkpoint["steps_done"]
         if checkpoint is not None:
             self._restore(checkpoint)
         self._engine.attach()
@@ -122,6 +127,7 @@ class PrivateTraining:
         if isinstance(self._engine, ValueEngine):
             capacity = self._engine.capacity
             self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
+        self._refuse_interrupted()
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
         if self._choice is not None:
@@ -138,7 +144,7 @@ class PrivateTraining:
                     "a batch was delivered, but optimizer.step() was not called after it. "
                     "Fix: call loss.backward() and optimizer.step() once for every batch."
                 )
-            self._drop_gradients()
+            self._handover.drop()
             self._engine.deliver(piece.rows, null=piece.null, groups=piece.groups)
             self._state = "complete" if piece.last else "open"
             yield batch
@@ -166,9 +172,9 @@ class PrivateTraining:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if optimizer in self._yet_to_step:  # another one let the gate release; this one's share is in .grad
-            self._yet_to_step.remove(optimizer)
+        if self._handover.take(optimizer):  # another one let the gate release; this one's share is in .grad
             return None
+        self._refuse_interrupted()
         changed = self._run_closure(args, kwargs)
         self.finished_step = False
         if self._state == "idle":
@@ -181,37 +187,44 @@ class PrivateTraining:
                 "GradScaler is not supported: its scale would change what is clipped. Fix: train without it: "
                 "float32, and bfloat16 under torch.autocast, need none."
             )
-        for name, p in zip(self._engine.names, self._engine.parameters, strict=True):
-            if p.grad is not None:
-                raise PrivacyError(
-                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only loss.backward() "
-                    "inside the loop make gradients (private.loss(losses).backward() with ValueClippedSGD), and do not "
-                    "write to .grad."
-                )
-        refuse_changed_parameters(self._engine)
-        refuse_foreign_parameters(self._engine, self.optimizers)
+        self._handover.refuse_changes()
         self._engine.require_all_closed()
         if self._state == "complete":
-            self._gate.open()  # first: a refusal must leave the sums, and the private side's memory, as they were
-            sums = self._engine.take_sums()
-            released = self._release(sums[0] if self._side is None else self._side.query(sums))
-            self._queue.released()
-            self._state = "idle"
-            self.steps_done += 1
-            if released is not None:  # else the optimizer finds no gradients, and moves nothing
-                for p, total in zip(self._engine.parameters, self._engine.split(released), strict=True):
-                    p.grad = (total / self.plan.batch_size).to(p.dtype)
-                self.finished_step = True
-                self._yet_to_step = {other for other in self.optimizers if other is not optimizer}
+            self._gate.open()  # first: a refusal must leave the sums as they were
+            self._release()
+            self._handover.others_wait(optimizer)
         return changed
 
-    def _release(self, sums: list[Tensor]) -> list[Tensor] | None:
-        """The noisy sums; None if the step's query was for the clip norm."""
-        if self._choice is None:
-            return self._gate.release_sum(sums)
-        released = self._choice.answer(self._gate.release_sum(self._choice.query(sums)))
-        self._engine.clipping = self._choice.rule
-        return released
+    def _release(self) -> None:
+        """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
+
+        Nothing remembers the step before its noise is drawn: if that is interrupted, the step is done again.
+        """
+        sums = self._engine.take_sums()
+        query = sums[0] if self._side is None else self._side.query(sums)
+        if self._choice is not None:
+            query = self._choice.query(query)
+        noisy = self._gate.release_sum(query)
+        self._state = "released"  # if what follows is interrupted, the run is over: the step must not happen twice
+        if self._side is not None:
+            self._side.released(sums)
+        released = noisy if self._choice is None else self._choice.answer(noisy)
+        if self._choice is not None:
+            self._engine.clipping = self._choice.rule
+        self._queue.released()
+        self.steps_done += 1
+        if released is not None:  # else the step was for the clip norm: optimizers find no gradients, and move nothing
+            for p, total in zip(self._engine.parameters, self._engine.split(released), strict=True):
+                p.grad = (total / self.plan.batch_size).to(p.dtype)
+            self.finished_step = True
+        self._state = "idle"
+
+    def _refuse_interrupted(self) -> None:
+        if self._state == "released":
+            raise PrivacyError(
+                "a step was interrupted just after its noisy sum was released, so it is unknown what the run remembers. "
+                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start a new run."
+            )
 
     def _run_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run a closure here, so that its backward pass is over before the noisy mean is written."""
@@ -224,16 +237,7 @@ class PrivateTraining:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.finished_step:
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.grad = None  # so that the next step finds none, whether or not zero_grad() is called
-
-    def _drop_gradients(self) -> None:
-        """An optimizer that skips a step leaves its share unused."""
-        if self._yet_to_step:
-            self._yet_to_step = set()
-            for p in self._engine.parameters:
-                p.grad = None
+            self._handover.used(optimizer)
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
@@ -243,22 +247,30 @@ class PrivateTraining:
         **The file is a secret, like the data**: it holds who takes part in coming steps, what error feedback remembers, and
         the noise that correlated mechanisms will take back. To publish a model, save ``model.state_dict()``.
 
+        What some of several optimizers have not used yet of the last release is not saved. The run may go on from the file
+        if the `with` is left in this state, or not at all (the process died); left later, the run counts as completed.
+
         Args:
-            path: replaced if it exists; readable by its owner alone.
+            path: an older checkpoint there is replaced, anything else refused; readable by its owner alone.
 
         Raises:
-            PrivacyError: in the middle of a step. OSError: the file cannot be written; what was there is unchanged.
+            PrivacyError: in the middle of a step, or something was changed that may not be.
+            ValueError: a state dict holds what could not be read back. OSError: the file cannot be written. What was there
+                is unchanged.
         """
         self._require_attached()
+        self._refuse_interrupted()
         if self._state != "idle":
             raise PrivacyError(
-                "private.save was called in the middle of a step. Fix: save after optimizer.step(), where "
-                "private.finished_step is true or the batch was the last piece."
+                "private.save was called in the middle of a step. Fix: save after optimizer.step() for the last piece of a "
+                "batch, such as where private.finished_step is true."
             )
+        refuse_changed_parameters(self._engine)
         contents = {
-            "plan": self.plan.to_json(),
-            "steps_done": self.steps_done,
+            "identity": self._identity,
             "durable": self._ledger.durable,
+            "caveats": self._all_caveats(),
+            "steps_done": self.steps_done,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "queue": self._queue.secret_state(),
@@ -267,22 +279,19 @@ class PrivateTraining:
             "gate": self._gate.secret_state(),
         }
         write_checkpoint(Path(path), contents)
-        self._saved = True
+        self._saved_at = self.steps_done
+
+    def _all_caveats(self) -> dict[str, bool]:
+        """What must be said of the guarantee, of all parts of the run."""
+        found = {
+            "seeded": self._seeded,
+            "partial_backward": self._engine.partial_backward,
+            "rounded": self._engine.books.rounded,
+        }
+        return {key: value or self._caveats.get(key, False) for key, value in found.items()}
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
-        """Go on where `save` was called. The ledger is asked last, so that a refusal changes nothing in it."""
-        if Plan.from_json(checkpoint["plan"]) != self.plan:
-            raise ValueError(
-                "resume: the checkpoint belongs to another plan. Fix: make the plan with the same settings, or load it with "
-                "dpoptim.Plan.from_json."
-            )
-        held = {entry.id for entry in self._ledger.entries()}
-        if checkpoint["durable"] and checkpoint["gate"]["reservation"] not in {None, *held}:
-            raise ValueError(
-                "resume: the run was charged to a ledger on disk. Fix: attach(..., ledger=...) with that ledger."
-            )
-        if len(checkpoint["optimizers"]) != len(self.optimizers):
-            raise ValueError(f"resume: the checkpoint has {len(checkpoint['optimizers'])} optimizers; attach as many.")
+        """Go on where `save` was called."""
         self.model.load_state_dict(checkpoint["model"])
         for optimizer, state in zip(self.optimizers, checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(state)
@@ -293,7 +302,6 @@ class PrivateTraining:
         if self._choice is not None:
             self._choice.restore(checkpoint["choice"])
             self._engine.clipping = self._choice.rule
-        self._gate.restore(checkpoint["gate"])
 
     # ---- what may be said ------------------------------------------------------------------------------------
 
@@ -306,7 +314,7 @@ class PrivateTraining:
         guarantee = self.plan.guarantee if delta is None else self.plan.guarantee_at(delta)
         if self._gate.released == 0:
             return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
-        if self._seeded:
+        if self._all_caveats()["seeded"]:
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, SEEDED))
         return guarantee
 
@@ -347,15 +355,16 @@ class PrivateTraining:
             items.append(Basis("enforced", "the whole run was charged to a ledger on disk before its first noisy sum"))
         else:
             items.append(Basis("trusted", "other runs on this data are added up elsewhere: the ledger was in memory"))
-        if self._engine.partial_backward:
+        caveats = self._all_caveats()
+        if caveats["partial_backward"]:
             items.append(Basis("trusted", "several backward passes over a batch cover disjoint records"))
-        if self._engine.books.rounded:
+        if caveats["rounded"]:
             shared = "under torch.autocast, records are rounded alike whatever other records share their batch"
             items.append(Basis("trusted", shared))
-        if self._resumed:
+        if self._caveats:
             again = "nothing that was released after the checkpoint had been looked at when the run was taken up again"
             items.append(Basis("trusted", again))
-        if self._seeded:
+        if caveats["seeded"]:
             items.append(Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"))
         return (*self.plan.basis, *items)
 
@@ -388,8 +397,8 @@ class PrivateTraining:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if error is None and (not self._saved or self.steps_done == self.plan.steps):
-                self._gate.finish()  # else the run may go on from its checkpoint
+            if error is None and (self._saved_at != self.steps_done or self.steps_done == self.plan.steps):
+                self._gate.finish()  # else it may go on from the checkpoint
         finally:
             self.detach()
 

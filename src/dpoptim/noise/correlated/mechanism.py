@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpoptim.errors import PrivacyError
 from dpoptim.noise.gaussian import fill_standard_normal
 from dpoptim.noise.stream import KeyStream
 
@@ -70,6 +71,7 @@ class NoiseState(ABC):
             raise ValueError(f"steps must be at least 1, got {steps!r}.")
         self.steps, self.sizes = steps, tuple(sizes)
         self.step = 0
+        self._interrupted = False  # whether a step was begun and not ended
         self._stream = stream
         self._standard_deviation: float | None = None
         self._vectors: list[list[Tensor]] = [[] for _ in self.sizes]  # of each buffer: what the mechanism remembers
@@ -84,6 +86,7 @@ class NoiseState(ABC):
         Raises:
             ValueError: other sizes, another dtype, another standard deviation, or more than ``steps`` steps. Nothing has
                 been added then.
+            PrivacyError: the step before was interrupted.
         """
         if self.step >= self.steps:
             raise ValueError(f"the noise was made for {self.steps} steps, and they are over; start with more steps.")
@@ -95,12 +98,19 @@ class NoiseState(ABC):
             raise ValueError(f"standard_deviation must be positive and finite, got {standard_deviation!r}.")
         if self._standard_deviation not in (None, standard_deviation):
             raise ValueError("standard_deviation changed: later noise takes back earlier noise, so it must stay the same.")
+        if self._interrupted:
+            raise PrivacyError(
+                "a step was interrupted while its correlated noise was drawn, which later noise cannot take back any more. "
+                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start a new run."
+            )
         self._standard_deviation = standard_deviation
+        self._interrupted = True
         for remembered, buffer in zip(self._vectors, buffers, strict=True):
             remembered[:] = [vector.to(buffer.device) for vector in remembered]  # elsewhere after `restore`
             if buffer.numel():
                 buffer.view(-1).add_(self._increment(remembered, buffer.view(-1)), alpha=standard_deviation)
         self.step += 1
+        self._interrupted = False
 
     def secret_state(self) -> dict[str, Any]:
         """What a checkpoint needs, **secret**: the noise to come takes this back. Copies; `restore` reads it."""
