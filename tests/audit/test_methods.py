@@ -52,10 +52,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "method must be 'all' or one of dp-sgd" in run("audit", "dpsgd", "--out", str(out), code=2)
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "noisy-gd"])
+@pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "dice-sgd", "noisy-gd", "accelerated-srgd"])
 def test_saved_runs_are_audited(tmp_path: Path, method: str) -> None:
     saved, out = tmp_path / "run", tmp_path / "audit"
-    fast = [] if method == "noisy-gd" else ["--epochs", "1", "--batch-size", "512"]
+    fast = [] if method in ("noisy-gd", "accelerated-srgd") else ["--epochs", "1", "--batch-size", "512"]
     run("train", "--data", "digits", "--method", method, "--epsilon", "4", "--out", str(saved), *fast)
     assert "consistent" in run("audit", "--run", str(saved), "--trials", "2000", "--out", str(out))
     certificate = json.loads((saved / "certificate.json").read_text())

@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.audit.methods import AUDITS, CONFIDENCE, Finding, finding, run_audits
+from dpoptim.audit.methods import (
+    AUDITS,
+    CONFIDENCE,
+    Finding,
+    dice_sgd_plan,
+    dp_ftrl_plan,
+    finding,
+    mu_of,
+    run_audits,
+    solver,
+    srgd,
+)
 from dpoptim.audit.two_worlds import audit_two_worlds
 from dpoptim.files import write_atomically
-from dpoptim.methods import DPSGD, PrivateQuantile
+from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, ValueClippedSGD, WholeRun
 from dpoptim.plan import Plan
-from dpoptim.sampling import PoissonSampling
-
-METHOD_AUDITS = {"DPFTRL": "dp-ftrl, Toeplitz", "DiceSGD": "dice-sgd", "ValueClippedSGD": "dp-sgd, sampled"}
 
 
 def chosen(method: str) -> list[str]:
@@ -32,8 +40,7 @@ def chosen(method: str) -> list[str]:
 def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
     """Check a run's certificate against its plan, and attack the plan's own sampling, clipping and noise.
 
-    What is attacked is a replay on canary records: the run's data is not needed. Methods without Poisson sampling are
-    attacked at the settings of their audits by name.
+    What is attacked is a replay on canary records: the run's data is not needed.
 
     Raises:
         ValueError: the plan promises more than its settings give, or the certificate something else than the plan.
@@ -47,15 +54,31 @@ def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
     name = f"run {directory.name}"
     if plan.noise_multiplier == 0:
         return [replace(finding(promised.epsilon, 0.0, 0.0, 0), method=f"{name}: no noise, nothing promised")]
-    if isinstance(plan.method, DPSGD) and isinstance(plan.sampler, PoissonSampling):
-        if isinstance(plan.method.clip_norm, PrivateQuantile):  # its queries have the norm bound 1 whatever it finds
-            plan = replace(plan, method=DPSGD(1.0, plan.method.clipping))
-        scaled = replace(plan, n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials)))
-        result = audit_two_worlds(scaled, confidence=CONFIDENCE, seed=seed, noise_seed=seed)
-        return [replace(finding(result.claimed, result.lower_bound, result.limit, result.trials), method=name)]
-    solver = getattr(plan.method, "solver", None)
-    audits = [solver if solver in AUDITS else METHOD_AUDITS.get(type(plan.method).__name__, "noisy-gd")]
-    return run_audits(audits, trials=trials, seed=seed)
+    return [replace(attack(plan, trials, seed), method=name)]
+
+
+def attack(plan: Plan, trials: int, seed: int) -> Finding:
+    """The audit of the plan's method at the plan's own noise, steps and relation."""
+    method = plan.method
+    match method:
+        case DPFTRL():
+            return dp_ftrl_plan(plan, trials, seed)
+        case DiceSGD(accounting="proven"):
+            return dice_sgd_plan(plan, [0], seed)  # one record is like another
+        case DiceSGD():
+            return run_audits(["dice-sgd as published"], trials=trials, seed=seed)[0]
+        case WholeRun(solver="accelerated-srgd"):
+            return srgd(trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
+        case WholeRun():
+            return solver(method.solver, trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
+    plain = method
+    if isinstance(method, ValueClippedSGD):  # sampled and released alike; what it clips has tests of its own
+        plain = DPSGD(method.rule.norm)
+    elif method.norm_choice(plan) is not None:  # queries of a private quantile have the norm bound 1 whatever it finds
+        plain = DPSGD(1.0)
+    scaled = replace(plan, method=plain, n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials)))
+    result = audit_two_worlds(scaled, confidence=CONFIDENCE, seed=seed, noise_seed=seed)
+    return finding(result.claimed, result.lower_bound, result.limit, result.trials)
 
 
 def read(path: Path) -> str:

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from dpoptim.training.attach import attach
 
 DELTA = 1e-5
 MU = 1.5  # of the audited runs that are one Gaussian: where a few thousand trials show most of a claim
+MOST_RELEASES = 16_000_000  # numbers that the worlds of a plan's audit keep
 CONFIDENCE = 1 - 1e-6  # of each lower bound: all audits together raise a false alarm with probability below 2e-5
 
 
@@ -77,11 +79,30 @@ def dp_sgd(trials: int, seed: int, *, sample_rate: float = 1.0, steps: int = 4, 
 
 
 def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
-    """Canaries in the first batch, in fixed order: that is where a record is best seen."""
-    steps_per_pass, others = 6, 0
-    n = trials * steps_per_pass + others
-    method = DPFTRL(1.0, noise=noise, order="given")
-    plan = method.plan(n=n, batch_size=trials, epochs=passes, noise_multiplier=1 / MU, delta=DELTA)
+    steps_per_pass = 6
+    method = DPFTRL(1.0, noise=noise)
+    plan = method.plan(
+        n=trials * steps_per_pass,
+        batch_size=trials,
+        epochs=passes,
+        noise_multiplier=1 / MU,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    return dp_ftrl_plan(plan, trials, seed)
+
+
+def dp_ftrl_plan(plan: Plan, trials: int, seed: int) -> Finding:
+    """Canaries in the first batch, in fixed order: that is where a record is best seen. Steps and noise are the plan's.
+
+    Args:
+        trials: runs side by side; fewer where there are many steps, so that their releases fit memory.
+    """
+    trials = min(trials, max(1000, MOST_RELEASES // plan.steps))
+    steps_per_pass = math.ceil(plan.n / plan.batch_size)
+    n = trials * steps_per_pass
+    assert isinstance(plan.method, DPFTRL)
+    plan = replace(plan, method=replace(plan.method, order="given"), n=n, batch_size=trials)
 
     def world(presence: float, world_seed: int) -> Floats:
         index = torch.arange(trials).repeat(steps_per_pass)
@@ -89,7 +110,13 @@ def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
         weight[:trials] = presence
         return table_releases(plan, TensorDataset(index, weight), trials, world_seed)
 
-    return gaussian_finding(separate(world, confidence=CONFIDENCE, seed=seed * 10), MU)
+    low = -1.0 if plan.neighboring == "replace-one" else 0.0
+    return gaussian_finding(separate(world, low=low, confidence=CONFIDENCE, seed=seed * 10), mu_of(plan))
+
+
+def mu_of(plan: Plan) -> float:
+    """What a run that is one Gaussian claims."""
+    return (2.0 if plan.neighboring == "replace-one" else 1.0) / plan.noise_multiplier
 
 
 def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> Floats:
@@ -108,24 +135,23 @@ def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> 
     return torch.stack(kept).numpy()
 
 
-def solver(run: Callable[[Objective, Budget, int], Any]) -> Callable[[int, int], Finding]:
+def solver(name: str, trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
     """A whole-run solver on records of which one, the canary, has a gradient."""
+    run = SOLVERS[name]
 
-    def audit(trials: int, seed: int) -> Finding:
-        def world(presence: float, world_seed: int) -> Floats:
-            records = torch.zeros(8)
-            records[0] = presence
-            objective = Objective(CanaryProblem(trials, capacity=8), (records,))
-            with releases_kept(trials) as kept:
-                run(objective, Budget(DELTA, mu=MU), world_seed)
-            return torch.stack(kept).numpy()
+    def world(presence: float, world_seed: int) -> Floats:
+        records = torch.zeros(8)
+        records[0] = presence
+        objective = Objective(CanaryProblem(trials, capacity=8), (records,), neighboring=neighboring)
+        with releases_kept(trials) as kept:
+            run(objective, Budget(DELTA, mu=mu), world_seed)
+        return torch.stack(kept).numpy()
 
-        return gaussian_finding(separate(world, confidence=CONFIDENCE, seed=seed * 10), MU)
-
-    return audit
+    low = -1.0 if neighboring == "replace-one" else 0.0
+    return gaussian_finding(separate(world, low=low, confidence=CONFIDENCE, seed=seed * 10), mu)
 
 
-def srgd(trials: int, seed: int) -> Finding:
+def srgd(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
     steps, batch = 8, 4
 
     def world(presence: float, world_seed: int) -> Floats:
@@ -136,12 +162,14 @@ def srgd(trials: int, seed: int) -> Finding:
                 CanaryProblem(trials, capacity=len(records)),
                 (records,),
                 SRGD(steps, batch, 1.0, 1.0),
-                budget=Budget(DELTA, mu=MU),
+                budget=Budget(DELTA, mu=mu),
+                neighboring=neighboring,
                 noise_seed=world_seed,
             )
         return torch.stack(kept).numpy()
 
-    return gaussian_finding(separate(world, confidence=CONFIDENCE, seed=seed * 10), MU)
+    low = -1.0 if neighboring == "replace-one" else 0.0
+    return gaussian_finding(separate(world, low=low, confidence=CONFIDENCE, seed=seed * 10), mu)
 
 
 def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
@@ -161,16 +189,23 @@ def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
 
 
 def dice_sgd(trials: int, seed: int) -> Finding:
-    """The shift of a record in the true run, noise off, against the noise of the plan: the exact likelihood ratio."""
     plan = DiceSGD(1.0, 1.0, 2.0).plan(n=12, batch_size=4, epochs=1, noise_multiplier=1 / MU, delta=DELTA)
+    return dice_sgd_plan(plan, range(plan.n), seed)
+
+
+def dice_sgd_plan(plan: Plan, records: Sequence[int], seed: int) -> Finding:
+    """The shift of one of ``records`` in the true run, noise off, against the plan's noise: the exact likelihood ratio."""
     quiet = replace(plan, noise_multiplier=0.0)
     deviation = plan.method.query(plan).standard_deviation / plan.batch_size
     nobody = torch.zeros(plan.n, dtype=torch.float64)
     best = 0.0
-    for record in range(plan.n):
+    largest = 100 * plan.method.rule.norm
+    low = -largest if plan.neighboring == "replace-one" else 0.0
+    for record in records:
         somebody = nobody.clone()
-        somebody[record] = 100.0
+        nobody[record], somebody[record] = low, largest
         shift = released_means(quiet, somebody, seed) - released_means(quiet, nobody, seed)
+        nobody[record] = 0.0
         best = max(best, float(shift.norm()) / deviation)
     return finding(plan.guarantee.epsilon, gdp_epsilon(best, DELTA), plan.guarantee.epsilon, 0)
 
@@ -235,6 +270,26 @@ def finding(claimed: float, lower: float, limit: float, trials: int, expected: s
     return Finding("", claimed, lower, limit, DELTA, trials, verdict, expected, 0.0)
 
 
+SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {
+    "momentum-gd": lambda o, b, s: momentum_gd(o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s),
+    "noisy-gd": lambda o, b, s: noisy_gd(o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s),
+    "kl-spider": lambda o, b, s: kl_spider(
+        *(o, None, b), lipschitz=1.0, smoothness=1.0, kl_gamma=1.0, kl_exponent=2.0, risk_bound=1.0, noise_seed=s
+    ),
+    "proximal-point": lambda o, b, s: proximal_point(
+        *(o, None, b),
+        lipschitz=1.0,
+        smoothness=1.0,
+        weak_convexity=0.1,
+        kl_gamma=1.0,
+        kl_exponent=2.0,
+        risk_bound=1.0,
+        inner_steps=4,
+        noise_seed=s,
+    ),
+    # Spends part of its budget on norms, which this attack does not read.
+    "adaptive-gd": lambda o, b, s: adaptive_gd(o, None, b, lipschitz=1.0, smoothness=1.0, max_steps=40, noise_seed=s),
+}
 Audit = Callable[[int, int], Finding]
 AUDITS: dict[str, Audit] = {
     "dp-sgd": dp_sgd,
@@ -245,29 +300,7 @@ AUDITS: dict[str, Audit] = {
     "dp-ftrl, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz", passes=2),
     "dice-sgd": dice_sgd,
     "dice-sgd as published": dice_sgd_as_published,
-    "momentum-gd": solver(lambda o, b, s: momentum_gd(o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s)),
-    "noisy-gd": solver(lambda o, b, s: noisy_gd(o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s)),
-    "kl-spider": solver(
-        lambda o, b, s: kl_spider(
-            *(o, None, b), lipschitz=1.0, smoothness=1.0, kl_gamma=1.0, kl_exponent=2.0, risk_bound=1.0, noise_seed=s
-        )
-    ),
-    "proximal-point": solver(
-        lambda o, b, s: proximal_point(
-            *(o, None, b),
-            lipschitz=1.0,
-            smoothness=1.0,
-            weak_convexity=0.1,
-            kl_gamma=1.0,
-            kl_exponent=2.0,
-            risk_bound=1.0,
-            inner_steps=4,
-            noise_seed=s,
-        )
-    ),
-    "adaptive-gd": solver(
-        lambda o, b, s: adaptive_gd(o, None, b, lipschitz=1.0, smoothness=1.0, max_steps=40, noise_seed=s)
-    ),  # spends part of its budget on norms, which this attack does not read
+    **{name: partial(solver, name) for name in SOLVERS},
     "accelerated-srgd": srgd,
     "quantile": low_quantile,
 }
