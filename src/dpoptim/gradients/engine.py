@@ -4,7 +4,7 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Literal
 
@@ -278,7 +278,10 @@ def exact_arithmetic() -> Iterator[None]:
         if precision not in ("none", "ieee"):
             backend.fp32_precision = "ieee"
     try:
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        with ExitStack() as off:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    off.enter_context(torch.autocast(device, enabled=False))
             yield
     finally:
         for backend, precision in zip(backends, before, strict=True):
