@@ -262,6 +262,12 @@ class Engine:
         self._rows_open = 0
         return self._buffers
 
+    def write_means(self, released: list[Tensor], divisor: float) -> None:
+        """Write what the gate made of `take`'s sums into the parameters' ``.grad``, divided and rounded to their dtype."""
+        with torch.no_grad():
+            for p, total in zip(self.parameters, self.split(released), strict=True):
+                p.grad = total.to(p.dtype, copy=True).div_(divisor)  # in this order without a second float64 tensor
+
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of what `take` returned, one in the shape of each parameter."""
         places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}

@@ -214,8 +214,7 @@ class PrivateTraining:
         self._queue.released()
         self.steps_done += 1
         if released is not None:  # else the step was for the clip norm: optimizers find no gradients, and move nothing
-            for p, total in zip(self._engine.parameters, self._engine.split(released), strict=True):
-                p.grad = (total / self.plan.batch_size).to(p.dtype)
+            self._engine.write_means(released, self.plan.batch_size)
             self.finished_step = True
         self._state = "idle"
 
