@@ -31,6 +31,7 @@ from dpoptim.gradients.products import (
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
+CLAIM_BLOCK = 64  # positions; a public constant, so that no record's claim depends on how long the others are
 LARGEST_ENTRY = 2.0**100  # rows longer than this count as not finite: their products would leave the float32 range
 
 
@@ -262,11 +263,21 @@ class Positions:
 
 
 def claimed_squared_norms(g: Tensor, a: Tensor) -> Tensor:
-    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,)."""
-    left, right = torch.bmm(g, g.transpose(1, 2)), torch.bmm(a, a.transpose(1, 2))
-    lengths = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sqrt().sum(1, dtype=torch.float64)
-    squared = left.mul_(right).sum((1, 2)).double().clamp_(min=0)
-    return squared + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
+    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,).
+
+    The form is symmetric, so each block of positions meets only those up to its own end; what lies before counts twice.
+    """
+    squared = lengths = torch.zeros(len(g), dtype=torch.float64, device=g.device)
+    for start in range(0, g.shape[1], CLAIM_BLOCK):
+        block, upto = slice(start, start + CLAIM_BLOCK), slice(0, start + CLAIM_BLOCK)
+        left = torch.bmm(g[:, block], g[:, upto].transpose(1, 2))
+        right = torch.bmm(a[:, block], a[:, upto].transpose(1, 2))
+        own = left[:, :, start:].diagonal(dim1=1, dim2=2) * right[:, :, start:].diagonal(dim1=1, dim2=2)
+        lengths = lengths + own.sqrt().sum(1, dtype=torch.float64)
+        products = left.mul_(right)
+        both = products.sum((1, 2)).double()
+        squared = squared + (both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double())
+    return squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
 
 
 def positions(g: Tensor, a: Tensor) -> Outer | Positions:
