@@ -8,8 +8,6 @@ from torch import nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.layers import convolution
-from support import by_engine
 
 ROWS = 8
 
@@ -36,14 +34,3 @@ def test_a_compiled_model_is_refused_with_the_fix() -> None:
     compiled = torch.compile(nn.Linear(5, 3), backend="eager")
     with pytest.raises(PrivacyError, match="attach the module inside the wrapper"):
         Engine(compiled, Clipping(1.0), capacity=ROWS).attach()
-
-
-def test_convolutions_by_patches_give_the_same_clipped_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.Tanh(), nn.Conv2d(6, 2, 2))
-    x, target = torch.randn(ROWS, 4, 9, 9), torch.randn(ROWS)
-    by_groups = [s.clone() for s in by_engine(model, x, target, Clipping(0.1), capacity=ROWS)]
-    monkeypatch.setattr(convolution, "formed_by_groups", convolution.formed_by_patches)
-    by_patches = by_engine(model, x, target, Clipping(0.1), capacity=ROWS)
-    for one, other in zip(by_groups, by_patches, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)

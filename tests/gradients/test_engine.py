@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.layers.convolution import formed_by_groups, formed_by_patches
+from dpoptim.gradients.contributions import Positions
+from dpoptim.gradients.layers.convolution import formed
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
@@ -117,9 +118,29 @@ CONVOLUTIONS += [nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1)), nn
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
-def test_convolutions_by_patches_and_by_groups_agree(layer: nn.Module) -> None:
-    """The first is for accelerators, the second for the CPU."""
+def test_convolutions_form_each_record_s_gradient(layer: nn.Module) -> None:
     x = torch.randn(ROWS, layer.in_channels, *(8, 9, 7)[: len(layer.kernel_size)])
     g = torch.randn_like(layer(x)).detach()
-    every = slice(0, ROWS)
-    torch.testing.assert_close(formed_by_patches(layer, x, g, every), formed_by_groups(layer, x, g, every))
+    truth = [torch.autograd.grad(layer(x[i : i + 1]), layer.weight, g[i : i + 1])[0] for i in range(ROWS)]
+    torch.testing.assert_close(formed(layer, x, g, slice(0, ROWS)), torch.stack(truth).flatten(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17), (12, 7, 5), (8, 65, 3), (1, 3, 3), (64, 32, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_record_s_gradient_does_not_depend_on_its_place(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """To the last bit: what cancels inside a record is all rounding, and clipping makes it C long."""
+    T, d, p = shape
+    torch.manual_seed(0)
+    a, g = torch.randn(1, T, d, dtype=dtype), torch.randn(1, T, p, dtype=dtype)
+    for records in (1, 2, 5, 33):
+        together = Positions(g.repeat(records, 1, 1), a.repeat(records, 1, 1))
+        together.squared_norms([[records]])
+        alone = Positions(g, a).materialise(slice(0, 1))
+        for i in range(records):
+            assert torch.equal(together.materialise(slice(i, i + 1)), alone)
+    narrow = nn.Conv2d(3, 5, 3).to(dtype)
+    x = torch.randn(1, 3, 6, 7, dtype=dtype)
+    g = torch.randn_like(narrow(x)).detach()
+    alone = formed(narrow, x, g, slice(0, 1))
+    together_ = formed(narrow, x.repeat(7, 1, 1, 1), g.repeat(7, 1, 1, 1), slice(0, 7))
+    assert all(torch.equal(row, alone[0]) for row in together_)

@@ -25,6 +25,8 @@ from dpoptim.gradients.products import (
     Sum,
     add_weighted_outer,
     add_weighted_rows,
+    matrices,
+    record_products,
     row_squared_norms,
     slices,
 )
@@ -40,6 +42,8 @@ class Contribution(Protocol):
 
     def squared_norms(self, groups: Groups) -> Tensor:
         """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count.
+
+        Where it is a product, the contribution has a `longest`: the squared lengths of the factors on the gradient's side.
 
         Args:
             groups: as in `add_weighted_sum`. What is formed twice is formed in the same pieces both times.
@@ -116,6 +120,10 @@ class Outer:
         squared = left * right
         squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
         return squared
+
+    def longest(self) -> Tensor:
+        """Squared norms of ``g``: beyond float32's range of squares a norm is not finite, however short ``a`` is."""
+        return self.left_squared_norms()
 
     def materialise(self, records: slice) -> Tensor:
         return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
@@ -207,6 +215,7 @@ class Positions:
     claims: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
     _claimed: Tensor | None = field(default=None, repr=False)
+    _longest: Tensor | None = field(default=None, repr=False)
 
     @property
     def entries(self) -> int:
@@ -219,19 +228,25 @@ class Positions:
         return self._form(records) if self._kept is None else self._kept[records]
 
     def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
-        g, a = self.g[part], self.a[part]
-        if out is None:
-            out = g.new_empty(len(g), self.entries)
-        torch.bmm(g.transpose(1, 2), a, out=out.view(len(g), g.shape[2], a.shape[2]))
-        return out
+        return flat(record_products(self.g[part], self.a[part], None if out is None else self._as_matrices(out)))
+
+    def _as_matrices(self, out: Tensor) -> Tensor:
+        return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
+
+    def _room(self, records: int) -> Tensor:
+        return flat(matrices(records, self.g.shape[2], self.a.shape[2], like=self.g))
+
+    def longest(self) -> Tensor | None:
+        """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it."""
+        return self._longest
 
     def squared_norms(self, groups: Groups) -> Tensor:
         if self.claims:
-            self._claimed = claimed_squared_norms(self.g, self.a)
+            self._claimed, self._longest = claimed_squared_norms(self.g, self.a)
             return self._claimed
         records = len(self.g)
         if records * self.entries <= MEMORY_CAP:
-            self._kept = self.g.new_empty(records, self.entries)
+            self._kept = self._room(records)
         squared = []
         for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
             squared.append(row_squared_norms(self._form(part, None if self._kept is None else self._kept[part])))
@@ -246,7 +261,7 @@ class Positions:
         def formed(part: slice) -> tuple[Tensor, Tensor]:
             nonlocal scratch
             if scratch is None or len(scratch) < part.stop - part.start:
-                scratch = self.g.new_empty(part.stop - part.start, self.entries)
+                scratch = self._room(part.stop - part.start)
             values = self._form(part, scratch[: part.stop - part.start])
             if self._claimed is None:
                 return values, weights[part]
@@ -262,22 +277,30 @@ class Positions:
         return Positions(zero_outside(self.g, keep), zero_outside(self.a, keep), self.claims, kept, claimed)
 
 
-def claimed_squared_norms(g: Tensor, a: Tensor) -> Tensor:
+def flat(x: Tensor) -> Tensor:
+    """(B, p, d) as (B, p d), in place: the records' strides stay."""
+    return x.as_strided((len(x), x.shape[1] * x.shape[2]), (x.stride(0), 1), x.storage_offset())
+
+
+def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,).
+    And the squared norm of the longest ``g[i, t]`` of each record, float64, (B,).
 
     The form is symmetric, so each block of positions meets only those up to its own end; what lies before counts twice.
     """
-    squared = lengths = torch.zeros(len(g), dtype=torch.float64, device=g.device)
+    squared = lengths = longest = torch.zeros(len(g), dtype=torch.float64, device=g.device)
     for start in range(0, g.shape[1], CLAIM_BLOCK):
         block, upto = slice(start, start + CLAIM_BLOCK), slice(0, start + CLAIM_BLOCK)
         left = torch.bmm(g[:, block], g[:, upto].transpose(1, 2))
         right = torch.bmm(a[:, block], a[:, upto].transpose(1, 2))
-        own = left[:, :, start:].diagonal(dim1=1, dim2=2) * right[:, :, start:].diagonal(dim1=1, dim2=2)
+        squares = left[:, :, start:].diagonal(dim1=1, dim2=2)
+        longest = torch.maximum(longest, squares.amax(1).double())
+        own = squares * right[:, :, start:].diagonal(dim1=1, dim2=2)
         lengths = lengths + own.sqrt().sum(1, dtype=torch.float64)
         products = left.mul_(right)
         both = products.sum((1, 2)).double()
         squared = squared + (both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double())
-    return squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
+    return squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square(), longest
 
 
 def positions(g: Tensor, a: Tensor) -> Outer | Positions:

@@ -16,8 +16,9 @@ from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import Contribution, Positions
-from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin
+from dpoptim.gradients.contributions import Contribution, Outer, Positions
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin, taper
+from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge
 
 Reduction = Literal["mean", "sum"]
@@ -76,7 +77,8 @@ class Engine:
         self.layers = [name.rpartition(".")[0] for name in self.names]  # the module that each belongs to
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
-        self.margin = margin(min((p.dtype for p in self.parameters), key=lambda d: d.itemsize), capacity)
+        narrowest = min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)
+        self.margin = margin(narrowest, capacity)
         by_device: dict[torch.device, list[int]] = {}
         for p in self.parameters:
             by_device.setdefault(p.device, []).append(p.numel())
@@ -202,6 +204,9 @@ class Engine:
         device = self.parameters[0].device
         squared = {i: contribution.squared_norms(groups).to(device) * scale**2 for i, contribution in merged.items()}
         factors = self._factors(squared)
+        if self.reduction == "mean":
+            tapers = self._tapers(merged, squared, scale)
+            factors = {i: weights * tapers for i, weights in factors.items()}
         countable = next(iter(factors.values()))[0] > 0
         if not bool(countable.all()):
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
@@ -229,6 +234,15 @@ class Engine:
         }
         countable = torch.stack([part > 0 for part in parts.values()]).all(0)
         return {i: torch.where(countable, parts[self.layers[i]], 0.0)[None] for i in squared}
+
+    def _tapers(self, merged: dict[int, Contribution], squared: dict[int, Tensor], scale: float) -> Tensor:
+        """The factor of each record that lets huge gradients fade out: float64, shape (B,). See `taper`."""
+        lengths = [torch.stack(list(squared.values())).sum(0)]
+        for contribution in merged.values():
+            longest = contribution.longest() if isinstance(contribution, Outer | Positions | SparseOuter) else None
+            if longest is not None:
+                lengths.append(longest.to(lengths[0].device) * scale**2)
+        return taper(torch.stack(lengths).amax(0)).nan_to_num(nan=0.0)
 
     def _groups_of(self, rows: int) -> Groups:
         """The groups that the rows of a pass are summed in."""

@@ -11,15 +11,15 @@ its own group (and of the few that are added up with it), and that error fits in
 two batches differ in one record, and suppose that
 
 1. every other record has the same rows in both, but for one common rounding of the loss's factor (1/B against
-   1/(B + 1) in float32 moves all gradients together, by at most 4 u each);
+   1/(B + 1) in float32 moves all gradients together, by at most 4 u each, u that of float32);
 2. each clip factor c_i and each stored gradient G_i is computed from record i's rows alone, with c_i |G_i| at most
-   C (1 - margin);
+   C (1 - margin); where there is a common factor, c_i falls to zero over eight octaves of |G_i| and does not jump;
 3. every other record belongs to the same group in both, in the same order, and the product of a group is a function of
    its rows (they start on 64-byte boundaries, so that the kernel finds them aligned alike);
 4. a float32 product sums at most k = `GROUP_ROWS` rows (larger groups are multiplied in float64), and only the at most
    m = `BLOCK_GROUPS` groups of a *block*, always the same ones, are added in float32.
 
-Then the computed sums differ by at most C if ``margin >= 2^-8 + 4 u B``.
+Then the computed sums differ by at most C if ``margin >= 2^-8 + 6 u B``, the second term only with a common factor.
 
 *Proof.* What does not contain the record is equal in both. The product of a group of s <= k rows has, in whatever order
 it is summed, an error of at most gamma_{s+2} times the sum of the absolute values of its terms (Higham 2002, section 3.1;
@@ -27,8 +27,9 @@ the two extra roundings are those of c_i and of c_i g_i). Its terms are the entr
 record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2) u). Adding m
 groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k) u' C, which is
 0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition of at most B, far
-below the rest. The common factor moves the other records' sum by at most
-``4 u B C``. The differing record itself adds at most C (1 - margin).  QED.
+below the rest. The common factor moves every other record's clipped gradient by at most 4 u C; the taper of its clip factor
+changes by at most 0.18 of the relative change of the length it depends on, which is less than u C more. So the others' sum
+moves by less than ``6 u B C``. The differing record itself adds at most C (1 - margin).  QED.
 (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
 
 `Groups` are written as blocks of group sizes, e.g. ((112, 98, 120, 105), (110, 99)).
@@ -73,21 +74,37 @@ def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> 
         common_factor: whether all gradients carry a factor that depends on how many there are, such as a mean's.
 
     Returns:
-        2^-8 + capacity * 2^-22 for float32 (without a common factor: capacity * 2^-32 instead, for adding up the groups);
-        for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records.
+        2^-8 + capacity * 6 * 2^-24 for float32 (without a common factor: capacity * 2^-32 instead, for adding up the
+        groups); for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records, and the same for a common factor, since
+        losses may be computed in float32.
 
     Raises:
         ValueError: a float32 batch so large that rounding could eat most of the bound.
     """
+    common = 6 * UNIT_ROUNDOFF[torch.float32] * capacity if common_factor else 0.0
     if dtype != torch.float32:
-        return max(2.0**-20, capacity * 2.0**-32)
-    share = SUM_MARGIN + (4 * UNIT_ROUNDOFF[dtype] if common_factor else 2.0**-32) * capacity
+        share = max(2.0**-20, capacity * 2.0**-32) + common
+    else:
+        share = SUM_MARGIN + (common or 2.0**-32 * capacity)
     if share > 0.5:
-        raise ValueError(
-            f"a batch of {capacity} records is too large to be summed in float32 with a proven bound. "
-            "Fix: a smaller batch_size, or model.double()."
-        )
+        fix = 'a smaller batch_size, or a summed loss (reduction="sum")' if common else "a smaller batch_size"
+        raise ValueError(f"a batch of {capacity} records is too large to be summed with a proven bound. Fix: {fix}.")
     return share
+
+
+TAPER_OCTAVES = 8
+
+
+def taper(squared_lengths: Tensor) -> Tensor:
+    """What a clip factor is multiplied by: 1 for lengths up to 2^54, and from there to 2^62 down to 0, without a jump.
+
+    Lengths beyond cannot be told from infinite ones everywhere. Under a mean all of them are rounded with its factor, which
+    depends on how many records there are: a threshold would let one record decide whether all others count.
+
+    Args:
+        squared_lengths: float64, not negative; NaN stays NaN.
+    """
+    return ((62.0 - squared_lengths.log2() / 2) / TAPER_OCTAVES).clamp(0.0, 1.0)
 
 
 def consecutive_groups(rows: int) -> Groups:
@@ -111,6 +128,35 @@ def slices(groups: Groups) -> Iterator[list[slice]]:
 def aligned(x: Tensor) -> Tensor:
     """``x``, or a copy of it that starts on a 64-byte boundary."""
     return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+
+
+def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
+    """Room for a (rows, columns) matrix of each record, each on a 64-byte boundary."""
+    step = ALIGNMENT // like.element_size()
+    stride = -(-rows * columns // step) * step
+    room = like.new_empty(records * stride)
+    return room.as_strided((records, rows, columns), (stride, columns, 1))
+
+
+def aligned_records(x: Tensor) -> Tensor:
+    """``x`` (B, T, d), or a copy of it, with every record on a 64-byte boundary."""
+    size = x.element_size()
+    dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    if dense and x.data_ptr() % ALIGNMENT == 0 and (len(x) == 1 or x.stride(0) * size % ALIGNMENT == 0):
+        return x
+    return matrices(len(x), x.shape[1], x.shape[2], like=x).copy_(x)
+
+
+def record_products(g: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
+    """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T, d) -> (B, p, d).
+
+    Every record's operands and result lie alike in memory. A kernel may round by how they are aligned, and what cancels
+    inside a record is all rounding: the result would depend on the record's place, hence on who else is there.
+    """
+    g, a = aligned_records(g), aligned_records(a)
+    if out is None:
+        out = matrices(len(g), g.shape[2], a.shape[2], like=g)
+    return torch.bmm(g.transpose(1, 2), a, out=out)
 
 
 class Sum:

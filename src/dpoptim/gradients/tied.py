@@ -72,7 +72,7 @@ class TiedHead(Positions):
         assert self.table is not None
         formed = super()._form(part, out)
         index, g = self.table.index[part], self.table.g[part]
-        formed.view(len(g), self.table.table_rows, -1).scatter_add_(1, index[:, :, None].expand_as(g), g)
+        self._as_matrices(formed).scatter_add_(1, index[:, :, None].expand_as(g), g)
         return formed
 
     def squared_norms(self, groups: Groups) -> Tensor:
@@ -83,7 +83,8 @@ class TiedHead(Positions):
         # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
         looked_up = self.g.gather(2, index[:, None, :].expand(-1, self.g.shape[1], -1))
         cross = (looked_up * torch.bmm(self.a, rows.transpose(1, 2))).sum((1, 2)).double()
-        head, table = claimed_squared_norms(self.g, self.a), self.table.squared_norms(groups)
+        head, self._longest = claimed_squared_norms(self.g, self.a)
+        table = self.table.squared_norms(groups)
         # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.
         self._claimed = (head + table + 2 * cross).clamp(min=0)
         return self._claimed

@@ -15,6 +15,7 @@ from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.layers.shared import SharedParameter
+from dpoptim.gradients.products import record_products
 
 ARGUMENTS = (
     "query",
@@ -109,7 +110,7 @@ class AttentionLayer:
                 return found
 
             def form(part: slice) -> Tensor:
-                blocks = [torch.bmm(left[part].transpose(1, 2), x[part]) for left, x in zip(gradients, saved, strict=True)]
+                blocks = [record_products(left[part], x[part]) for left, x in zip(gradients, saved, strict=True)]
                 return torch.cat(blocks, 1).flatten(1)
 
             entries = module.in_proj_weight.numel()

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution, Direct, Formed
+from dpoptim.gradients.contributions import Contribution, Direct, Formed, flat
+from dpoptim.gradients.products import record_products
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -100,39 +101,16 @@ class ConvolutionRule:
         assert isinstance(module, Convolution)
         x = saved[0]
         T = g[0, 0].numel() if len(g) else 0
-        by_patches = x.device.type != "cpu"
-        form = partial(formed_by_patches if by_patches else formed_by_groups, module, x, g)
-        per_record = T * x.shape[1] * module.weight[0, 0].numel() if by_patches else 0
-        weight = Formed(form, len(g), module.weight.numel(), per_record)
+        per_record = T * x.shape[1] * module.weight[0, 0].numel()
+        weight = Formed(partial(formed, module, x, g), len(g), module.weight.numel(), per_record)
         return {"weight": weight, "bias": Direct(g.flatten(2).sum(2))}
 
 
-def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
-    """The records' weight gradients as those of one convolution that has every record in groups of its own."""
-    x, g = x[part], g[part]
-    groups, axes = len(x) * module.groups, len(module.kernel_size)
-    weight = x.new_empty(1).expand(len(x) * module.out_channels, *module.weight.shape[1:])  # only its shape is used
-    gradients = torch.ops.aten.convolution_backward(
-        g.reshape(1, -1, *g.shape[2:]),
-        x.reshape(1, -1, *x.shape[2:]),
-        weight,
-        None,
-        module.stride,
-        padding_inside(module),
-        module.dilation,
-        False,
-        [0] * axes,
-        groups,
-        [False, True, False],
-    )[1]
-    return gradients.reshape(len(x), -1)
-
-
-def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
-    """The records' weight gradients as products of output gradients and unfolded patches."""
-    left, right = g[part].flatten(2), patches(x[part], module)  # (b, p, T), (b, T, G * features)
-    p, G, features = left.shape[1], module.groups, module.weight[0].numel()
+def formed(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
+    """The records' weight gradients as products of output gradients and unfolded patches, each record's in the same way."""
+    left, right = g[part].flatten(2).transpose(1, 2), patches(x[part], module)  # (b, T, p), (b, T, G * features)
+    G = module.groups
     if G == 1:
-        return torch.bmm(left, right).flatten(1)
-    grouped = right.unflatten(2, (G, features)).transpose(1, 2)  # (b, G, T, features)
-    return torch.matmul(left.unflatten(1, (G, p // G)), grouped).flatten(1)
+        return flat(record_products(left, right))
+    lefts, rights = (t.unflatten(2, (G, -1)).transpose(1, 2).flatten(0, 1) for t in (left, right))  # (b * G, T, ...)
+    return record_products(lefts, rights).reshape(len(left), -1)
