@@ -144,3 +144,57 @@ def test_a_record_s_gradient_does_not_depend_on_its_place(shape: tuple[int, int,
     alone = formed(narrow, x, g, slice(0, 1))
     together_ = formed(narrow, x.repeat(7, 1, 1, 1), g.repeat(7, 1, 1, 1), slice(0, 7))
     assert all(torch.equal(row, alone[0]) for row in together_)
+
+
+@pytest.mark.parametrize("kind", ["norm", "lstm", "rnn", "attention"])
+def test_a_parameter_that_stands_twice_in_one_layer(kind: str) -> None:
+    """Both uses count, with their cross terms."""
+    torch.manual_seed(0)
+    if kind == "norm":
+        layer: nn.Module = nn.LayerNorm(5)
+        layer.bias = layer.weight
+    elif kind == "attention":
+        layer = nn.MultiheadAttention(5, 1, kdim=5, vdim=5, batch_first=True)
+        layer = nn.MultiheadAttention(4, 2, kdim=5, vdim=5, batch_first=True)
+        layer.v_proj_weight = layer.k_proj_weight
+    else:
+        layer = (nn.LSTM if kind == "lstm" else nn.RNN)(5, 5, batch_first=True)
+        layer.bias_ih_l0 = layer.bias_hh_l0
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.query = layer, nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if kind == "attention":
+                return self.layer(self.query(x), x, x, need_weights=False)[0]
+            return self.layer(x) if kind == "norm" else self.layer(x)[0]
+
+    model = Twice()
+    if kind != "attention":
+        del model.query
+    x, target = torch.randn(ROWS, 6, 5), torch.randn(ROWS)
+    plain = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
+    sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+def test_what_a_recurrent_layer_returns_may_be_changed_in_place(kind: type[nn.RNNBase]) -> None:
+    class Clipped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(5, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.layer(x)[0]
+            return h * 2 if kind is nn.LSTM and not h.requires_grad else h.relu_()
+
+    torch.manual_seed(0)
+    model, x, target = Clipped(), torch.randn(ROWS, 6, 5), torch.randn(ROWS)
+    reference = Clipped()
+    reference.load_state_dict(model.state_dict())
+    plain = torch.autograd.grad(record_loss(reference.layer(x)[0].relu(), target).sum(), list(reference.parameters()))
+    sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))

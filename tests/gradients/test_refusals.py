@@ -4,6 +4,9 @@ import copy
 import gc
 import pickle
 import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -372,7 +375,7 @@ def test_buffers_that_learn_are_noticed() -> None:
     engine = attached(model)
     model(torch.randn(ROWS, 5)).mean().backward()
     with pytest.raises(PrivacyError, match="buffer '0.mean' was changed"):
-        engine.booking.refuse_changed_buffers()
+        engine.booking.refuse_changed_constants()
 
 
 def test_a_copy_of_an_attached_model_is_a_plain_model() -> None:
@@ -422,3 +425,132 @@ def test_transformer_layers_with_masks_and_none_arguments() -> None:
     sums = by_engine(model, x, target, Clipping(0.1), capacity=ROWS)
     for a, b in zip(sums, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@dataclass
+class Extras:
+    """Of no pytree that torch knows."""
+
+    mask: Tensor
+
+
+class Masked(nn.Module):
+    """No rule of its own; what it is told about the batch comes in different ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: Tensor, extra: Any) -> Tensor:
+        if isinstance(extra, Extras):
+            return torch.einsum("btd,de->bte", x, self.v) * extra.mask[:, :, None]
+        if isinstance(extra, list):
+            return torch.einsum("btd,de->bte", x, self.v) * torch.tensor(extra)[:, None, None]
+        return torch.einsum("btd,de->bte", x, self.v) * extra.T[:, :, None]
+
+
+class Outside(nn.Module):
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.wrap = Masked(), wrap
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        result: Tensor = self.inner(x, self.wrap(mask))
+        return result
+
+
+WRAPS: dict[str, Callable[[Tensor], Any]] = {
+    "a data class": Extras,
+    "a list of numbers": lambda mask: mask.sum(1).tolist(),
+    "time first": lambda mask: mask.T,
+}
+
+
+@pytest.mark.parametrize("way", WRAPS)
+def test_a_layer_without_a_rule_must_get_the_batch_as_tensors(way: str) -> None:
+    """Else every record would be differentiated with the first one's data: 45 C."""
+    model = Outside(WRAPS[way])
+    engine = Engine(model, Clipping(1.0), capacity=6, reduction="sum")
+    engine.attach()
+    engine.deliver(6)
+    loss = model(torch.randn(6, 5, 3), torch.ones(6, 5)).square().sum()
+    with pytest.raises(PrivacyError, match=r"more than one row for one record"):
+        loss.backward()
+    engine.detach()
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_backward_under_autocast_is_refused_under_a_mean(attention: bool) -> None:
+    """Plain operations hand back gradients in the narrow dtype there, wherever the forward pass ran."""
+
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0]
+
+    model = Attending() if attention else nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4))
+    for reduction in ("mean", "sum"):
+        engine = Engine(model, Clipping(1.0), capacity=3, reduction=reduction)  # type: ignore[arg-type]
+        engine.attach()
+        engine.deliver(3)
+        loss = model(torch.randn(3, 5, 4)).flatten(1).sum(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if reduction == "mean":
+                with pytest.raises(PrivacyError, match="loss that is a mean"):
+                    loss.mean().backward()
+            else:
+                loss.sum().backward()
+                assert engine.books.rounded
+        engine.detach()
+
+
+def test_frozen_parameters_that_learn_are_noticed() -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.mean = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.data = self.mean.data  # harmless
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(x.mean(0))
+            return self.layer(x - self.mean)
+
+    model = Running()
+    engine = Engine(model, Clipping(1.0), capacity=3)
+    engine.attach()
+    model(torch.randn(3, 3))
+    assert engine.booking is not None
+    with pytest.raises(PrivacyError, match="frozen parameter 'mean' was changed"):
+        engine.booking.refuse_changed_constants()
+    engine.detach()
+
+
+def test_a_backward_pass_inside_another_one_is_refused() -> None:
+    layer, head = nn.Linear(3, 3), nn.Linear(3, 2)
+    model = nn.Sequential(layer, head)
+    engine = Engine(model, Clipping(1.0), capacity=4, reduction="sum")
+    engine.attach()
+    engine.deliver(4)
+    x = torch.randn(4, 3)
+    inner = layer(x)
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor) -> Tensor:
+            return h.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            with torch.enable_grad():
+                inner.sum().backward()
+            return g
+
+    hidden = Nested.apply(layer(x))
+    with pytest.raises(PrivacyError):
+        head(hidden).sum().backward()
+    engine.detach()

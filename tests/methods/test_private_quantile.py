@@ -127,7 +127,7 @@ def test_any_record_adds_at_most_one(norms: list[float], extra: float, share: fl
         queries = []
         for present in (False, True):
             choice = dpoptim.PrivateQuantile(0.5, share=share, when=when, start=start)
-            search = QuantileSearch(choice, "flat", batch_size=10, steps=100)
+            search = QuantileSearch(choice, "flat", batch_size=10, steps=100, capacity=10)
             search.observe(torch.tensor(norms, dtype=torch.float64).square())
             total = torch.tensor([2.0, -1.0], dtype=torch.float64)
             if present:
@@ -170,20 +170,39 @@ def test_a_record_with_gradient_zero_does_not_vote(when: Any, dtype: torch.dtype
     assert 0.1 < max(moved) <= 1 + 1e-9
 
 
-def test_a_histogram_counts_each_norm_once() -> None:
-    norms = torch.tensor([0.0, 1e-30, 1.0, 1.1, 1e300, math.inf], dtype=torch.float64)
-    counts = histogram(norms)
+def test_a_histogram_counts_each_vote_once() -> None:
+    octaves = torch.tensor([-1e6, -100.0, 0.0, 0.1, 1000.0, 1e300], dtype=torch.float64)
+    counts = histogram(octaves, torch.tensor([1.0, 1, 1, 0.5, 1, 1], dtype=torch.float64))
     assert len(counts) == BINS
-    assert float(counts.sum()) == 6
+    assert float(counts.sum()) == pytest.approx(5.5)
     assert float(counts[0]) == 2
     assert float(counts[-1]) == 2
 
 
 def test_quantiles_of_exact_histograms() -> None:
-    norms = torch.exp2(torch.linspace(-3, 3, 10_001, dtype=torch.float64))
+    octaves = torch.linspace(-3, 3, 10_001, dtype=torch.float64)
     for quantile in (0.1, 0.5, 0.9):
-        assert math.log2(quantile_of(histogram(norms), quantile)) == pytest.approx(-3 + 6 * quantile, abs=0.02)
+        found = quantile_of(histogram(octaves, torch.ones_like(octaves)), quantile)
+        assert math.log2(found) == pytest.approx(-3 + 6 * quantile, abs=0.1)
     assert 0 < quantile_of(torch.full((BINS,), -5.0, dtype=torch.float64), 0.5) <= 2**10  # noise alone: some norm
+
+
+@pytest.mark.parametrize("when", WAYS)
+@pytest.mark.parametrize("around", [1.0, 0.7071067811865476, 2.0**-40, 2.0**-39])
+def test_rounding_that_all_records_share_turns_no_votes(when: Any, around: float) -> None:
+    """Under a mean one record more rounds all norms anew, by 6 units in the last place at most: no query may jump."""
+    capacity = 20_000
+    for shift in (-6 * 2.0**-24, 6 * 2.0**-24):
+        queries = []
+        for factor in (1.0, 1.0 + shift):
+            search = QuantileSearch(
+                dpoptim.PrivateQuantile(0.5, share=0.9, when=when), "flat", batch_size=capacity, steps=10, capacity=capacity
+            )
+            search.observe(torch.full((capacity,), around * factor, dtype=torch.float64).square())
+            if factor != 1.0:
+                search.observe(torch.tensor([5.0], dtype=torch.float64).square())
+            queries.append(torch.cat([part.clone() for part in search.query([torch.zeros(1).double()])]))
+        assert float((queries[0] - queries[1]).norm()) <= 1.0
 
 
 def test_an_interrupted_step_is_measured_once() -> None:

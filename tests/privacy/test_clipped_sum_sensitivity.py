@@ -1,6 +1,7 @@
 """Tries to falsify the engine's guarantee: ``|sum(D) - sum(D')| <= C``, whatever the records hold."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -355,3 +356,50 @@ def test_a_batch_of_bad_records_sums_to_zero() -> None:
     x = torch.full((4, 3), math.nan)
     sums = by_engine(model, x, torch.zeros(4), Clipping(1.0), capacity=4)
     assert all(float(s.abs().max()) == 0 for s in sums)
+
+
+@pytest.mark.parametrize("length", [2.0**54.5, 2.0**58, 2.0**61.9, 2.0**63.5, 1e25, 1e30])
+@pytest.mark.parametrize("layer", ["outer", "positions", "formed"])
+def test_huge_gradients_under_a_mean_do_not_count_all_or_nothing(length: float, layer: str) -> None:
+    """Where float32 ends, 1/B decided whether all records counted: one more moved the sum by 996 C."""
+    B = 600
+    kinds: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+        "outer": (lambda: nn.Linear(1, 2, bias=False), (1,)),
+        "positions": (lambda: nn.Linear(1, 2, bias=False), (3, 1)),
+        "formed": (lambda: nn.Conv1d(1, 2, 1, bias=False), (1, 3)),
+    }
+    build, shape = kinds[layer]
+    model, x = build(), torch.ones(B, *shape)
+    for scaled in (1.0, B, B - 0.5):  # thresholds on the gradient of the mean, and on the records' own
+        w = torch.tensor(min(length * scaled, 1e37))
+        found = []
+        for rows in (B, B - 1):
+            engine = Engine(model, Clipping(1.0), capacity=B, reduction="mean")
+            engine.attach()
+            engine.deliver(rows)
+            (model(x[:rows]) * w).flatten(1).sum(1).mean().backward()
+            found.append(engine.take()[0].clone())
+            engine.detach()
+        assert float((found[0] - found[1]).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17)])
+def test_records_that_cancel_inside_do_not_depend_on_their_place(shape: tuple[int, int, int]) -> None:
+    """All rounding, clipped to C: products that round by place let one record turn all others (79 C)."""
+    T, d, p = shape
+    layer, B = nn.Linear(d, p, bias=False), 80
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        half, other = torch.randn(T // 2, d, generator=generator), torch.randn(T // 2, p, generator=generator)
+        order = torch.randperm(T, generator=generator)
+        a = (torch.cat([half, half])[order] * 1e7).expand(B, T, d)
+        g = (torch.cat([other, -other])[order] * 1e7).expand(B, T, p)
+        found = []
+        for first in (0, 1):
+            engine = Engine(layer, Clipping(1.0), capacity=B, reduction="sum")
+            engine.attach()
+            engine.deliver(B - first)
+            (layer(a[first:]) * g[first:]).sum().backward()
+            found.append(engine.take()[0].clone())
+            engine.detach()
+        assert float((found[0] - found[1]).norm()) <= 1.0

@@ -120,8 +120,8 @@ def later_weights_left_out() -> Fault:
 
 
 def counted_in_two_bins() -> Fault:
-    def doubled(norms: Tensor) -> Tensor:
-        counts = histogram(norms)
+    def doubled(octaves: Tensor, votes: Tensor) -> Tensor:
+        counts = histogram(octaves, votes)
         return counts + counts.roll(1)
 
     return patch.object(private_quantile, "histogram", doubled)

@@ -81,7 +81,7 @@ def clip_norm_search() -> str:
     for when in ("at the start", "all along"):
         queries = []
         for present in (False, True):
-            search = QuantileSearch(PrivateQuantile(0.5, 0.3, when, start=2.0), "flat", batch_size=10, steps=10)
+            search = QuantileSearch(PrivateQuantile(0.5, 0.3, when, start=2.0), "flat", batch_size=10, steps=10, capacity=10)
             total = torch.zeros(2, dtype=torch.float64)
             if present:
                 search.observe(torch.tensor([9.0], dtype=torch.float64))

@@ -2,7 +2,7 @@
 
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -44,19 +44,20 @@ class Booking:
         except BaseException:
             self.undo()
             raise
-        self._buffers = {name: (id(b), b._version) for name, b in model.named_buffers()}
+        self._constants = {name: (id(t), t._version) for name, t in constants(model)}
 
     def undo(self) -> None:
         """Restore the model exactly. Harmless when repeated."""
         while self._undo:
             self._undo.pop()()
 
-    def refuse_changed_buffers(self) -> None:
-        """Buffers leave with the state dict, without noise: nothing may write private statistics into them."""
-        for name, b in self.model.named_buffers():
-            if self._buffers.get(name) != (id(b), b._version):
+    def refuse_changed_constants(self) -> None:
+        """Buffers and frozen parameters leave with the state dict, without noise: nothing may write statistics into them."""
+        for name, t in constants(self.model):
+            if self._constants.get(name) != (id(t), t._version):
+                kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
                 raise PrivacyError(
-                    f"buffer {name!r} was changed during private training: it would carry private statistics out of the "
+                    f"{kind} {name!r} was changed during private training: it would carry private statistics out of the "
                     "model without noise. Fix: use layers that keep no running statistics, or change it before attaching."
                 )
 
@@ -120,6 +121,12 @@ class Booking:
                 "itself; apply weight decay in the optimizer."
             )
         self.books.reached(place)
+
+
+def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What training leaves alone: buffers and frozen parameters."""
+    yield from model.named_buffers()
+    yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
 
 
 class BookedForward:

@@ -52,15 +52,27 @@ class Books:
 
     def __init__(self, close: Callable[[Pass], None], *, may_round: bool = False) -> None:
         self._close, self.may_round, self.rounded = close, may_round, False
-        self._task = OUTSIDE_BACKWARD
+        self._task = self._latest = OUTSIDE_BACKWARD
         self._pass = Pass()
+
+    def _refuse_autocast(self) -> None:
+        """A backward pass under autocast rounds what plain operations hand back, wherever the forward pass ran."""
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                narrow_dtype(self, "(loss.backward())", torch.device(device))
 
     def current(self) -> Pass:
         """The pass that autograd is in; opens it on its first entry."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
+            if task < self._latest:
+                raise PrivacyError(
+                    "a backward pass ran inside another one, over a graph that was built before: the outer one's records "
+                    "would be lost. Fix: one loss.backward() for each batch, and no backward() inside custom functions."
+                )
+            self._refuse_autocast()
             # Whatever an earlier, interrupted pass left behind goes with it.
-            self._task, self._pass = task, Pass()
+            self._task, self._latest, self._pass = task, task, Pass()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         return self._pass
 

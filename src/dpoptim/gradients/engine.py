@@ -192,7 +192,7 @@ class Engine:
         """Where a layer's trainable parameters stand in `parameters`. They stay the same while the model is attached."""
         places = self._trainable.get(module)
         if places is None:
-            named = module.named_parameters()
+            named = module.named_parameters(remove_duplicate=False)
             places = {key: self.places[id(p)] for key, p in named if id(p) in self.places}
             self._trainable[module] = places
         return places

@@ -69,7 +69,13 @@ class DPSGD:
     def norm_choice(self, plan: Plan) -> QuantileSearch | None:
         if not isinstance(self.clip_norm, PrivateQuantile):
             return None
-        return QuantileSearch(self.clip_norm, self.clipping, batch_size=plan.batch_size, steps=plan.steps)
+        return QuantileSearch(
+            self.clip_norm,
+            self.clipping,
+            batch_size=plan.batch_size,
+            steps=plan.steps,
+            capacity=plan.sampler.capacity(plan.n),
+        )
 
     def unproven_guarantee(self, plan: Plan, delta: float) -> None:
         return None

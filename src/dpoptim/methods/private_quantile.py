@@ -23,8 +23,11 @@ from dpoptim.clipping import Clipping, Style
 from dpoptim.plan import Basis, NormChoice, positive_number, real_number
 
 LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
-LEAST_NORM = 2.0**-40  # of records that vote; not that of NaN
+LEAST_OCTAVE = -40.0  # log2 of the norm above which records vote, fully an octave further up
+VOTE_OCTAVES = 0.25  # around C, in which a vote goes from "below" to "above"
 BINS_PER_OCTAVE = 2
+# How fast a vote, in units of its largest size, moves with the natural logarithm of its norm: by its place and its weight.
+SLOPE = (2 * max(BINS_PER_OCTAVE, 1 / VOTE_OCTAVES) + 1) / math.log(2)
 BINS = round((HIGHEST - LOWEST) * BINS_PER_OCTAVE) + 2
 LEAST_SIGNAL = 3.0  # expected count below the quantile, in standard deviations of the noise on it
 When = Literal["at the start", "all along"]
@@ -113,11 +116,17 @@ class QuantileSearch(NormChoice):
     Args:
         batch_size: expected; the public number that counts are divided by.
         steps: of the run.
+        capacity: the most records that a step holds; public.
+
+    **Guarantee.** What `query` returns moves by at most 1 with one record. Votes do not jump with the norm: under a mean all
+    norms are rounded together, by up to 6 * 2^-24 of their length depending on how many records there are, and the others'
+    votes may move by that times `SLOPE` each, which is taken off every vote.
     """
 
-    def __init__(self, quantile: PrivateQuantile, style: Style, *, batch_size: int, steps: int) -> None:
+    def __init__(self, quantile: PrivateQuantile, style: Style, *, batch_size: int, steps: int, capacity: int) -> None:
         self._settings, self._style = quantile, style
         self._batch_size = batch_size
+        self._shrunk = 1 / (1 + SLOPE * capacity * 6 * 2.0**-24)
         self._measuring = quantile.measuring_steps(steps)
         self._histogram = torch.zeros(BINS, dtype=torch.float64)
         self._count = 0.0  # of norms at most C, less half of the records
@@ -130,13 +139,15 @@ class QuantileSearch(NormChoice):
         return self._measuring == 0
 
     def observe(self, squared_norms: Tensor) -> None:
-        norms = squared_norms.to("cpu", torch.float64).sqrt()
+        octaves = squared_norms.to("cpu", torch.float64).log2() / 2
         # Under zero-out a record may be there with gradient zero, measured as next to nothing: it must not vote either.
-        norms = norms[norms > LEAST_NORM]
+        votes = (octaves - LEAST_OCTAVE).clamp(0, 1).nan_to_num(nan=0.0)
+        octaves = octaves.nan_to_num(nan=0.0)
         if self._measuring:
-            self.observed += histogram(norms)
+            self.observed += histogram(octaves, votes * self._shrunk)
         else:
-            self._count += float(torch.where(norms <= self.rule.norm, 0.5, -0.5).sum())
+            below = ((math.log2(self.rule.norm) - octaves) / VOTE_OCTAVES).clamp(-0.5, 0.5)
+            self._count += float((below * votes).sum()) * self._shrunk
 
     def query(self, sums: list[Tensor]) -> list[Tensor]:
         if self._measuring:
@@ -161,7 +172,7 @@ class QuantileSearch(NormChoice):
             return [total.mul_(norm) for total in released]
         *sums, count = released
         share = self._settings.share
-        below = float(count) / (2 * math.sqrt(share)) / self._batch_size + 0.5
+        below = float(count) / (2 * math.sqrt(share)) / self._shrunk / self._batch_size + 0.5
         self.share_below = below
         factor = math.exp(-self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile))
         start = self._settings.start  # may lie outside of what is searched, and stays there where the rate is 0
@@ -187,10 +198,14 @@ class QuantileSearch(NormChoice):
         self._histogram = state["histogram"].clone()
 
 
-def histogram(norms: Tensor) -> Tensor:
-    """Counts of log2(norm) in `BINS` bins, for norms that are numbers. Each record adds to one."""
-    places = ((norms.log2() - LOWEST) * BINS_PER_OCTAVE + 1).floor().clamp(0, BINS - 1)
-    return torch.bincount(places.long(), minlength=BINS).double()
+def histogram(octaves: Tensor, votes: Tensor) -> Tensor:
+    """Sums of the votes of norms 2^octaves in `BINS` bins; each is shared by the two bins whose middles are nearest."""
+    places = ((octaves - LOWEST) * BINS_PER_OCTAVE + 0.5).clamp(0, BINS - 1)
+    lower = places.floor().clamp(max=BINS - 2)
+    upper_share = places - lower
+    counts = torch.zeros(BINS, dtype=torch.float64)
+    counts.index_add_(0, lower.long(), votes * (1 - upper_share))
+    return counts.index_add_(0, lower.long() + 1, votes * upper_share)
 
 
 def quantile_of(noisy: Tensor, quantile: float) -> float:

@@ -144,10 +144,10 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
     """Make the model deterministic, in training mode if that can be; everything is put back.
 
     Dropout layers are switched off. If ``run`` still draws random numbers, the whole model goes to evaluation mode.
-    Buffers and the global random generator are restored afterwards.
+    Buffers, parameters and the global random generator are restored afterwards.
     """
     modes = {module: module.training for module in model.modules()}
-    buffers = {b: b.clone() for b in model.buffers()}
+    before = {t: t.detach().clone() for t in (*model.buffers(), *model.parameters())}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
@@ -161,9 +161,9 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
         for module, training in modes.items():
             module.training = training
         with torch.no_grad():
-            for b, value in buffers.items():
-                if not torch.equal(b, value):
-                    b.copy_(value)
+            for t, value in before.items():
+                if not torch.equal(t, value):
+                    t.copy_(value)
 
 
 @torch.no_grad()

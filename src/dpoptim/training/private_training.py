@@ -23,7 +23,7 @@ from dpoptim.plan import Basis, Plan, whole_number
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.handover import Handover
-from dpoptim.training.probe import positions_per_layer, probe_model
+from dpoptim.training.probe import positions_per_layer, probe_model, show_the_batch_axis
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters, refuse_unsupported
 
 SEEDED = "seeded: not for release"
@@ -94,6 +94,8 @@ class PrivateTraining:
         if checkpoint is not None:
             self._restore(checkpoint)
         self._engine.attach()
+        if self._engine.booking is not None:
+            show_the_batch_axis(model, train_set)
         self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self.optimizers]
         self._hooks += [optimizer.register_step_post_hook(self._after_step) for optimizer in self.optimizers]
 

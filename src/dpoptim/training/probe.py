@@ -1,5 +1,6 @@
 """Before training, run the model on random inputs of a record's shape and see whether records see each other."""
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -96,6 +97,23 @@ def positions_per_layer(model: nn.Module, train_set: Dataset[Any]) -> dict[str, 
         for hook in hooks:
             hook.remove()
     return seen
+
+
+def show_the_batch_axis(model: nn.Module, train_set: Dataset[Any]) -> None:
+    """Run the attached model on made-up records, of a number unlike every other axis: layers without a rule learn from it
+    which of their tensors have the batch first, which a private batch as long as another axis could not tell them.
+
+    **Guarantee.** Only the shapes and dtypes of record 0 are used, never its values.
+    """
+    record = train_set[0]
+    x = record[0] if isinstance(record, tuple | list) and len(record) else record
+    if not isinstance(x, Tensor):
+        return
+    rows = odd_batch_size(model, [x[None]])
+    inputs = random_like(x, rows).to(next(model.parameters()).device)
+    # Whatever the user's model raises on made-up input, it will tell on the first batch, or there is nothing to tell.
+    with suppress(Exception), quiet(model, lambda: tensors_of(model, inputs)):
+        model(inputs)
 
 
 def tensors_of(model: nn.Module, x: Tensor) -> list[Tensor]:

@@ -114,9 +114,7 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
 
 
 def refuse_changed_parameters(engine: Engine) -> None:
-    """Parameters and buffers must be the ones that were attached."""
-    if engine.booking is not None:
-        engine.booking.refuse_changed_buffers()
+    """Parameters and buffers must be the ones that were attached, and those that do not train as they were."""
     for name, p in engine.model.named_parameters():
         if p.requires_grad != (id(p) in engine.places):
             change = "unfrozen" if p.requires_grad else "frozen"
@@ -124,3 +122,5 @@ def refuse_changed_parameters(engine: Engine) -> None:
                 f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before dpoptim.attach, or "
                 "attach again."
             )
+    if engine.booking is not None:
+        engine.booking.refuse_changed_constants()

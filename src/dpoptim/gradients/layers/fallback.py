@@ -63,6 +63,12 @@ class Call:
         named = {f"inner.{key}": value for key, value in parameters.items()}
         outputs = torch.func.functional_call(self.shim, named, args, kwargs)
         leaves = [out for out in pytree.tree_leaves(outputs) if differentiable(out)]
+        if any(out.dim() == 0 or out.shape[0] != 1 for out in leaves):
+            raise PrivacyError(
+                f"module {self.name!r} ({type(self.shim.inner).__name__}) has no rule of its own, and computes more than "
+                "one row for one record: it uses data of a whole batch that its call did not get as tensors with the batch "
+                "on their first axis. Fix: hand all of a batch's data to the module's call that way."
+            )
         return tuple(out[0] for out in leaves)
 
     def differentiate(
@@ -126,7 +132,7 @@ class BookedModule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(gradients[0].device.type, enabled=False):
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
             return BookedModule._backward(ctx, *gradients)
 
     @staticmethod
@@ -196,8 +202,9 @@ class FallbackLayer:
         self.books, self.module, self.name = books, module, name
         self.trainable = tuple(trainable)
         self.shim = OriginalForward(module, module.forward)
-        # Fixed by the first call that tells: a mask may later be as long as a batch.
-        self.batched: tuple[bool, ...] | None = None
+        # Which tensors have the batch first, by how many tensors a call has: fixed by the first call that tells, best one on
+        # made-up records of a number unlike every other axis. A mask may later be as long as a batch.
+        self.batched: dict[int, tuple[bool, ...]] = {}
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -208,13 +215,12 @@ class FallbackLayer:
                 "the module that sees the data use its parameters."
             )
         batch = tensors[0].shape[0] if rows is None and tensors[0].dim() else rows
-        batched = self.batched
+        batched = self.batched.get(len(tensors))
         if batched is None:
             self._refuse_foreign_parameters(args, kwargs)
-        if batched is None or len(batched) != len(tensors):
             batched = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
             if batch != 1:
-                self.batched = batched
+                self.batched[len(tensors)] = batched
         if not any(batched):
             raise PrivacyError(
                 f"module {self.name!r} got {len(tensors)} tensors, none with the batch on its first axis. "

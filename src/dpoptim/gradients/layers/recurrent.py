@@ -70,6 +70,7 @@ class Direction:
         if c is not None and valid is None and "w_hr" not in weights:
             output, c = LSTMRun.apply(z, h, c, weights["w_hh"], self.reverse)
             steps.outputs = output.detach()
+            output = output.clone()  # the caller may change it in place
             return output, output[:, 0 if self.reverse else -1], c
         gates = z.unbind(1)
         B, T = x.shape[:2]
@@ -99,7 +100,7 @@ class Direction:
             outputs.append(h)
         output = torch.stack(outputs[::-1] if self.reverse else outputs, 1)
         steps.outputs = output.detach()
-        return output, h, c
+        return output.clone(), h, c  # the caller may change it in place
 
     def _use(self, keys: tuple[str, ...], steps: "Steps") -> Use:
         def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
