@@ -6,7 +6,7 @@ from torch import nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.contributions import Positions
-from dpoptim.gradients.layers.convolution import formed
+from dpoptim.gradients.layers.convolution import formed_by_groups, formed_by_patches
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
@@ -122,7 +122,8 @@ def test_convolutions_form_each_record_s_gradient(layer: nn.Module) -> None:
     x = torch.randn(ROWS, layer.in_channels, *(8, 9, 7)[: len(layer.kernel_size)])
     g = torch.randn_like(layer(x)).detach()
     truth = [torch.autograd.grad(layer(x[i : i + 1]), layer.weight, g[i : i + 1])[0] for i in range(ROWS)]
-    torch.testing.assert_close(formed(layer, x, g, slice(0, ROWS)), torch.stack(truth).flatten(1), rtol=1e-4, atol=1e-5)
+    for form in (formed_by_groups, formed_by_patches):  # on a CPU, on an accelerator
+        torch.testing.assert_close(form(layer, x, g, slice(0, ROWS)), torch.stack(truth).flatten(1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17), (12, 7, 5), (8, 65, 3), (1, 3, 3), (64, 32, 16)])
@@ -138,12 +139,19 @@ def test_a_record_s_gradient_does_not_depend_on_its_place(shape: tuple[int, int,
         alone = Positions(g, a).materialise(slice(0, 1))
         for i in range(records):
             assert torch.equal(together.materialise(slice(i, i + 1)), alone)
-    narrow = nn.Conv2d(3, 5, 3).to(dtype)
-    x = torch.randn(1, 3, 6, 7, dtype=dtype)
-    g = torch.randn_like(narrow(x)).detach()
-    alone = formed(narrow, x, g, slice(0, 1))
-    together_ = formed(narrow, x.repeat(7, 1, 1, 1), g.repeat(7, 1, 1, 1), slice(0, 7))
-    assert all(torch.equal(row, alone[0]) for row in together_)
+    for layer, form in (
+        (nn.Conv2d(3, 5, 3), formed_by_groups),
+        (nn.Conv2d(4, 6, 2, groups=2), formed_by_groups),
+        (nn.Conv2d(4, 6, 1, groups=2), formed_by_patches),
+        (nn.Conv2d(3, 5, 1), formed_by_patches),
+    ):
+        layer = layer.to(dtype)
+        x = torch.randn(1, layer.in_channels, 6, 7, dtype=dtype)
+        g = torch.randn_like(layer(x)).detach()
+        alone = form(layer, x, g, slice(0, 1))
+        for records in (2, 7, 33):
+            together_ = form(layer, x.repeat(records, 1, 1, 1), g.repeat(records, 1, 1, 1), slice(0, records))
+            assert all(torch.equal(row, alone[0]) for row in together_)
 
 
 @pytest.mark.parametrize("kind", ["norm", "lstm", "rnn", "attention"])

@@ -13,6 +13,7 @@ from dpoptim.gradients.contributions import Contribution, Direct, Formed, flat
 from dpoptim.gradients.products import record_products
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+TOGETHER = 16  # records in one grouped convolution
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -101,12 +102,53 @@ class ConvolutionRule:
         assert isinstance(module, Convolution)
         x = saved[0]
         T = g[0, 0].numel() if len(g) else 0
-        per_record = T * x.shape[1] * module.weight[0, 0].numel()
-        weight = Formed(partial(formed, module, x, g), len(g), module.weight.numel(), per_record)
+        # Convolutions of a single place are matrix products, which round by place in a grouped convolution.
+        grouped = x.device.type == "cpu" and math.prod(module.kernel_size) > 1
+        form = partial(formed_by_groups if grouped else formed_by_patches, module, x, g)
+        per_record = 0 if grouped else T * x.shape[1] * module.weight[0, 0].numel()
+        weight = Formed(form, len(g), module.weight.numel(), per_record)
         return {"weight": weight, "bias": Direct(g.flatten(2).sum(2))}
 
 
-def formed(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
+def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
+    """The records' weight gradients as those of convolutions that have every record in groups of its own.
+
+    Always `TOGETHER` records at once, zeros making up the number: the kernel, and so its rounding, must not depend on
+    how many others there are.
+    """
+    x, g = x[part], g[part]
+    missing = -len(x) % TOGETHER
+    pieces = [
+        grouped_weight_gradient(module, a, b)
+        for a, b in zip(filled(x, missing).split(TOGETHER), filled(g, missing).split(TOGETHER), strict=True)
+    ]
+    return torch.cat(pieces)[: len(x)]
+
+
+def filled(x: Tensor, missing: int) -> Tensor:
+    return x if missing == 0 else torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+
+
+def grouped_weight_gradient(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
+    axes = len(module.kernel_size)
+    weight = x.new_empty(1).expand(len(x) * module.out_channels, *module.weight.shape[1:])  # only its shape is used
+    gradients = torch.ops.aten.convolution_backward(
+        g.reshape(1, -1, *g.shape[2:]),
+        x.reshape(1, -1, *x.shape[2:]),
+        weight,
+        None,
+        module.stride,
+        padding_inside(module),
+        module.dilation,
+        False,
+        [0] * axes,
+        len(x) * module.groups,
+        [False, True, False],
+    )[1]
+    return gradients.reshape(len(x), -1)
+
+
+def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
     """The records' weight gradients as products of output gradients and unfolded patches, each record's in the same way."""
     left, right = g[part].flatten(2).transpose(1, 2), patches(x[part], module)  # (b, T, p), (b, T, G * features)
     G = module.groups
