@@ -99,7 +99,7 @@ def test_csv(tmp_path: Path) -> None:
         ("a,y\n1,0\n2,1\n", None, "--target is missing.*a, y"),
         ("a,y\n1,0\n2,1\n", "z", "no column 'z'.*a, y"),
         ("a,y\n1,0\n2\n", "y", "line 3: 1 columns"),
-        ("a,b,y\n1,x,0\n2,3,1\n", "y", "line 2: column 'b' is not a number"),
+        ("a,b,y\n1,x,0\n2,3,1\n", "y", "line 2: column 'b' is empty or not a number"),
         ("a,y\n1,0\nnan,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\ninf,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\n2,0\n", "y", "fewer than two values"),

@@ -84,7 +84,7 @@ def clear_errors() -> Iterator[None]:
         errors.print(f"Error: {error}", highlight=False, soft_wrap=True, markup=False, style="red")
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except KeyboardInterrupt:
-        errors.print("Interrupted. If training had begun, the whole run stays charged; no model was saved.", style="red")
+        errors.print("Interrupted. If a training had begun, its whole run stays charged; no model was saved.", style="red")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -118,6 +118,7 @@ def account(
     """
     with clear_errors():
         from dpoptim.accounting.accountant import compute_delta, compute_epsilon
+        from dpoptim.accounting.guarantee import rounded_up
         from dpoptim.methods import DPSGD
 
         deltas = delta or ([] if epsilon else [1e-5])
@@ -140,7 +141,7 @@ def account(
     for column in ("epsilon", "delta", "neighbours", "accountant"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left")
     for g in guarantees:
-        table.add_row(f"{g.epsilon:.6g}", f"{g.delta:.6g}", neighboring.value, g.accountant)
+        table.add_row(*(f"{float(rounded_up(x, 6)):g}" for x in (g.epsilon, g.delta)), neighboring.value, g.accountant)
     console.print(table)
 
 
@@ -311,6 +312,7 @@ def audit(
         from dpoptim.audit.command import audit_run, chosen, save
         from dpoptim.audit.methods import CONFIDENCE, run_audits
 
+        out.mkdir(parents=True, exist_ok=True)
         if run is not None:
             findings = audit_run(run, trials=trials, seed=seed)
         else:

@@ -162,7 +162,7 @@ def load_table(
     if unknown is not None:
         raise ValueError(
             f"{path}: record {unknown + 1} has a label outside the declared classes {', '.join(names)}; "
-            "add it to --classes or drop the record."
+            "add it to --classes or drop the record. (Labels are compared as text: 1.0 is not 1.)"
         )
     y = np.array([place[label] for label in raw.tolist()], dtype=np.int64)
     return Data(path.stem, x, y, None, None, names, public)
@@ -208,7 +208,7 @@ def read_csv(path: Path, target: str | None) -> tuple[Floats, NDArray[np.str_]]:
             names = header[:column] + header[column + 1 :]
             bad = next(name for name, value in zip(names, values, strict=True) if not is_number(value))
             raise ValueError(
-                f"{path}, line {number}: column {bad!r} is not a number; encode or drop it before training."
+                f"{path}, line {number}: column {bad!r} is empty or not a number; fill, encode or drop it before training."
             ) from None
         labels.append(row[column].strip())
     return features, np.array(labels, dtype=np.str_)

@@ -386,7 +386,7 @@ def whole_number(name: str, value: object, *, least: int) -> int:
 def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -> int:
     """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is accounted."""
     if (epochs is None) == (steps is None):
-        raise ValueError("give either epochs or steps, and not both.")
+        raise ValueError("give either epochs or steps: one of them, and not both.")
     if steps is not None:
         whole = whole_number("steps", steps, least=1)
     else:

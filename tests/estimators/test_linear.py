@@ -1,6 +1,8 @@
 """The estimators as their users meet them: scikit-learn's conventions, accuracy, errors, and what may be said of privacy."""
 
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -225,3 +227,18 @@ def test_clip_rows_bounds_every_row_and_keeps_the_short_ones(dtype: Any) -> None
     found = clipped[-8:]
     np.testing.assert_array_equal(found[[0, 3, 4, 5, 6]], [[3, 4], [small, 0], [0, 0], [0, 0], [0, 0]])
     np.testing.assert_allclose(found[[1, 2, 7]], [[3, 4], [5 / 2**0.5] * 2, [5, 0]], rtol=1e-6, atol=1e-6)
+
+
+def test_searches_and_copies_share_the_ledger(tmp_path: Path) -> None:
+    """A copy of an estimator looks at the same data: its runs are charged to the same ledger."""
+    ledger = dpoptim.Ledger(tmp_path / "digits.sqlite", neighboring="zero-out")
+    x, y = load_digits(return_X_y=True)
+    model = DPLogisticRegression(1.0, 1e-5, data_norm=4.0, classes=range(10), ledger=ledger)
+    assert clone(model).ledger is ledger
+    search = GridSearchCV(model, {"l2": [0.0, 0.01]}, cv=2, refit=False)
+    search.fit(x / 16, y)
+    assert len(ledger.entries()) == 4
+    fitted = pickle.loads(pickle.dumps(model.fit(x / 16, y)))
+    assert len(fitted.ledger.entries()) == 5
+    with pytest.raises(TypeError, match="in memory cannot be pickled"):
+        pickle.dumps(clone(model).set_params(ledger=dpoptim.Ledger()))

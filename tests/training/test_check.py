@@ -189,3 +189,17 @@ def test_the_probe_never_shows_a_record_to_the_model() -> None:
     for other in runs[1:]:
         assert len(other) == len(runs[0])
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+def test_every_record_of_the_batch_is_compared() -> None:
+    """Class weights inside a mean show only where both classes are among the compared records."""
+    weights = torch.tensor([1.0, 1000.0])
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+
+    x = torch.randn(8, 5)
+    for labels in ([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0, 1]):
+        with pytest.raises(dpoptim.SamplesInteractError, match="class weights inside a mean"):
+            dpoptim.check(nn.Linear(5, 2), loss, (x, torch.tensor(labels)))
+    assert dpoptim.check(nn.Linear(5, 2), lambda m, b: F.cross_entropy(m(b[0]), b[1]), (x, x[:, 0].long() * 0)).records >= 8

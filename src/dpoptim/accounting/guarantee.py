@@ -120,13 +120,13 @@ def _require_text(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected a non-empty string, got {value!r}")
 
 
-def rounded_up(value: float) -> str:
-    """Three significant digits (or all digits before the point), never below `value`."""
+def rounded_up(value: float, digits: int = 3) -> str:
+    """So many significant digits (or all digits before the point), never below `value`."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     # repr, not the binary value: 1e-5 is a hair above its decimal, and would be shown as 1.01e-05.
     exact = Decimal(repr(value))
-    return f"{exact.quantize(Decimal((0, (1,), min(exact.adjusted() - 2, 0))), rounding=ROUND_CEILING):f}"
+    return f"{exact.quantize(Decimal((0, (1,), min(exact.adjusted() - digits + 1, 0))), rounding=ROUND_CEILING):f}"
 
 
 def _trimmed(value: float) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import dp_accounting as dp
 
@@ -190,6 +190,17 @@ class Ledger:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of a run or an estimator charges the same data set
+
+    def __reduce__(self) -> tuple[type[Ledger], tuple[Path]]:
+        if self._store.path is None:
+            raise TypeError("a ledger in memory cannot be pickled: charges elsewhere would be lost. Fix: Ledger(path).")
+        return Ledger, (self._store.path,)
 
     @property
     def durable(self) -> bool:

@@ -84,7 +84,8 @@ class Wanted:
         for name in ("dataset", "epsilon", "delta", "neighboring", "filter"):
             wanted, kept = getattr(self, name), getattr(stored, name)
             if wanted is not None and wanted != kept:
+                what = {"epsilon": "a budget of epsilon", "delta": "a budget of delta"}.get(name, name)
                 raise LedgerError(
-                    f"{where}: this ledger was made with {name}={kept!r}, not {wanted!r}; leave {name} out "
-                    "to use what is stored, or keep another ledger for another data set"
+                    f"{where}: this ledger was made with {what}={kept!r}, not {wanted!r}, which cannot be changed; leave "
+                    f"{'the budget' if what != name else name} out to use what is stored, or keep another ledger"
                 )

@@ -33,7 +33,7 @@ def chosen(method: str) -> list[str]:
     """
     names = [name for name in AUDITS if method in ("all", name) or name.startswith(f"{method},")]
     if not names:
-        raise ValueError(f"method must be 'all' or one of {', '.join(AUDITS)}; got {method!r}.")
+        raise ValueError(f"method must be 'all' or one of {'; '.join(AUDITS)}. Got {method!r}.")
     return names
 
 

@@ -39,6 +39,7 @@ from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 from dpoptim.runs.train import (
     Optimization,
+    comparison_epochs,
     package_versions,
     train_privately,
     train_without_privacy,
@@ -113,6 +114,9 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         folder = prepare_folder(request, data)
         try_writing(folder)  # before anything is spent
         console.print(plan.describe(), highlight=False, soft_wrap=True)
+        if request.ledger is not None and ledger.budget is None:
+            note = "Note: this ledger has no budget, so it writes every run down and refuses none; a new one takes --budget."
+            console.print(note, style="yellow", highlight=False)
         with progress_bar(console, plan) as count:
             train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
             trained = train(
@@ -132,7 +136,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
             entry = LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
     scores = None
     if compare:
-        scores = Scores(train_without_privacy(data, comparison, epochs=len(trained.scores), seed=request.seed))
+        scores = Scores(train_without_privacy(data, comparison, epochs=comparison_epochs(data), seed=request.seed))
     result = RunResult(
         data_name=data.name,
         model_name=request.model,

@@ -46,4 +46,4 @@ class Budget:
         if self.rho is not None:
             return math.sqrt(2 * self.rho)
         assert self.epsilon is not None
-        return gdp_mu(self.epsilon, self.delta)
+        return gdp_mu(self.epsilon, self.delta) * (1 - 1e-12)  # so that rounding cannot end above epsilon

@@ -42,8 +42,9 @@ def check(model: nn.Module, loss: Loss, batch: Any) -> CheckResult:
     Args:
         model: the model that will be attached (not attached yet).
         loss: ``loss(model, batch) -> scalar tensor``, as the training loop computes it.
-        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at least two records.
-            Use public or made-up records: pass or fail is not private.
+        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at least two records; every
+            one takes a backward pass of its own, so some tens will do. Have different lengths, classes and masks among
+            them. Use public or made-up records: pass or fail is not private.
 
     Returns:
         the reduction, ``"mean"`` or ``"sum"``.
@@ -57,10 +58,11 @@ def check(model: nn.Module, loss: Loss, batch: Any) -> CheckResult:
     sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves}
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(
-            f"batch must hold tensors with one common first axis of at least 2 records, got first axes {sorted(sizes)}."
+            f"batch must hold tensors, in tuples, lists and dicts, with one common first axis of at least 2 records; got a "
+            f"{type(batch).__name__} with first axes {sorted(sizes)}. A mapping of another type: dict(batch)."
         )
     given = sizes.pop()
-    rows = odd_batch_size(model, leaves)
+    rows = odd_batch_size(model, leaves, least=given)
 
     def take(indices: list[int]) -> Any:
         return pytree.tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) else leaf, batch)
@@ -132,11 +134,11 @@ class Comparison:
         return "" if distance <= allowed else worst
 
 
-def odd_batch_size(model: nn.Module, leaves: list[Tensor]) -> int:
-    """A small batch size unlike every other axis in sight, so that no other axis can pass for the batch."""
+def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3) -> int:
+    """The smallest batch size from ``least`` on that is unlike every other axis in sight: none can pass for the batch."""
     taken = {size for leaf in leaves for size in leaf.shape[1:]}
     taken |= {size for p in model.parameters() for size in p.shape}
-    return next(size for size in range(3, 10**6) if size not in taken)
+    return next(size for size in range(max(3, least), 10**6) if size not in taken)
 
 
 @contextmanager

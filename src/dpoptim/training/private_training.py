@@ -126,6 +126,11 @@ class PrivateTraining:
         if physical_batch_size is not None:
             physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
         self._require_attached()
+        if self.steps_done == self.plan.steps:
+            raise PrivacyError(
+                f"all {self.plan.steps} planned steps are done: one loop over private.batches() runs through all of them, "
+                "epochs included. Fix: no outer loop over epochs (private.steps_done tells where it is), or a longer plan."
+            )
         if isinstance(self._engine, ValueEngine):
             capacity = self._engine.capacity
             self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
@@ -144,7 +149,8 @@ class PrivateTraining:
             if self._state == "complete":
                 raise PrivacyError(
                     "a batch was delivered, but optimizer.step() was not called after it. "
-                    "Fix: call loss.backward() and optimizer.step() once for every batch."
+                    "Fix: call loss.backward() and optimizer.step() once for every batch. After an error in the loop, "
+                    "start it again: private.batches() goes on with the same batch."
                 )
             self._handover.drop()
             self._engine.deliver(piece.rows, null=piece.null, groups=piece.groups)

@@ -12,6 +12,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import refuse_wrapped
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.plan import Plan
 
 
@@ -51,6 +52,8 @@ def refuse_model(model: nn.Module) -> None:
         raise PrivacyError("training across several processes is not supported yet. Fix: use one process.")
     for name, module in model.named_modules():
         refuse_wrapped(module, name or type(module).__name__)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            refuse_options(module, name or type(module).__name__)
 
 
 def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
