@@ -333,7 +333,10 @@ class PrivateTraining:
 
     @property
     def share_unclipped(self) -> float:
-        """The noisy share of the last step's gradients that were not clipped; public. ``nan`` where none is released."""
+        """The noisy share of the last step's gradients that were not clipped; public. ``nan`` where none is released.
+
+        Gradients within 9 % of the clip norm count in part, so that no rounding turns a vote.
+        """
         return math.nan if self._choice is None else self._choice.share_below
 
     def remaining(self) -> str:
