@@ -22,6 +22,7 @@ from dpoptim.gradients.oracle import (
     worst_mismatch,
 )
 
+COPIED_PARAMETERS = 1 << 26
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # of the bound, for each record
 
 
@@ -146,10 +147,13 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
     """Make the model deterministic, in training mode if that can be; everything is put back.
 
     Dropout layers are switched off. If ``run`` still draws random numbers, the whole model goes to evaluation mode.
-    Buffers, parameters and the global random generator are restored afterwards.
+    Buffers, the parameters of all but very large models, and the global random generator are restored afterwards.
     """
     modes = {module: module.training for module in model.modules()}
-    before = {t: t.detach().clone() for t in (*model.buffers(), *model.parameters())}
+    copied = list(model.buffers())
+    if sum(p.numel() for p in model.parameters()) <= COPIED_PARAMETERS:  # of larger ones there may be no room for two
+        copied += model.parameters()
+    before = {t: t.detach().clone() for t in copied}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
