@@ -35,10 +35,10 @@ def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
     return [gradients[k] for k in trainable]
 
 
-def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
+def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: str = "mean") -> list[Tensor]:
     squared = sum(g.double().reshape(len(g), -1).square().sum(1) for g in gradients)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
-    factors = clipping.factors(squared, margin(dtype, capacity))
+    factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
     finite = factors > 0
     return [torch.einsum("i,i...->...", factors[finite], g[finite].double()) for g in gradients]
 

@@ -94,7 +94,7 @@ def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
 
 
 def no_rounding_margin() -> AbstractContextManager[Any]:
-    return patch.object(engine_module, "margin", lambda dtype, capacity: 0.0)
+    return patch.object(engine_module, "margin", lambda dtype, capacity, *, common_factor: 0.0)
 
 
 def factors_by(change: Callable[[Clipping, Tensor, Tensor], Tensor]) -> AbstractContextManager[Any]:

@@ -78,7 +78,7 @@ class Engine:
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
         narrowest = min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)
-        self.margin = margin(narrowest, capacity)
+        self.margin = margin(narrowest, capacity, common_factor=reduction == "mean")
         by_device: dict[torch.device, list[int]] = {}
         for p in self.parameters:
             by_device.setdefault(p.device, []).append(p.numel())

@@ -28,11 +28,11 @@ def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> lis
     return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
-def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int) -> list[Tensor]:
+def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: Reduction = "mean") -> list[Tensor]:
     """The sums that the engine should give: float64, the parameters' shapes; records that are not finite left out."""
     squared = torch.stack([g.double().reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
-    factors = clipping.factors(squared, margin(dtype, capacity))
+    factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
     kept = factors > 0
     return [torch.einsum("i,i...->...", factors[kept], g[kept].double()) for g in gradients]
 

@@ -128,7 +128,7 @@ class Comparison:
         """The parameter where engine and truth differ most under this bound; empty if they agree."""
         clipping = Clipping(clip_norm)
         named = trainable(self.model)
-        truth = clipped_sums(gradients, clipping, self.rows)
+        truth = clipped_sums(gradients, clipping, self.rows, reduction)
         ours = engine_sums(self.model, self.loss, self.together, self.rows, clipping, reduction)
         worst, distance = worst_mismatch(named, ours, truth)
         allowed = clip_norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
