@@ -70,8 +70,10 @@ class NormChoice(Protocol):
         """Whether steps train."""
         ...
 
-    def observe(self, squared_norms: Tensor) -> None:
-        """Squared norms of the gradients of some records of the step, float64, shape (B,). Private."""
+    def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
+        """Squared norms of the gradients of some records of the step, float64, shape (B,), and what share of each counts
+        where huge ones fade out (None: all of it). Private.
+        """
         ...
 
     def forget(self) -> None:
@@ -222,7 +224,7 @@ class Plan:
             Basis("trusted", relation),
             Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
             Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
-            Basis("trusted", "nobody exploits rounding inside the model, the last bits of noisy numbers, or timing"),
+            Basis("trusted", "nobody exploits rounding or overflow inside the model, the last bits of noisy numbers, or timing"),
             Basis(
                 "trusted",
                 "settings, preprocessing and stopping were not chosen by looking at the private data",

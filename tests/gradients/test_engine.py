@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.contributions import Positions
+from dpoptim.gradients.contributions import Positions, claimed_squared_norms
 from dpoptim.gradients.layers.convolution import formed_by_groups, formed_by_patches
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
@@ -206,3 +206,18 @@ def test_what_a_recurrent_layer_returns_may_be_changed_in_place(kind: type[nn.RN
     plain = torch.autograd.grad(record_loss(reference.layer(x)[0].relu(), target).sum(), list(reference.parameters()))
     sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
     assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
+
+
+@pytest.mark.parametrize("shape", [(7, 33, 35), (6, 33, 35), (65, 131, 133), (129, 131, 133), (8, 32, 32)])
+def test_a_record_s_claimed_norm_does_not_depend_on_its_place(shape: tuple[int, int, int]) -> None:
+    """What cancels leaves rounding, on which the claim, and so the clip factor, then depends: 6.3 C."""
+    T, d, p = shape
+    torch.manual_seed(0)
+    a, g = torch.randn(1, T, d), torch.randn(1, T, p)
+    half = T // 2
+    a[:, half : 2 * half], g[:, half : 2 * half] = a[:, :half], -g[:, :half]
+    alone, longest = claimed_squared_norms(g, a)
+    for records in (2, 5, 33):
+        together, each = claimed_squared_norms(g.repeat(records, 1, 1), a.repeat(records, 1, 1))
+        assert torch.equal(together, alone.expand(records))
+        assert torch.equal(each, longest.expand(records))

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gate import Gate
+from dpoptim.gradients.engine import Engine
 from dpoptim.methods.private_quantile import BINS, QuantileSearch, histogram, quantile_of
 
 NORMS = st.floats(min_value=0, allow_infinity=True) | st.just(math.nan)
@@ -203,6 +204,26 @@ def test_rounding_that_all_records_share_turns_no_votes(when: Any, around: float
                 search.observe(torch.tensor([5.0], dtype=torch.float64).square())
             queries.append(torch.cat([part.clone() for part in search.query([torch.zeros(1).double()])]))
         assert float((queries[0] - queries[1]).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("when", WAYS)
+def test_gradients_that_fade_out_of_the_sum_fade_out_of_the_vote(when: Any) -> None:
+    """Short inputs and enormous gradients under a mean: whether their squares overflow depends on how many there are."""
+    B = 8
+    x, w = torch.full((B, 3), 2.0**-70), torch.full((B, 4), 2.0**63 * 7.5)
+    model = nn.Linear(3, 4, bias=False)
+    queries = []
+    for first in (0, 1):
+        choice = dpoptim.PrivateQuantile(0.5, when=when, start=200.0)
+        search = QuantileSearch(choice, "flat", batch_size=B, steps=200, capacity=16)
+        engine = Engine(model, search.rule, capacity=16, reduction="mean")
+        engine.observer = search.observe
+        engine.attach()
+        engine.deliver(B - first)
+        (model(x[first:]) * w[first:]).flatten(1).sum(1).mean().backward()
+        queries.append(torch.cat([part.clone().flatten() for part in search.query([t.clone() for t in engine.take()])]))
+        engine.detach()
+    assert float((queries[0] - queries[1]).norm()) <= 1.0
 
 
 def test_an_interrupted_step_is_measured_once() -> None:

@@ -25,6 +25,7 @@ from dpoptim.gradients.products import (
     Sum,
     add_weighted_outer,
     add_weighted_rows,
+    aligned_records,
     matrices,
     record_products,
     row_squared_norms,
@@ -288,11 +289,11 @@ def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
     The form is symmetric, so each block of positions meets only those up to its own end; what lies before counts twice.
     """
+    g, a = aligned_records(g), aligned_records(a)  # a claim, too, must not depend on the record's place
     squared = lengths = longest = torch.zeros(len(g), dtype=torch.float64, device=g.device)
     for start in range(0, g.shape[1], CLAIM_BLOCK):
         block, upto = slice(start, start + CLAIM_BLOCK), slice(0, start + CLAIM_BLOCK)
-        left = torch.bmm(g[:, block], g[:, upto].transpose(1, 2))
-        right = torch.bmm(a[:, block], a[:, upto].transpose(1, 2))
+        left, right = (gram(x[:, block], x[:, upto]) for x in (g, a))
         squares = left[:, :, start:].diagonal(dim1=1, dim2=2)
         longest = torch.maximum(longest, squares.amax(1).double())
         own = squares * right[:, :, start:].diagonal(dim1=1, dim2=2)
@@ -301,6 +302,11 @@ def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         both = products.sum((1, 2)).double()
         squared = squared + (both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double())
     return squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square(), longest
+
+
+def gram(x: Tensor, y: Tensor) -> Tensor:
+    """``x[i] @ y[i].T`` of records that lie alike in memory: (B, s, d), (B, t, d) -> (B, s, t), which lies so too."""
+    return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
 
 
 def positions(g: Tensor, a: Tensor) -> Outer | Positions:

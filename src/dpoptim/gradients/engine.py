@@ -92,7 +92,8 @@ class Engine:
         self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
         self._null = False
-        self.observer: Callable[[Tensor], None] | None = None  # told the squared norms of the records; stays on this side
+        # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
+        self.observer: Callable[[Tensor, Tensor | None], None] | None = None
         self.booking: Booking | None = None
         self.books = Books(self._close, may_round=reduction == "sum")
 
@@ -203,9 +204,11 @@ class Engine:
         groups = self._groups_of(rows)
         device = self.parameters[0].device
         squared = {i: contribution.squared_norms(groups).to(device) * scale**2 for i, contribution in merged.items()}
+        tapers = self._tapers(merged, squared, scale) if self.reduction == "mean" else None
+        if self.observer is not None:
+            self.observer(torch.stack(list(squared.values())).sum(0), tapers)
         factors = self._factors(squared)
-        if self.reduction == "mean":
-            tapers = self._tapers(merged, squared, scale)
+        if tapers is not None:
             factors = {i: weights * tapers for i, weights in factors.items()}
         countable = next(iter(factors.values()))[0] > 0
         if not bool(countable.all()):
@@ -220,8 +223,6 @@ class Engine:
         A record's factors are zero for all parameters or for none.
         """
         total = torch.stack(list(squared.values())).sum(0)
-        if self.observer is not None:
-            self.observer(total)
         if not (isinstance(self.clipping, Clipping) and self.clipping.style == "per-layer"):
             return dict.fromkeys(squared, self.clipping.factors(total, self.margin).view(-1, len(total)))
         layers: dict[str, list[int]] = {}

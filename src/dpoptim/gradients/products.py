@@ -41,7 +41,9 @@ of its own (`sampling.into_groups`); with the coins coupled, condition 3 holds.
 What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round
 record j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers
 without a rule, that torch.func does. That other products round a record alike wherever it lies is arranged (aligned
-operands, a fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Under torch.autocast
+operands, a fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor, under a mean,
+that sums inside a record leave the range of float32 on the way and come back, which takes inputs and gradients that
+multiply to 1e38: whether they do depends on the factor. Under torch.autocast
 those roundings are of 8 or 11 bits. The books widen what was saved to float32 before anything is measured or summed, where
 products of two bfloat16 numbers are exact, so the theorem holds with float32's u; the loss must be a sum (condition 1).
 """

@@ -12,8 +12,9 @@ from dpoptim.gradients.contributions import (
     Positions,
     Rows,
     claimed_squared_norms,
+    gram,
 )
-from dpoptim.gradients.products import Groups
+from dpoptim.gradients.products import Groups, aligned_records
 from dpoptim.gradients.sparse import Pairs, SparseOuter
 
 
@@ -82,7 +83,7 @@ class TiedHead(Positions):
         index, rows = self.table.index, self.table.g
         # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
         looked_up = self.g.gather(2, index[:, None, :].expand(-1, self.g.shape[1], -1))
-        cross = (looked_up * torch.bmm(self.a, rows.transpose(1, 2))).sum((1, 2)).double()
+        cross = (looked_up * gram(aligned_records(self.a), aligned_records(rows))).sum((1, 2)).double()
         head, self._longest = claimed_squared_norms(self.g, self.a)
         table = self.table.squared_norms(groups)
         # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.

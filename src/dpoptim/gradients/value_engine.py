@@ -137,7 +137,7 @@ class ValueEngine(Engine):
         if dropped is not None:
             squared = torch.where(dropped, torch.inf, squared)
         if self.observer is not None:
-            self.observer(squared)
+            self.observer(squared, None)
         factors = self.clipping.factors(squared, margin)
         weighted = torch.where((factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0)
         gradients = torch.autograd.grad(output, self.parameters, weighted.view_as(output), allow_unused=True)

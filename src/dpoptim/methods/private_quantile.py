@@ -27,7 +27,7 @@ LEAST_OCTAVE = -40.0  # log2 of the norm above which records vote, fully an octa
 VOTE_OCTAVES = 0.25  # around C, in which a vote goes from "below" to "above"
 BINS_PER_OCTAVE = 2
 # How fast a vote, in units of its largest size, moves with the natural logarithm of its norm: by its place and its weight.
-SLOPE = (2 * max(BINS_PER_OCTAVE, 1 / VOTE_OCTAVES) + 1) / math.log(2)
+SLOPE = (2 * max(BINS_PER_OCTAVE, 1 / VOTE_OCTAVES) + 1 + 1 / 8) / math.log(2)
 BINS = round((HIGHEST - LOWEST) * BINS_PER_OCTAVE) + 2
 LEAST_SIGNAL = 3.0  # expected count below the quantile, in standard deviations of the noise on it
 When = Literal["at the start", "all along"]
@@ -138,10 +138,12 @@ class QuantileSearch(NormChoice):
     def found(self) -> bool:
         return self._measuring == 0
 
-    def observe(self, squared_norms: Tensor) -> None:
+    def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
         octaves = squared_norms.to("cpu", torch.float64).log2() / 2
         # Under zero-out a record may be there with gradient zero, measured as next to nothing: it must not vote either.
         votes = (octaves - LEAST_OCTAVE).clamp(0, 1).nan_to_num(nan=0.0)
+        if tapers is not None:  # what counts less in the sum votes less
+            votes = votes * tapers.to("cpu", torch.float64)
         octaves = octaves.nan_to_num(nan=0.0)
         if self._measuring:
             self.observed += histogram(octaves, votes * self._shrunk)
