@@ -224,7 +224,7 @@ class Plan:
             Basis("trusted", relation),
             Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
             Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
-            Basis("trusted", "nobody exploits rounding or overflow inside the model, the last bits of noisy numbers, or timing"),
+            Basis("trusted", "nobody exploits rounding or overflow in the model, the last bits of noisy numbers, or timing"),
             Basis(
                 "trusted",
                 "settings, preprocessing and stopping were not chosen by looking at the private data",
