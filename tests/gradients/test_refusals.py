@@ -515,7 +515,6 @@ def test_frozen_parameters_that_learn_are_noticed() -> None:
             self.mean = nn.Parameter(torch.zeros(3), requires_grad=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            self.mean.data = self.mean.data  # harmless
             with torch.no_grad():
                 self.mean.mul_(0.9).add_(x.mean(0))
             return self.layer(x - self.mean)

@@ -59,7 +59,8 @@ class PrivateTraining:
         self._train_set = train_set
         self._reduction = loss_reduction
         self._seeded = noise_seed is not None
-        self._state = "idle"  # -> "open" while a step's pieces arrive -> "complete" when the last one has
+        # -> "open" while a step's pieces arrive -> "complete" when the last one has -> "released" until all is written down
+        self._state = "idle"
         self._loop = 0  # counts calls of batches()
         # Where a seeded run goes on, it must not repeat the noise that it began with.
         later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
