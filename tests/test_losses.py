@@ -49,3 +49,12 @@ def test_wrong_shapes_are_refused() -> None:
         per_sample_mean(torch.ones(5))
     with pytest.raises(ValueError, match="mask must have the shape"):
         per_sample_mean(torch.ones(5, 2), torch.ones(5))
+
+
+def test_a_sum_over_the_batch_is_the_mean_times_its_size() -> None:
+    losses = torch.tensor([[1.0, 3.0], [2.0, 50.0]])
+    mask = torch.tensor([[1, 1], [1, 0]])
+    assert float(per_sample_mean(losses, mask, reduction="sum")) == 4.0
+    assert float(per_sample_mean(torch.empty(0, 3), reduction="sum")) == 0.0
+    with pytest.raises(ValueError, match="reduction must be"):
+        per_sample_mean(losses, mask, reduction="none")  # type: ignore[arg-type]

@@ -82,9 +82,9 @@ def test_without_noise_it_is_the_papers_algorithm_2() -> None:
         return g * min(1.0, C / float(g.norm()))
 
     fed_back = 0.0
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y)) as private:
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y), loss_reduction="sum") as private:
         for bx, by in private.batches():
-            (0.5 * (model(bx)[:, 0] - by).square()).mean().backward()
+            (0.5 * (model(bx)[:, 0] - by).square()).sum().backward()
             optimizer.step()
             gradients = [(a @ w - b) * a for a, b in zip(bx, by, strict=True)]
             v = sum(clip(g, C1) for g in gradients) / B + (clip(e, C2) if e.any() else 0)

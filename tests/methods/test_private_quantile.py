@@ -15,6 +15,7 @@ import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.products import COMMON_FACTOR_ERROR
 from dpoptim.methods.private_quantile import BINS, QuantileSearch, histogram, quantile_of
 
 NORMS = st.floats(min_value=0, allow_infinity=True) | st.just(math.nan)
@@ -191,9 +192,9 @@ def test_quantiles_of_exact_histograms() -> None:
 @pytest.mark.parametrize("when", WAYS)
 @pytest.mark.parametrize("around", [1.0, 0.7071067811865476, 2.0**-40, 2.0**-39])
 def test_rounding_that_all_records_share_turns_no_votes(when: Any, around: float) -> None:
-    """Under a mean one record more rounds all norms anew, by 6 units in the last place at most: no query may jump."""
+    """Under a mean one record more rounds all norms anew, by 42 units in the last place at most: no query may jump."""
     capacity = 20_000
-    for shift in (-6 * 2.0**-24, 6 * 2.0**-24):
+    for shift in (-COMMON_FACTOR_ERROR, COMMON_FACTOR_ERROR):
         queries = []
         for factor in (1.0, 1.0 + shift):
             search = QuantileSearch(

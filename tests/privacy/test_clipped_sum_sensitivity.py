@@ -14,6 +14,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.products import (
     BLOCK_GROUPS,
     GROUP_ROWS,
+    NORM_BLOCK,
     Groups,
     Sum,
     add_weighted_outer,
@@ -137,6 +138,38 @@ def test_rounding_of_a_large_batch_stays_inside_the_margin(rows: int) -> None:
     assert 0.9 < difference <= 1.0
 
 
+def test_the_factor_of_a_mean_stays_inside_the_margin() -> None:
+    """1/B and 1/(B + 1) round the squares of long gradients one way and the other: all norms move together."""
+    rows, slope = 17_993, 1.579  # moved by 1.05 C when squares were added in blocks of 1,024
+    model = nn.Linear(1, 1024, bias=False)
+    sums = []
+    for count in (rows, rows + 1):
+        engine = Engine(model, Clipping(1.0), capacity=rows + 1, reduction="mean")
+        engine.attach()
+        engine.deliver(count)
+        x = torch.ones(count, 1)
+        (model(x) * slope).sum(1).mean().backward()
+        sums.append(engine.split(engine.take())[0].clone())
+        engine.detach()
+    assert 0.9 < joint_norm([sums[1] - sums[0]]) <= 1.0
+
+
+@pytest.mark.parametrize("joining", [105, 106, 107])
+def test_records_that_cancel_inside_are_bounded_under_a_sum(joining: int) -> None:
+    """Under a mean, the 107th record turns what the other 106 leave of themselves from nothing into 106 clip norms."""
+    model = nn.Linear(1, 1, bias=False)
+    slopes = torch.tensor([1.1, 3.7, -4.8]) * 1e9
+    sums = []
+    for rows in (joining - 1, joining):
+        engine = Engine(model, Clipping(1.0), capacity=200, reduction="sum")
+        engine.attach()
+        engine.deliver(rows)
+        (model(torch.ones(rows, 3, 1))[:, :, 0] * slopes).sum().backward()
+        sums.append(engine.split(engine.take())[0].clone())
+        engine.detach()
+    assert joint_norm([sums[1] - sums[0]]) <= 1.0
+
+
 def weighted_outer(g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> Tensor:
     total = Sum(torch.empty(g.shape[1], a.shape[1], dtype=torch.float64))
     add_weighted_outer(total, g, a, weights, groups)
@@ -166,9 +199,9 @@ def test_the_margin_is_what_the_theorem_asks_for() -> None:
     unit = 2.0**-24
     depths = (GROUP_ROWS + 2) + (BLOCK_GROUPS - 1) * BLOCK_GROUPS
     worst = 2 * depths * unit / (1 - (GROUP_ROWS + 2) * unit) * GROUP_ROWS
-    for rows in (1, 176, 10_000, 1_000_000):
+    for rows in (1, 176, 10_000, 190_000):
         adding_groups = 2 * (rows / GROUP_ROWS + 1) * 2.0**-53 * rows
-        assert worst + adding_groups + 4 * unit * rows <= margin(torch.float32, rows)
+        assert worst + adding_groups + (4 + 1 + NORM_BLOCK + 4) * unit * rows <= margin(torch.float32, rows)
 
 
 @pytest.mark.parametrize("sizes", [(100,), (1, 99, 30), (160, 5, 160), (161,), (3, 400, 2)])

@@ -276,6 +276,14 @@ def test_seeded_runs_repeat_and_say_so() -> None:
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize(("reduction", "trusted"), [("mean", True), ("sum", False)])
+def test_the_factor_of_a_mean_is_named_among_what_is_trusted(reduction: Any, trusted: bool) -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, optimizer, data, loss_reduction=reduction) as private:
+        assert any("cancel" in item.text for item in private.basis) == trusted
+
+
 def test_global_seeds_do_not_touch_the_noise() -> None:
     results = []
     for _ in range(2):

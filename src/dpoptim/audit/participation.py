@@ -82,11 +82,12 @@ def participation(*, records: int, batch_size: int, steps: int, noise_seed: int 
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=records, batch_size=batch_size, steps=steps, noise_multiplier=0.0, delta=1e-6)
     rows = []
-    with attach(plan, model, optimizer, TensorDataset(torch.arange(records)), noise_seed=noise_seed) as private:
+    data = TensorDataset(torch.arange(records))
+    with attach(plan, model, optimizer, data, loss_reduction="sum", noise_seed=noise_seed) as private:
         for (index,) in private.batches():
             with torch.no_grad():
                 model.table.weight.zero_()
-            (2.0 * model(index)).mean().backward()
+            (2.0 * model(index)).sum().backward()
             optimizer.step()
             rows.append(-model.table.weight.detach()[:, 0].numpy() * batch_size)
     return np.round(np.stack(rows), 3)

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
@@ -53,7 +52,7 @@ class _Network(BaseEstimator):
         loss: Callable[[Tensor, Tensor], Tensor],
         notes: tuple[str, ...],
     ) -> None:
-        """Set ``network_`` and ``privacy_``. ``loss`` is a mean over rows."""
+        """Set ``network_`` and ``privacy_``. ``loss`` is a sum over rows."""
         n, features = x.shape
         delta, said = stated_delta(self.delta, n)
         norm = public_norm(self.data_norm, features)
@@ -80,7 +79,16 @@ class _Network(BaseEstimator):
         average = TailAverage(network, plan.steps // 2)
         data = TensorDataset(rows, targets)
         label = type(self).__name__
-        with attach(plan, network, optimizer, data, ledger=self.ledger, label=label, noise_seed=self.noise_seed) as private:
+        with attach(
+            plan,
+            network,
+            optimizer,
+            data,
+            loss_reduction="sum",
+            ledger=self.ledger,
+            label=label,
+            noise_seed=self.noise_seed,
+        ) as private:
             for batch, wanted in private.batches(physical_batch_size=PIECE):
                 loss(network(batch), wanted).backward()
                 optimizer.step()
@@ -206,7 +214,7 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         refuse_weights(sample_weight)
         x = table(X, reset=True, estimator=self)
         self.classes_, numbers, notes = public_classes(self.classes, y, rows=len(x))
-        self._train(x, torch.from_numpy(numbers), len(self.classes_), F.cross_entropy, notes)
+        self._train(x, torch.from_numpy(numbers), len(self.classes_), nn.CrossEntropyLoss(reduction="sum"), notes)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -277,7 +285,7 @@ class DPSGDRegressor(RegressorMixin, _Network):
         refuse_weights(sample_weight)
         x = table(X, reset=True, estimator=self)
         scaled = torch.from_numpy(bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32))
-        self._train(x, scaled[:, None], 1, F.mse_loss, ())
+        self._train(x, scaled[:, None], 1, nn.MSELoss(reduction="sum"), ())
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

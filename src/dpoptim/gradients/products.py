@@ -10,8 +10,8 @@ its own group (and of the few that are added up with it), and that error fits in
 **Theorem.** Let u be the unit roundoff of the books' dtype and B at least the number of records in a physical batch. Let
 two batches differ in one record, and suppose that
 
-1. every other record has the same rows in both, but for one common rounding of the loss's factor (1/B against
-   1/(B + 1) in float32 moves all gradients together, by at most 4 u each, u that of float32);
+1. every other record has the same rows in both; where the loss is a mean, its *common factor*, 1/B against 1/(B + 1) in
+   float32, moves each stored gradient by at most 4 u of its length (u that of float32) and each claimed norm by 36 u;
 2. each clip factor c_i and each stored gradient G_i is computed from record i's rows alone, with c_i |G_i| at most
    C (1 - margin); where there is a common factor, c_i falls to zero over eight octaves of |G_i| and does not jump;
 3. every other record belongs to the same group in both, in the same order, and the product of a group is a function of
@@ -19,7 +19,7 @@ two batches differ in one record, and suppose that
 4. a float32 product sums at most k = `GROUP_ROWS` rows (larger groups are multiplied in float64), and only the at most
    m = `BLOCK_GROUPS` groups of a *block*, always the same ones, are added in float32.
 
-Then the computed sums differ by at most C if ``margin >= 2^-8 + 6 u B``, the second term only with a common factor.
+Then the computed sums differ by at most C if ``margin >= 2^-8 + 42 u B``, the second term only with a common factor.
 
 *Proof.* What does not contain the record is equal in both. The product of a group of s <= k rows has, in whatever order
 it is summed, an error of at most gamma_{s+2} times the sum of the absolute values of its terms (Higham 2002, section 3.1;
@@ -27,9 +27,11 @@ the two extra roundings are those of c_i and of c_i g_i). Its terms are the entr
 record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2) u). Adding m
 groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k) u' C, which is
 0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition of at most B, far
-below the rest. The common factor moves every other record's clipped gradient by at most 4 u C; the taper of its clip factor
-changes by at most 0.18 of the relative change of the length it depends on, which is less than u C more. So the others' sum
-moves by less than ``6 u B C``. The differing record itself adds at most C (1 - margin).  QED.
+below the rest. The common factor moves every other record's clipped gradient by at most 4 u C, and its computed norm,
+whose squares are added in float32 in blocks of 32 (`row_squared_norms`), errs by at most 18 u in either world, another
+way in each; the taper of its clip factor changes by at most 0.18 of the relative change of the length it depends on,
+which is less than u C more. So the others' sum moves by less than ``42 u B C``. The differing record itself adds at
+most C (1 - margin). QED.
 (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
 
 `Groups` are written as blocks of group sizes, e.g. ((112, 98, 120, 105), (110, 99)).
@@ -38,14 +40,16 @@ Under zero-out and replace-one, neighbours have equally many rows: consecutive g
 add-or-remove-one a removed record shifts all that follow it, so there the sampler draws each record's group with a coin
 of its own (`sampling.into_groups`); with the coins coupled, condition 3 holds.
 
-What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round
-record j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers
-without a rule, that torch.func does. That other products round a record alike wherever it lies is arranged (aligned
-operands, a fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor, under a mean,
-that sums inside a record leave the range of float32 on the way and come back, which takes inputs and gradients that
-multiply to 1e38: whether they do depends on the factor. Under torch.autocast
-those roundings are of 8 or 11 bits. The books widen what was saved to float32 before anything is measured or summed, where
-products of two bfloat16 numbers are exact, so the theorem holds with float32's u; the loss must be a sum (condition 1).
+What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round record
+j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers without a
+rule, that torch.func does. That other products round a record alike wherever it lies is arranged (aligned operands, a
+fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor, under a mean, records
+for which condition 1 fails: those whose gradient, or a gradient on its way through the layers, cancels down to what the
+rounding of the factor leaves (106 of them moved by 106 C when a record joined), or leaves float32's range and comes
+back. A summed loss has no common factor: there the condition needs no such records to be absent. Under torch.autocast
+those roundings are of 8 or 11 bits. The books widen what was saved to float32 before anything is measured or summed,
+where products of two bfloat16 numbers are exact, so the theorem holds with float32's u; the loss must be a sum
+(condition 1).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +69,8 @@ NARROW = 512  # columns up to which one float64 product is as fast as a float32 
 SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
 LEAST_BATCHED = 8  # blocks
 BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
-NORM_BLOCK = 1024  # entries whose squares are added in float32
+NORM_BLOCK = 32  # entries whose squares are added in float32
+COMMON_FACTOR_ERROR = 42 * 2.0**-24  # by which a common factor may move a clipped gradient or a norm, relatively
 SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
 
 
@@ -78,14 +83,14 @@ def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> 
         common_factor: whether all gradients carry a factor that depends on how many there are, such as a mean's.
 
     Returns:
-        2^-8 + capacity * 6 * 2^-24 for float32 (without a common factor: capacity * 2^-32 instead, for adding up the
+        2^-8 + capacity * 42 * 2^-24 for float32 (without a common factor: capacity * 2^-32 instead, for adding up the
         groups); for float64 2^-20, growing as capacity * 2^-32 beyond 4,096 records, and the same for a common factor, since
         losses may be computed in float32.
 
     Raises:
         ValueError: a float32 batch so large that rounding could eat most of the bound.
     """
-    common = 6 * UNIT_ROUNDOFF[torch.float32] * capacity if common_factor else 0.0
+    common = COMMON_FACTOR_ERROR * capacity if common_factor else 0.0
     if dtype != torch.float32:
         share = max(2.0**-20, capacity * 2.0**-32) + common
     else:
@@ -268,7 +273,7 @@ def row_squared_norms(x: Tensor) -> Tensor:
     """At least the squared Euclidean norm of each record, and hardly more: shape (B, ...) -> (B,), float64.
 
     float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19; both break the bound.
-    So blocks of 1,024 squares are added in float32, blocks in float64, and the result is raised by the most that this
+    So blocks of 32 squares are added in float32, blocks in float64, and the result is raised by the most that this
     can have lost: (N + 4) 2^-24 of the square for blocks of N entries, and 2^-126 for each entry. Beyond 1e19 the
     result is infinite.
     """

@@ -39,7 +39,7 @@ class ValueEngine(Engine):
         if reduction != "mean":
             raise ValueError("loss_reduction must be 'mean' for value clipping: private.loss returns a mean.")
         self._layers = layers_of(model)
-        super().__init__(model, clipping, capacity=capacity)
+        super().__init__(model, clipping, capacity=capacity, reduction="sum")  # the mean is only shown; see `loss`
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
         self.physical_rows = capacity

@@ -20,6 +20,7 @@ from sklearn.isotonic import isotonic_regression
 from torch import Tensor
 
 from dpoptim.clipping import Clipping, Style
+from dpoptim.gradients.products import COMMON_FACTOR_ERROR
 from dpoptim.plan import Basis, NormChoice, positive_number, real_number
 
 LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
@@ -119,14 +120,14 @@ class QuantileSearch(NormChoice):
         capacity: the most records that a step holds; public.
 
     **Guarantee.** What `query` returns moves by at most 1 with one record. Votes do not jump with the norm: under a mean all
-    norms are rounded together, by up to 6 * 2^-24 of their length depending on how many records there are, and the others'
+    norms are rounded together, by up to 42 * 2^-24 of their length depending on how many records there are, and the others'
     votes may move by that times `SLOPE` each, which is taken off every vote.
     """
 
     def __init__(self, quantile: PrivateQuantile, style: Style, *, batch_size: int, steps: int, capacity: int) -> None:
         self._settings, self._style = quantile, style
         self._batch_size = batch_size
-        self._shrunk = 1 / (1 + SLOPE * capacity * 6 * 2.0**-24)
+        self._shrunk = 1 / (1 + SLOPE * capacity * COMMON_FACTOR_ERROR)
         self._measuring = quantile.measuring_steps(steps)
         self._histogram = torch.zeros(BINS, dtype=torch.float64)
         self._count = 0.0  # of norms at most C, less half of the records

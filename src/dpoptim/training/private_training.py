@@ -27,6 +27,7 @@ from dpoptim.training.probe import positions_per_layer, probe_model, show_the_ba
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters, refuse_unsupported
 
 SEEDED = "seeded: not for release"
+CANCELLATION = "no gradient was made to cancel down to the rounding of the mean's factor (a summed loss needs no such trust)"
 
 
 class PrivateTraining:
@@ -362,6 +363,8 @@ class PrivateTraining:
             Basis("trusted", "the shape of a record is public"),
             Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
         ]
+        if self._engine.reduction == "mean":
+            items.append(Basis("trusted", CANCELLATION))
         if self._ledger.durable:
             items.append(Basis("enforced", "the whole run was charged to a ledger on disk before its first noisy sum"))
         else:
