@@ -117,7 +117,7 @@ def norm_of_half_a_record() -> Fault:
     return patch.object(FilteredGate, "release_norm", release_norm)
 
 
-def exponential_without_half() -> Fault:
+def odds_not_halved() -> Fault:
     """Odds exp(epsilon score): right where a record can only raise scores, which counts around a rank do not obey."""
     honest = SelectionGate.select
 
