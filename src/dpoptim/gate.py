@@ -205,8 +205,10 @@ NORM_ROUNDING = 1 + 2.0**-20  # covers what `accurate_norm` rounds, up to 2^31 r
 
 
 def accurate_norm(total: Tensor) -> float:
-    """Euclidean norm of a float64 tensor, to 2^-52 of its value however many entries there are."""
-    return math.sqrt(math.fsum(total.square().flatten().tolist()))
+    """Euclidean norm of a float64 tensor, to 2^-52 of its value however many entries there are, and of whatever size."""
+    exponent = min(max(math.frexp(float(total.abs().max()))[1], -1000), 1000)  # so that no square leaves float64
+    scaled = total * 2.0**-exponent
+    return math.sqrt(math.fsum(scaled.square().flatten().tolist())) * 2.0**exponent
 
 
 class FilteredGate:
@@ -247,7 +249,8 @@ class FilteredGate:
     def release_norm(self, total: Tensor, *, norm_bound: float, mu: float) -> float:
         """The Euclidean norm of ``total`` with Gaussian noise; may be negative. Errors and price as for `release_sum`.
 
-        **Guarantee.** mu-GDP under the same condition, by the triangle inequality.
+        **Guarantee.** mu-GDP under the same condition, by the triangle inequality. Rounding is covered up to a total of 2^31
+        bounds; the condition is on what is passed, with whatever was rounded in adding it up.
         """
         norm = total.new_tensor([accurate_norm(total)])
         return float(self.release_sum(norm, norm_bound=norm_bound * NORM_ROUNDING, mu=mu))

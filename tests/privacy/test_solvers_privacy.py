@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from dpoptim import gate as gate_module
 from dpoptim.accounting.filters import selection_mu
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.gate import FilteredGate
+from dpoptim.audit.side_by_side import CanaryProblem
+from dpoptim.gate import FilteredGate, accurate_norm
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, adaptive_gd
 from dpoptim.solvers.kl_spider import spider_schedule
 from dpoptim.solvers.releases import Releases
@@ -150,6 +151,33 @@ def test_the_filter_is_asked_before_the_noise_is_drawn(monkeypatch: pytest.Monke
         releases.gradient(w, lipschitz=1.0, rho=0.26)
     assert len(spent) == before, "nothing was drawn"
     assert len(releases.trace) == 2
+
+
+def test_what_a_long_penalty_rounds_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    norms, bounds = [], []
+
+    def release_norm(gate: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> float:
+        norms.append(accurate_norm(total))
+        bounds.append(norm_bound)
+        return 0.0
+
+    monkeypatch.setattr(FilteredGate, "release_norm", release_norm)
+    monkeypatch.setattr(FilteredGate, "select", lambda gate, scores, *, norm_bound, epsilon: bounds.append(norm_bound) or 0)
+    w = torch.zeros(1, dtype=torch.float64)
+    for last in (0.0, 1.0):
+        data = torch.ones(9)
+        data[-1] = last
+        releases = Releases(Objective(CanaryProblem(1, capacity=9, slope=1e17 / 9), (data,)), BUDGET)
+        releases.gradient_norm(w, lipschitz=1.0, rho=0.01)
+        releases.least_gradient([w], lipschitz=1.0, rho=0.01)
+    assert norms[1] - norms[0] > 8  # of a record clipped to 1
+    assert min(bounds) >= norms[1] - norms[0]
+
+
+def test_norms_are_right_at_both_ends_of_float64() -> None:
+    for size in (5e-324, 1e-200, 1.0, 1e200, 1e307):
+        assert accurate_norm(torch.tensor([3 * size, -4 * size], dtype=torch.float64)) == pytest.approx(5 * size, rel=1e-15)
+    assert accurate_norm(torch.zeros(3, dtype=torch.float64)) == 0
 
 
 def test_noise_of_all_kinds_has_the_stated_size() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from dpoptim.audit.methods import (
     AUDITS,
     CONFIDENCE,
     Finding,
+    adaptive,
     dice_sgd_plan,
     dp_ftrl_plan,
     finding,
@@ -67,10 +69,10 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
             return dice_sgd_plan(plan, [0], seed)  # one record is like another
         case DiceSGD():
             return run_audits(["dice-sgd as published"], trials=trials, seed=seed)[0]
-        case WholeRun(solver="accelerated-srgd"):
-            return srgd(trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
         case WholeRun():
-            return solver(method.solver, trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
+            own = {"adaptive-gd": adaptive, "accelerated-srgd": srgd}
+            audit = own.get(method.solver, partial(solver, method.solver))
+            return audit(trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
     plain = method
     if isinstance(method, ValueClippedSGD):  # sampled and released alike; what it clips has tests of its own
         plain = DPSGD(method.rule.norm)

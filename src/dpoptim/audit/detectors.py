@@ -207,7 +207,9 @@ DETECTORS: dict[str, Detector] = {
     "refusals": refusals,
     "error feedback": error_feedback,
     "correlated noise": partial(named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"),
-    "solvers": partial(named_audits, "noisy-gd", "kl-spider", "accelerated-srgd"),
+    "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
+    "norms": partial(named_audits, "adaptive-gd, norms"),
+    "selection": partial(named_audits, "quantile"),
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,
 }

@@ -1,6 +1,7 @@
 """Privacy bugs of the methods beyond DP-SGD, put into this library while a ``with`` lasts; for testing detectors."""
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import SplitClipping
-from dpoptim.gate import CorrelatedSum, FilteredGate
+from dpoptim.gate import CorrelatedSum, FilteredGate, SelectionGate
 from dpoptim.gradients import value_engine
 from dpoptim.gradients.feed_forward import Layer, SpectralNorms, squared_gradient_bounds
 from dpoptim.methods import DiceSGD, private_quantile
@@ -104,6 +105,26 @@ def norm_bound_of_half() -> Fault:
         return honest(gate, total, norm_bound=norm_bound / 2, mu=mu)
 
     return patch.object(FilteredGate, "release_sum", release_sum)
+
+
+def norm_of_half_a_record() -> Fault:
+    """A record in a random direction hardly moves the norm; one along the gradient moves it by its whole bound."""
+    honest = FilteredGate.release_norm
+
+    def release_norm(gate: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> float:
+        return honest(gate, total, norm_bound=norm_bound / 2, mu=mu)
+
+    return patch.object(FilteredGate, "release_norm", release_norm)
+
+
+def odds_not_halved() -> Fault:
+    """Odds exp(epsilon score): right where a record can only raise scores, which counts around a rank do not obey."""
+    honest = SelectionGate.select
+
+    def select(gate: SelectionGate, scores: Sequence[float]) -> int:
+        return honest(gate, [2 * score for score in scores])
+
+    return patch.object(SelectionGate, "select", select)
 
 
 def biases_left_out() -> Fault:

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.accounting import gdp_epsilon
+from dpoptim.audit.adaptive import from_gradients, from_norms
 from dpoptim.audit.bounds import Errors, epsilon_lower_bound
 from dpoptim.audit.family import SampledGaussians, attainable_errors
-from dpoptim.audit.side_by_side import RUNS, CanaryProblem, Floats, releases_kept, separate
+from dpoptim.audit.side_by_side import RUNS, CanaryProblem, Floats, lowest, releases_kept, separate
 from dpoptim.audit.two_worlds import LENGTH, audit_two_worlds
 from dpoptim.low_quantile import private_low_quantile
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.plan import Plan
-from dpoptim.solvers import Budget, Objective, adaptive_gd, kl_spider, noisy_gd, proximal_point
+from dpoptim.solvers import Budget, Objective, kl_spider, noisy_gd, proximal_point
 from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
 from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.training.attach import attach
@@ -110,8 +111,8 @@ def dp_ftrl_plan(plan: Plan, trials: int, seed: int) -> Finding:
         weight[:trials] = presence
         return table_releases(plan, TensorDataset(index, weight), trials, world_seed)
 
-    low = -1.0 if plan.neighboring == "replace-one" else 0.0
-    return gaussian_finding(separate(world, low=low, confidence=CONFIDENCE, seed=seed * 10), mu_of(plan))
+    found = separate(world, low=lowest(plan.neighboring), confidence=CONFIDENCE, seed=seed * 10)
+    return gaussian_finding(found, mu_of(plan))
 
 
 def mu_of(plan: Plan) -> float:
@@ -147,8 +148,22 @@ def solver(name: str, trials: int, seed: int, *, mu: float = MU, neighboring: st
             run(objective, Budget(DELTA, mu=mu), world_seed)
         return torch.stack(kept).numpy()
 
-    low = -1.0 if neighboring == "replace-one" else 0.0
-    return gaussian_finding(separate(world, low=low, confidence=CONFIDENCE, seed=seed * 10), mu)
+    return gaussian_finding(separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu)
+
+
+def adaptive(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
+    """Adaptive gradient descent where it spends nearly all on gradients."""
+    budget = Budget(DELTA, mu=mu)
+    return gaussian_finding(
+        from_gradients(trials, seed * 10, budget=budget, neighboring=neighboring, confidence=CONFIDENCE), mu
+    )
+
+
+def adaptive_norms(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
+    """Adaptive gradient descent where it spends nearly all on norms; a tenth of the trials, since each is a run."""
+    runs, budget = max(1000, trials // 10), Budget(DELTA, mu=mu)
+    found = from_norms(runs, seed * 10**6, budget=budget, neighboring=neighboring, confidence=CONFIDENCE)
+    return gaussian_finding(found, mu)
 
 
 def srgd(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
@@ -168,8 +183,7 @@ def srgd(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out
             )
         return torch.stack(kept).numpy()
 
-    low = -1.0 if neighboring == "replace-one" else 0.0
-    return gaussian_finding(separate(world, low=low, confidence=CONFIDENCE, seed=seed * 10), mu)
+    return gaussian_finding(separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu)
 
 
 def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
@@ -237,24 +251,27 @@ def dice_sgd_as_published(trials: int, seed: int) -> Finding:
 
 
 def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
-    """The exponential mechanism for the clip norm, where one record decides about a region of a tenth of the odds.
+    """The exponential mechanism for the clip norm, on data where one record shifts every count.
 
-    All values lie above the region but the canary, below it or not: the region's score rises by 1 and the others' stay, so
-    its odds grow by ``e^(epsilon/2)`` at most.
+    The record goes from below all candidates to above them, as it also does when it is zeroed out. In the lower seven
+    octaves the count was the rank and falls one short of it; in the highest octave it was one above and becomes the rank. So
+    the scores of the one fall by 1, those of the other rise by 1, and their odds change by ``e^epsilon``, all that the
+    guarantee allows. The chance changes by nearly as much where it is small, but then takes many runs to measure.
     """
-    runs = max(200, trials // 10)
-    low, high = 1e-9, 16.0
-    inside = []
-    for canary, start in ((8.0, 0), (1.0, runs)):
-        values = torch.tensor([canary] + [8.0] * 12)
+    runs = max(2000, trials // 10)
+    low, edge, high = 1.0, 128.0, 256.0
+    chosen = []
+    for canary, start in ((0.5, 0), (1000.0, runs)):
+        values = torch.tensor([canary] + [0.5] * 5 + [edge] + [1000.0] * 5)
         seeds = range(seed * 10**6 + start, seed * 10**6 + start + runs)
         drawn = [private_low_quantile(values, 0.5, epsilon=epsilon, low=low, high=high, noise_seed=s)[0] for s in seeds]
-        inside.append(np.array([1 < value <= 8 for value in drawn]))
-    errors = Errors(int(inside[0].sum()), runs, int((~inside[1]).sum()), runs)
-    candidates = 8 * math.log2(high / low)
-    odds = 24 / (candidates - 24)
-    limit = math.log(math.exp(epsilon / 2) * (1 + odds) / (1 + odds * math.exp(epsilon / 2)))
-    return finding(epsilon, epsilon_lower_bound(errors, 0.0, CONFIDENCE), limit, 2 * runs)
+        chosen.append(np.array([value > edge for value in drawn]))
+    errors = Errors(int(chosen[0].sum()), runs, int((~chosen[1]).sum()), runs)
+    odds = 8 / 57 * np.exp([-epsilon / 2, epsilon / 2])  # of the 8 candidates above the edge against the 57 others
+    rates = odds / (1 + odds)
+    expected = Errors(round(runs * rates[0]), runs, round(runs * (1 - rates[1])), runs)
+    lower, limit = (epsilon_lower_bound(each, 0.0, CONFIDENCE) for each in (errors, expected))
+    return finding(epsilon, lower, limit, 2 * runs)
 
 
 def gaussian_finding(found: Any, claimed_mu: float) -> Finding:
@@ -287,8 +304,6 @@ SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {
         inner_steps=4,
         noise_seed=s,
     ),
-    # Spends part of its budget on norms, which this attack does not read.
-    "adaptive-gd": lambda o, b, s: adaptive_gd(o, None, b, lipschitz=1.0, smoothness=1.0, max_steps=40, noise_seed=s),
 }
 Audit = Callable[[int, int], Finding]
 AUDITS: dict[str, Audit] = {
@@ -301,6 +316,8 @@ AUDITS: dict[str, Audit] = {
     "dice-sgd": dice_sgd,
     "dice-sgd as published": dice_sgd_as_published,
     **{name: partial(solver, name) for name in SOLVERS},
+    "adaptive-gd": adaptive,
+    "adaptive-gd, norms": adaptive_norms,
     "accelerated-srgd": srgd,
     "quantile": low_quantile,
 }

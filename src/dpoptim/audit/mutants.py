@@ -122,6 +122,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("sensitivity of the strategy left out", "gate.CorrelatedSum", _m.independent_sensitivity, CORRELATED),
     Mutant("solvers' noise times 0.7", "gate.FilteredGate.deviation", _m.solver_noise_too_small, "solvers"),
     Mutant("solvers' norm bound halved", "gate.FilteredGate.release_sum", _m.norm_bound_of_half, "solvers"),
+    Mutant("a norm's bound halved", "gate.FilteredGate.release_norm", _m.norm_of_half_a_record, "norms"),
+    Mutant("odds of a choice not halved", "gate.SelectionGate.select", _m.odds_not_halved, "selection"),
     Mutant("biases left out of the value bound", "gradients.feed_forward", _m.biases_left_out, "value clipping"),
     Mutant("later layers left out of the value bound", "SpectralNorms", _m.later_weights_left_out, "value clipping"),
     Mutant("a record counts in two bins", "private_quantile.histogram", _m.counted_in_two_bins, "clip norm search"),

@@ -31,12 +31,14 @@ World = Callable[[float, int], Floats]  # (what the canary holds, seed) -> relea
 class CanaryProblem:
     """A problem for the solvers: records are numbers, and a record's clipped gradient is that multiple of the bound.
 
-    A public slope, some noise deviations long in all, keeps methods going that stop at small gradients; adaptive ones spend
-    little where it is longer.
+    Args:
+        runs, capacity: coordinates, and records at most.
+        slope: the gradient of the public penalty, one number or one for each coordinate. By default some noise deviations
+            long in all, which keeps methods going that stop at small gradients.
     """
 
-    def __init__(self, runs: int, capacity: int) -> None:
-        self.dimension, self.capacity = runs, capacity
+    def __init__(self, runs: int, capacity: int, slope: float | Tensor = 0.1) -> None:
+        self.dimension, self.capacity, self.slope = runs, capacity, slope
 
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=torch.float64)
@@ -54,7 +56,7 @@ class CanaryProblem:
         return 0.0
 
     def penalty_gradient(self, w: Tensor) -> Tensor:
-        return torch.full_like(w, 0.1)
+        return torch.zeros_like(w) + self.slope
 
 
 @contextmanager
@@ -91,11 +93,16 @@ class Separation:
     errors: Errors
 
 
+def lowest(neighboring: str) -> float:
+    """What the canary holds in the world without it, in norm bounds: nothing, or its value turned round."""
+    return -1.0 if neighboring == "replace-one" else 0.0
+
+
 def separate(world: World, *, low: float = 0.0, confidence: float = 0.95, seed: int = 0) -> Separation:
     """Attack: two runs of the world choose statistic and threshold, two others certify.
 
     Args:
-        low: what the canary holds in the first world: 0 (zero-out), or -1 (replace-one).
+        low: what the canary holds in the first world; see `lowest`.
     """
     chosen = [world(presence, seed + 1 + i) for i, presence in enumerate((low, 1.0))]
     steps = min(len(each) for each in chosen)
