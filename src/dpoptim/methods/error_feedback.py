@@ -117,14 +117,14 @@ class ErrorFeedback:
         self._error = [error.to(total.device) for error, total in zip(self._error, clipped, strict=True)]  # after a resume
         self._fed = self._share(norm(self._error))
         for error, total in zip(self._error, clipped, strict=True):
-            total.add_(error * self._fed)
+            total.add_(error, alpha=self._fed)
         return clipped
 
     def released(self, sums: list[list[Tensor]]) -> None:
         """The sum of the last `query` is out: take what it fed back off the state, and the residual sum into it."""
         assert self._error is not None
         for error, rest in zip(self._error, sums[1], strict=True):
-            error.sub_(error * self._fed).add_(rest)
+            torch.add(rest, error, alpha=1 - self._fed, out=error)
         self._steps += 1
 
     def _share(self, length: float) -> float:
@@ -154,12 +154,12 @@ class ErrorFeedback:
 def norm(tensors: Sequence[Tensor]) -> float:
     """Euclidean norm of float64 tensors taken together, to 2^-40 of its value for up to 2^36 entries.
 
-    However a backend adds: blocks of 4,096 squares, then blocks of these.
+    However a backend adds blocks of 4,096 squares; blocks are added exactly.
     """
     squares = []
     for tensor in tensors:
-        square = tensor.flatten().square()
-        while square.numel() > 1:
-            square = torch.cat([square, square.new_zeros(-square.numel() % NORM_BLOCK)]).view(-1, NORM_BLOCK).sum(1)
-        squares += square.tolist()
+        entries = tensor.flatten()
+        whole = entries.numel() // NORM_BLOCK * NORM_BLOCK
+        for part in (entries[:whole].view(-1, NORM_BLOCK), entries[None, whole:]):
+            squares += torch.linalg.vecdot(part, part).tolist()
     return math.sqrt(math.fsum(squares))

@@ -1,0 +1,103 @@
+"""What error feedback costs: a step of DiceSGD against one of DP-SGD, through `attach`, noise and batches included.
+
+The two take turns, step by step; medians of processor time. Memory counts tensors at the peak of a step, in sizes of the
+model's parameters in float64.
+
+Run: ``python benchmarks/error_feedback.py [--steps 9] [--workload GPT ...] --out benchmarks/results``.
+"""
+
+import argparse
+import csv
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+from dpoptim import DPSGD, DiceSGD, attach
+from dpoptim.training.memory import LiveTensors
+from workloads import WORKLOADS, Workload
+
+BATCHES = 20  # of the data set
+NAMES = ("softmax 785-10", "softmax 513-257", "MLP 784-256-10", "small CNN", "GPT", "GPT, LoRA", "ViT")
+SMALL = ("softmax 785-10", "softmax 513-257", "MLP 784-256-10")  # measured at this many times their batch, too
+LARGER = 8
+WARM_UP = 3  # steps
+
+
+def steps(work: Workload, method: DPSGD | DiceSGD, times: int, batches: int) -> Iterator[float]:
+    """Processor seconds of one step after the other.
+
+    Args:
+        times: the workload's batch is repeated as often. batches: that make up the data set.
+    """
+    model, (x, y) = work.build(), work.data()
+    x, y = torch.cat([x] * times), torch.cat([y] * times)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    rows = torch.arange(len(x)).repeat(batches)
+    plan = method.plan(n=len(rows), batch_size=len(x), epochs=100, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out")
+    with attach(plan, model, optimizer, TensorDataset(rows), loss_reduction="sum") as private:
+        waiting = iter(private.batches())
+        while True:
+            started = time.process_time()
+            (place,) = next(waiting)
+            work.loss(model(x[place]), y[place], "none").sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield time.process_time() - started
+
+
+def peak(work: Workload, method: DPSGD | DiceSGD, times: int) -> float:
+    """Of three steps on the same full batch, in float64 tensors of the parameters' size."""
+    size = 8 * sum(p.numel() for p in work.build().parameters() if p.requires_grad)
+    with LiveTensors() as live:
+        for _ in itertools.islice(steps(work, method, times, batches=1), 3):
+            pass
+    return live.peak / size
+
+
+def measure(work: Workload, times: int, count: int) -> dict[str, object]:
+    methods = {"DP-SGD": DPSGD(1.0), "DiceSGD": DiceSGD(1.0)}
+    both = {name: steps(work, method, times, BATCHES) for name, method in methods.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in both}
+    for turn in range(WARM_UP + count):
+        for name, each in both.items():
+            taken = next(each)
+            if turn >= WARM_UP:
+                seconds[name].append(taken)
+    plain, dice = (statistics.median(seconds[name]) for name in both)
+    peaks = [peak(work, method, times) for method in methods.values()]
+    return {
+        "work": work.name,
+        "batch": times * len(work.data()[0]),
+        "DP-SGD, ms": round(1000 * plain, 2),
+        "DiceSGD, ms": round(1000 * dice, 2),
+        "ratio": round(dice / plain, 2),
+        "parameter-sized tensors more": round(peaks[1] - peaks[0], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--workload", nargs="*", default=NAMES, choices=list(WORKLOADS))
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in asked.workload:
+        for times in (1, LARGER) if name in SMALL else (1,):
+            rows.append(measure(WORKLOADS[name], times, asked.steps * (10 if name in SMALL else 1)))
+            print(rows[-1], flush=True)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    with (asked.out / "error_feedback.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
