@@ -121,8 +121,9 @@ def _how_to_fit(budget: Budget, short: Shortfall) -> str:
     steps = math.floor(100 * short.left / short.needed)
     noise = math.sqrt(short.needed / short.left)
     single = budget.largest_gaussian(short.left)
+    shorter = f"at most {steps} % of its steps, or " if steps >= 1 else ""
     return (
-        f"To fit: at most {steps} % of its steps, or about {noise:.3g} times its noise, or a lower epsilon "
+        f"To fit: {shorter}about {noise:.3g} times its noise, or a lower epsilon "
         f"(a single Gaussian release of epsilon={single:.3g} would fit)."
     )
 

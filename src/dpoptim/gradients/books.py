@@ -10,6 +10,7 @@ Entries are filed by autograd's graph task, so a backward pass that dies leaves 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,9 +159,14 @@ class BookedLayer(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_nested_backward(ctx.name, ctx.forward_task)
         saved, rule, module = ctx.saved_tensors, ctx.rule, ctx.module
-        ctx.books.enter(
-            Entry(ctx.name, module, g.shape[0], lambda: rule.contributions(module, widened(saved), *widened([g]))),
-        )
+
+        def contributions() -> Mapping[str, Contribution]:
+            return rule.contributions(module, widened(saved), *widened([g]))
+
+        if rule.at_once:
+            with torch.autocast(g.device.type, enabled=False):
+                contributions = partial(dict, contributions())  # what they were made of is free to go
+        ctx.books.enter(Entry(ctx.name, module, g.shape[0], contributions))
         if not ctx.needs_input_grad[4]:
             return (None,) * (5 + ctx.parameters)
         with torch.autocast(g.device.type, enabled=False):

@@ -50,7 +50,7 @@ def padding_inside(module: Convolution) -> tuple[int, ...]:
 
 
 class ConvolutionRule:
-    narrow = True
+    narrow, at_once = True, False
 
     def check(self, module: nn.Module, name: str) -> None:
         pass

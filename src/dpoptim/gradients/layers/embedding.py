@@ -24,7 +24,7 @@ def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
 
 
 class EmbeddingRule:
-    narrow = False
+    narrow, at_once = False, False
 
     def check(self, module: nn.Module, name: str) -> None:
         assert isinstance(module, nn.Embedding)

@@ -21,7 +21,7 @@ def is_transposed_linear(module: nn.Module) -> bool:
 class TransposedLinearRule:
     """``x @ weight + bias``."""
 
-    narrow = True
+    narrow, at_once = True, False
 
     def check(self, module: nn.Module, name: str) -> None:
         pass

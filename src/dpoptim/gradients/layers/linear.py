@@ -10,7 +10,7 @@ from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer, p
 
 
 class LinearRule:
-    narrow = True
+    narrow, at_once = True, False
 
     def check(self, module: nn.Module, name: str) -> None:
         pass

@@ -43,7 +43,7 @@ def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_a
 
 
 class LayerNormRule:
-    narrow = False
+    narrow, at_once = False, True
 
     def check(self, module: nn.Module, name: str) -> None:
         pass
@@ -76,7 +76,7 @@ class LayerNormRule:
 
 
 class RMSNormRule:
-    narrow = False
+    narrow, at_once = False, True
 
     def check(self, module: nn.Module, name: str) -> None:
         pass
@@ -115,7 +115,7 @@ def groups_of(module: nn.Module) -> int:
 class GroupNormRule:
     """Serves InstanceNorm, too (without running statistics, which would mix records)."""
 
-    narrow = False
+    narrow, at_once = False, True
 
     def check(self, module: nn.Module, name: str) -> None:
         pass

@@ -16,6 +16,11 @@ class LayerRule(Protocol):
         """Whether torch.autocast runs the layer in its narrow dtype; else in float32."""
         ...
 
+    @property
+    def at_once(self) -> bool:
+        """Whether contributions are made in the backward pass: they take less memory than what they are made of."""
+        ...
+
     def check(self, module: nn.Module, name: str) -> None:
         """Raise `PrivacyError` if the module's options cannot be clipped record by record."""
         ...
