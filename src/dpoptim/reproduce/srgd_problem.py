@@ -16,9 +16,9 @@ same for all n, and its minimiser is known:
   Below M / T^2 it is rho s^2 T^2 / M: there squares add, not the terms. (Their root of a sum of squares is within
   sqrt(2) of the sum, so the theorem cannot tell them apart; `exponents` fits either.)
 * Sampling: a well-specified model adds its noise variance / 2n (1 / 2n for logistic loss) for every direction learnt: at
-  most of order p / n, less than 1 / sqrt(n) for n > p^2. At fixed p no such problem has a sampling error that falls like
-  1 / sqrt(n), so the first exponent is that of the error of n^(1/4) steps. For it to be the larger at n = 1000 and
-  p = 100, M R must not be small: `SIZE` L.
+  most of order p / n, less than 1 / sqrt(n) for n > p^2. At fixed p no such problem has a sampling error that goes on
+  falling like 1 / sqrt(n), so the first exponent is that of the error of n^(1/4) steps. For it to be the larger at
+  n = 1000 and p = 100 too, M R must not be small against L: `SIZE`, chosen on pilot runs, as was `DECADES`.
 """
 
 import math

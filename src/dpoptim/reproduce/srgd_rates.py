@@ -165,7 +165,7 @@ def srgd_rates(out: Path, *, quick: bool = False, seeds: int = 10) -> Path:
 
     Args:
         out: made if it does not exist.
-        quick: n up to 1e4 and two seeds, in about a minute; else n up to 1e6, in about half an hour on one core.
+        quick: n up to 1e4 and two seeds, in about two minutes; else n up to 1e6, in about a quarter of an hour on one core.
         seeds: repetitions, at least 2.
 
     Returns the path of the table.
