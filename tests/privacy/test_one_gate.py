@@ -18,7 +18,8 @@ ALLOWED = {
     "noise/stream.py": None,
     "noise/__init__.py": None,
     "noise/correlated/mechanism.py": {"standard_normal"},  # started by the gate alone, see below
-    "reproduce/srgd_rates.py": {"np.random", "default_rng"},  # made-up problems
+    "reproduce/srgd_problem.py": {"np.random", "default_rng"},  # made-up problems
+    "reproduce/srgd_rates.py": {"np.random", "default_rng"},  # bootstrap
     "reproduce/one_pass.py": {"np.random", "default_rng"},  # shuffles public data
     "files.py": {"secrets."},  # names of temporary files
     "training/probe.py": {"randn", "randint"},  # made-up inputs for testing the model
