@@ -61,13 +61,13 @@ def ours(work: Workload, *, noise: bool = False, compiled: bool = False) -> Step
     model, (x, y) = work.build(), work.data()
     optimizer, stream = sgd(model), KeyStream()
     positions = positions_per_layer(model, torch.utils.data.TensorDataset(x, y))
-    engine = Engine(model, Clipping(1.0), capacity=len(x), positions=positions)
+    engine = Engine(model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions)
     engine.attach()
     forward = torch.compile(model) if compiled else model
 
     def step() -> None:
         engine.deliver(len(x))
-        work.loss(forward(x), y, "mean").backward()
+        work.loss(forward(x), y, "none").sum().backward()
         sums = engine.take()
         if noise:
             for buffer in sums:

@@ -218,10 +218,10 @@ def add_weighted_outer(total: Sum, g: Tensor, a: Tensor, weights: Tensor, groups
             total.add(torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64))
         groups = groups[start // (BLOCK_GROUPS * GROUP_ROWS) :]
 
-    def product(part: slice) -> Tensor:
+    def product(part: slice, room: Tensor | None) -> Tensor:
         part = slice(part.start + start, part.stop + start)
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            return torch.mm((g[part] * narrow[part]).T, aligned(a[part]))
+            return torch.mm((g[part] * narrow[part]).T, aligned(a[part]), out=room)
         exact = g.new_zeros(g.shape[1], a.shape[1], dtype=torch.float64)
         for first in range(part.start, part.stop, FLOAT64_ROWS):
             rows = slice(first, min(first + FLOAT64_ROWS, part.stop))
@@ -245,9 +245,9 @@ def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Group
         return
     narrow = None if values.dtype == torch.float64 else weights.to(values.dtype)
 
-    def product(part: slice) -> Tensor:
+    def product(part: slice, room: Tensor | None) -> Tensor:
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            return torch.mv(aligned(values[part]).T, narrow[part])
+            return torch.mv(aligned(values[part]).T, narrow[part], out=room)
         exact = values.new_zeros(values.shape[1], dtype=torch.float64)
         for start in range(part.start, part.stop, FLOAT64_ROWS):
             rows = slice(start, min(start + FLOAT64_ROWS, part.stop))
@@ -257,16 +257,28 @@ def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Group
     add_groups(total, product, groups)
 
 
-def add_groups(total: Sum, product: Callable[[slice], Tensor], groups: Groups) -> None:
-    """Add the groups' products to ``total``: those of a block in their own dtype first."""
+def add_groups(total: Sum, product: Callable[[slice, Tensor | None], Tensor], groups: Groups) -> None:
+    """Add the groups' products to ``total``: those of a block in their own dtype first.
+
+    Args:
+        product: of the rows of a group; in the given memory, if its dtype allows. Fresh pages cost as much as an addition.
+    """
+    room: Tensor | None = None
     for block in slices(groups):
-        terms = [product(part) for part in block if part.stop > part.start]
-        if len({term.dtype for term in terms}) == 1:
-            for term in terms[1:]:
-                terms[0] += term
-            del terms[1:]
-        for term in terms:
-            total.add(term)
+        of_block: Tensor | None = None
+        for part in block:
+            if part.stop == part.start:
+                continue
+            term = product(part, None if of_block is None else room)
+            if of_block is None:
+                of_block = term
+            elif term.dtype == of_block.dtype:
+                of_block += term
+                room = term
+            else:
+                total.add(term)
+        if of_block is not None:
+            total.add(of_block)
 
 
 def row_squared_norms(x: Tensor) -> Tensor:

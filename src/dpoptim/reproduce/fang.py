@@ -12,7 +12,7 @@ from statistics import mean, stdev
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpoptim.methods import DPSGD, PrivateQuantile, ValueClippedSGD
 from dpoptim.plan import Plan
@@ -173,6 +173,7 @@ def epoch_times(out: Path, directory: Path, *, repeats: int = 5, say: Callable[[
         found: dict[str, list[float]] = {}
         for _ in range(repeats):
             found.setdefault("plain SGD", []).append(plain_epoch(name, training))
+            found.setdefault("plain SGD by a DataLoader", []).append(loader_epoch(name, training))
             found.setdefault("micro-batches of one", []).append(one_by_one(name, training, 1000))
             if with_opacus:
                 found.setdefault("Opacus", []).append(opacus_epoch(name, training))
@@ -193,6 +194,17 @@ def plain_epoch(name: str, training: Arrays) -> float:
     started = time.process_time()
     for indices in torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split(BATCH):
         F.cross_entropy(model(x[indices]), y[indices]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return time.process_time() - started
+
+
+def loader_epoch(name: str, training: Arrays) -> float:
+    """Ordinary SGD on shuffled batches of PyTorch's own loader, which collates record by record."""
+    model, optimizer = start(name, 0.1, 1.0)
+    started = time.process_time()
+    for x, y in DataLoader(TensorDataset(*training), batch_size=BATCH, shuffle=True):
+        F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
     return time.process_time() - started
