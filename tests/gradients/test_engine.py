@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.contributions import Positions, claimed_squared_norms
 from dpoptim.gradients.layers.convolution import formed_by_groups, formed_by_patches
+from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Formed, Positions, Rows
+from dpoptim.gradients.contributions import Formed
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
+from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import Sum, consecutive_groups
-from dpoptim.gradients.sparse import Pairs, SparseOuter
+from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 from dpoptim.gradients.tied import TiedHead, merge
 from support import joint_norm, record_loss
 

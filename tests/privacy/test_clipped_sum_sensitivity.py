@@ -265,7 +265,7 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypa
     """Alternating signs nearly cancel inside each record; one more record pushes the batch over the memory cap."""
     torch.manual_seed(0)
     inputs, T, rows = 64, 32, 40
-    monkeypatch.setattr("dpoptim.gradients.contributions.MEMORY_CAP", inputs * inputs * rows)
+    monkeypatch.setattr("dpoptim.gradients.positions.MEMORY_CAP", inputs * inputs * rows)
     model = LinearLoss(inputs, inputs)
     sign = torch.tensor([1.0, -1.0]).repeat(T // 2)[None, :, None]
     record = torch.randn(1, 1, inputs) * sign * 100 + torch.randn(1, T, inputs) * 0.05

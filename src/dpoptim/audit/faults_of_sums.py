@@ -20,9 +20,10 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients import engine as engine_module
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Pass
-from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer, Positions, positions
+from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import linear
+from dpoptim.gradients.positions import Positions, positions
 from dpoptim.gradients.products import Groups, Sum
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream

@@ -16,7 +16,8 @@ from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import Contribution, Outer, Positions
+from dpoptim.gradients.contributions import Contribution, Outer
+from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin, taper
 from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge

@@ -1,14 +1,59 @@
 """Gradients of tables of which each record touches few rows, without a table per record."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import zero_outside
+from dpoptim.gradients.contributions import blocks, zero_outside
 from dpoptim.gradients.products import Groups, Sum, row_squared_norms
 
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
+
+
+@dataclass
+class Rows:
+    """Gradients that touch few rows of a table: row ``index[i, t]`` receives ``g[i, t]``.
+
+    index: integers, shape (B, T); g: shape (B, T, d). Equal indices of a record are merged first, so that norms and
+    sums cost O(records x distinct rows), never B x table.
+    """
+
+    index: Tensor
+    g: Tensor
+    table_rows: int
+    _merged: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def _merge(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(record, table row, gradient) of each distinct pair: shapes (M,), (M,), (M, d)."""
+        if self._merged is None:
+            B, T = self.index.shape
+            record = torch.arange(B, device=self.index.device).repeat_interleave(T)
+            pairs, place = torch.unique(record * self.table_rows + self.index.reshape(-1), return_inverse=True)
+            merged = self.g.new_zeros(pairs.shape[0], self.g.shape[2])
+            merged.index_add_(0, place, self.g.reshape(B * T, -1))
+            self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)
+        return self._merged
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        record, _, merged = self._merge()
+        squared = merged.new_zeros(self.index.shape[0], dtype=torch.float64)
+        return squared.index_add_(0, record, row_squared_norms(merged))
+
+    def materialise(self, records: slice) -> Tensor:
+        index, g = self.index[records], self.g[records]
+        dense = g.new_zeros(g.shape[0], self.table_rows, g.shape[2])
+        dense.scatter_add_(1, index[:, :, None].expand_as(g), g)
+        return dense.flatten(1)
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        record, row, merged = self._merge()
+        table = total.settle().view(self.table_rows, -1)
+        for part in blocks(record.shape[0], 2 * merged.shape[1]):  # in float64: there is nothing to save in float32
+            table.index_add_(0, row[part], merged[part].double() * weights[record[part], None])
+
+    def without(self, keep: Tensor) -> "Rows":
+        return Rows(self.index, zero_outside(self.g, keep), self.table_rows)
 
 
 @dataclass(frozen=True)

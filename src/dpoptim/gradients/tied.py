@@ -6,16 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import (
-    Contribution,
-    Formed,
-    Positions,
-    Rows,
-    claimed_squared_norms,
-    gram,
-)
+from dpoptim.gradients.contributions import Contribution, Formed
+from dpoptim.gradients.positions import Positions, claimed_squared_norms, gram
 from dpoptim.gradients.products import Groups, aligned_records
-from dpoptim.gradients.sparse import Pairs, SparseOuter
+from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
 
 def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:

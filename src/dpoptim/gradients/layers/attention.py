@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import BookedLayer, Books
-from dpoptim.gradients.contributions import Contribution, Direct, Formed, positions
+from dpoptim.gradients.contributions import Contribution, Direct, Formed
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.layers.shared import SharedParameter
+from dpoptim.gradients.positions import positions
 from dpoptim.gradients.products import record_products
 
 ARGUMENTS = (

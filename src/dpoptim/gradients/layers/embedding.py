@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution, Rows
+from dpoptim.gradients.contributions import Contribution
+from dpoptim.gradients.sparse import Rows
 
 
 def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:

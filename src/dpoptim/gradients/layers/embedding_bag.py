@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import Books
-from dpoptim.gradients.contributions import Contribution, Rows
+from dpoptim.gradients.contributions import Contribution
 from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.gradients.layers.runner import Use, holder, tap
-from dpoptim.gradients.sparse import SparseOuter
+from dpoptim.gradients.sparse import Rows, SparseOuter
 
 
 def is_embedding_bag(module: nn.Module) -> bool:

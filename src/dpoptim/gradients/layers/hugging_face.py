@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution, Direct, positions
+from dpoptim.gradients.contributions import Contribution, Direct
+from dpoptim.gradients.positions import positions
 
 
 def is_transposed_linear(module: nn.Module) -> bool:

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer, positions
+from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
+from dpoptim.gradients.positions import positions
 
 
 class LinearRule:

@@ -15,9 +15,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import Books, full_precision
-from dpoptim.gradients.contributions import Contribution, Direct, positions
+from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.runner import Use, holder, tap
+from dpoptim.gradients.positions import positions
 
 KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 

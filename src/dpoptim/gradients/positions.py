@@ -1,0 +1,129 @@
+"""Gradients that are sums over positions: of a sequence, of time steps. Formed, or their norms claimed first."""
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.contributions import MEMORY_CAP, Outer, add_group, all_groups, flat, parts_of, zero_outside
+from dpoptim.gradients.products import (
+    UNIT_ROUNDOFF,
+    Groups,
+    Sum,
+    add_weighted_rows,
+    aligned_records,
+    matrices,
+    record_products,
+    row_squared_norms,
+)
+
+CLAIM_BLOCK = 64  # positions; a public constant, so that no record's claim depends on how long the others are
+
+
+@dataclass
+class Positions:
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+
+    They are formed and kept if memory allows. Where that is dear, `by_claims` gets by without: the norm that enters the
+    clip factor is *claimed* by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are
+    formed to be summed, part by part, and whichever is longer than claimed is shortened to what was claimed. So the
+    bound holds whatever the rounding of the claim.
+    """
+
+    g: Tensor
+    a: Tensor
+    claims: bool = False
+    _kept: Tensor | None = field(default=None, repr=False)
+    _claimed: Tensor | None = field(default=None, repr=False)
+    _longest: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def entries(self) -> int:
+        return self.g.shape[2] * self.a.shape[2]
+
+    def by_claims(self) -> "Positions":
+        return Positions(self.g, self.a, claims=True)
+
+    def materialise(self, records: slice) -> Tensor:
+        return self._form(records) if self._kept is None else self._kept[records]
+
+    def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
+        return flat(record_products(self.g[part], self.a[part], None if out is None else self._as_matrices(out)))
+
+    def _as_matrices(self, out: Tensor) -> Tensor:
+        return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
+
+    def _room(self, records: int) -> Tensor:
+        return flat(matrices(records, self.g.shape[2], self.a.shape[2], like=self.g))
+
+    def longest(self) -> Tensor | None:
+        """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it."""
+        return self._longest
+
+    def squared_norms(self, groups: Groups) -> Tensor:
+        if self.claims:
+            self._claimed, self._longest = claimed_squared_norms(self.g, self.a)
+            return self._claimed
+        records = len(self.g)
+        if records * self.entries <= MEMORY_CAP:
+            self._kept = self._room(records)
+        squared = []
+        for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
+            squared.append(row_squared_norms(self._form(part, None if self._kept is None else self._kept[part])))
+        return squared[0] if len(squared) == 1 else torch.cat(squared)
+
+    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        if self._kept is not None:
+            add_weighted_rows(total, self._kept, weights, groups)
+            return
+        scratch: Tensor | None = None
+
+        def formed(part: slice) -> tuple[Tensor, Tensor]:
+            nonlocal scratch
+            if scratch is None or len(scratch) < part.stop - part.start:
+                scratch = self._room(part.stop - part.start)
+            values = self._form(part, scratch[: part.stop - part.start])
+            if self._claimed is None:
+                return values, weights[part]
+            shortened = (self._claimed[part] / row_squared_norms(values)).sqrt().clamp(max=1.0)
+            return values, weights[part] * shortened.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
+
+        for group in all_groups(groups):
+            add_group(total, group, parts_of(group, self.entries), formed)
+
+    def without(self, keep: Tensor) -> "Positions":
+        kept = None if self._kept is None else zero_outside(self._kept, keep)
+        claimed = None if self._claimed is None else zero_outside(self._claimed, keep)
+        return Positions(zero_outside(self.g, keep), zero_outside(self.a, keep), self.claims, kept, claimed)
+
+
+def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,).
+    And the squared norm of the longest ``g[i, t]`` of each record, float64, (B,).
+
+    The form is symmetric, so each block of positions meets only those up to its own end; what lies before counts twice.
+    """
+    g, a = aligned_records(g), aligned_records(a)  # a claim, too, must not depend on the record's place
+    squared = lengths = longest = torch.zeros(len(g), dtype=torch.float64, device=g.device)
+    for start in range(0, g.shape[1], CLAIM_BLOCK):
+        block, upto = slice(start, start + CLAIM_BLOCK), slice(0, start + CLAIM_BLOCK)
+        left, right = (gram(x[:, block], x[:, upto]) for x in (g, a))
+        squares = left[:, :, start:].diagonal(dim1=1, dim2=2)
+        longest = torch.maximum(longest, squares.amax(1).double())
+        own = squares * right[:, :, start:].diagonal(dim1=1, dim2=2)
+        lengths = lengths + own.sqrt().sum(1, dtype=torch.float64)
+        products = left.mul_(right)
+        both = products.sum((1, 2)).double()
+        squared = squared + (both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double())
+    return squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square(), longest
+
+
+def gram(x: Tensor, y: Tensor) -> Tensor:
+    """``x[i] @ y[i].T`` of records that lie alike in memory: (B, s, d), (B, t, d) -> (B, s, t), which lies so too."""
+    return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
+
+
+def positions(g: Tensor, a: Tensor) -> Outer | Positions:
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d)."""
+    return Outer(g[:, 0], a[:, 0]) if g.shape[1] == 1 else Positions(g, a)
