@@ -30,7 +30,7 @@ def test_every_row_of_a_table_learns(tmp_path, smoothing) -> None:
     y = torch.randint(3, (2500,), generator=generator)
     x = torch.randn(2500, 4, generator=generator) / 2 + 2 * torch.eye(4)[y]
     case = Case("blobs", LinearModel("softmax", features=4, outputs=3), 0.0, x[:2000], y[:2000], x[2000:], y[2000:])
-    rows = das_table(tmp_path, case, Recipe(steps=(1.0, 2.0), decay=1.0, smoothing=smoothing), seeds=2, epsilons=(4.0,))
+    rows = das_table(tmp_path, case, Recipe(steps=(1.0, 2.0), smoothing=smoothing), seeds=2, epsilons=(4.0,))
     assert rows[-1].clipped_at == PRIVATE
     assert min(row.accuracy for row in rows) > 80  # a third by chance
     with (tmp_path / "das_blobs.csv").open() as file:

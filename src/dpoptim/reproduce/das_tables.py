@@ -70,13 +70,11 @@ class Recipe:
 
     Attributes:
         steps: learning rates times clip norm to choose from.
-        decay: the share of the learning rate that a linear schedule has taken away by the end, 0 to 1.
         smoothing: a public matrix on the released gradients; see `smooth_pixels`. None: none.
         epochs: expected passes over the data.
     """
 
     steps: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
-    decay: float = 0.0
     smoothing: torch.Tensor | None = None
     epochs: int = 40
 
@@ -162,7 +160,6 @@ def measured(
         settings = {
             "lipschitz": norm,
             "learning_rate": step / norm,
-            "decay": recipe.decay,
             "averaged": 0.25,
             "batch_size": 4096.0,
             "epochs": float(recipe.epochs),
@@ -187,7 +184,7 @@ def spread(values: Sequence[float]) -> float:
 
 def table6(out: Path, fashion_directory: Path, *, seeds: int = 3) -> list[Row]:
     """Fashion-MNIST, pixels in [0, 1]."""
-    recipe = Recipe(steps=(2.0, 4.0, 8.0, 16.0), decay=1.0, smoothing=smooth_pixels(28, cutoff=16.0))
+    recipe = Recipe(smoothing=smooth_pixels(28, cutoff=16.0))
     return das_table(out, replace(fashion(fashion_directory), l2=0.0), recipe, seeds=seeds)
 
 

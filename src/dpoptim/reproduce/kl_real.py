@@ -132,9 +132,8 @@ Method = Callable[[Case, float, int, Settings], Tensor]
 def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings, smoothing: Tensor | None = None) -> Tensor:
     """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and gate.
 
-    ``settings["decay"]`` is the share of the learning rate that a linear schedule has taken away by the end. A public
-    matrix ``smoothing``, symmetric and positive definite, of shape (columns, columns), multiplies the released gradients
-    (outputs, columns): post-processing, so free.
+    A public matrix ``smoothing``, symmetric and positive definite, of shape (columns, columns), multiplies the released
+    gradients (outputs, columns): post-processing, so free.
 
     Returns the last iterate, or the mean of the share ``averaged`` of the last ones.
     """
@@ -151,7 +150,6 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings, smoothing:
     coins, noise = (KeyStream.from_seed(seed, purpose) for purpose in ("coins", "noise"))
     w = case.problem.initial()
     velocity = torch.zeros_like(w)
-    decay = settings.get("decay", 0.0)
     first_averaged = round(plan.steps * (1 - settings.get("averaged", 0.0)))
     mean = torch.zeros_like(w)
     with Ledger(neighboring="zero-out") as ledger:
@@ -179,7 +177,7 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings, smoothing:
             if smoothing is not None:
                 released = (released.view(case.model.outputs, -1) @ smoothing).view(-1)
             velocity = 0.9 * velocity + released / batch_size + case.problem.penalty_gradient(w)
-            w = w - settings["learning_rate"] * (1 - decay * step / plan.steps) * velocity
+            w = w - settings["learning_rate"] * velocity
             if step >= first_averaged:
                 mean += w / (plan.steps - first_averaged)
     return mean if first_averaged < plan.steps else w
