@@ -129,8 +129,11 @@ def tweets(directory: Path, cache: Path) -> Case:
 Method = Callable[[Case, float, int, Settings], Tensor]
 
 
-def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
+def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings, smoothing: Tensor | None = None) -> Tensor:
     """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and gate.
+
+    A public matrix ``smoothing``, symmetric and positive definite, of shape (columns, columns), multiplies the released
+    gradients (outputs, columns): post-processing, so free.
 
     Returns the last iterate, or the mean of the share ``averaged`` of the last ones.
     """
@@ -163,7 +166,7 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
         for step, indices in enumerate(islice(plan.sampler.batches(coins, len(case.x)), plan.steps)):
             rows = torch.from_numpy(indices)
             total = case.model.clipped_sum(
-                case.x[rows],
+                case.x.index_select(0, rows),
                 case.y[rows],
                 [(1.0, w)],
                 clip,
@@ -171,6 +174,8 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
                 squared_row_norms=norms[rows],
             )
             (released,) = gate.release_sum([total])
+            if smoothing is not None:
+                released = (released.view(case.model.outputs, -1) @ smoothing).view(-1)
             velocity = 0.9 * velocity + released / batch_size + case.problem.penalty_gradient(w)
             w = w - settings["learning_rate"] * velocity
             if step >= first_averaged:
