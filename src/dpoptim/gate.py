@@ -5,6 +5,7 @@ ledger before the first noisy sum exists, so a crash can only count too much.
 """
 
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,6 +123,7 @@ class Gate:
         self.releases, self.label = releases, label
         self.released = 0
         self.reservation: Reservation | None = None
+        self._process = os.getpid()
         self._ledger, self._noise = ledger, noise
         self._correlated: NoiseState | None = None
         self._paused: str | None = None  # the reservation of the part that is over
@@ -132,6 +134,11 @@ class Gate:
 
     def open(self) -> None:
         """Reserve the run, or take its reservation up again. Called by the first release; a refusal releases nothing."""
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "a run was taken over by a forked process: both would release its sums, on one charge. Fix: attach in the "
+                "process that trains."
+            )
         if self._ledger is None or self.reservation is not None:
             return
         if self._paused is None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.products import (
     BLOCK_GROUPS,
     GROUP_ROWS,
@@ -170,6 +170,46 @@ def test_records_that_cancel_inside_are_bounded_under_a_sum(joining: int) -> Non
     assert joint_norm([sums[1] - sums[0]]) <= 1.0
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("size", [1e18, 1e20, 1e25])
+def test_a_longer_record_changes_no_others_formula(size: float, reduction: Reduction) -> None:
+    """Padding to two positions: records of huge gradients on tiny inputs once counted only beside a longer one (995 C)."""
+    model = nn.Linear(1, 1, bias=False)
+    sums = []
+    for length in (1, 2):
+        engine = Engine(model, Clipping(1.0), capacity=1000, reduction=reduction)
+        engine.attach()
+        x = torch.zeros(1000, length, 1)
+        x[:, 0] = 1 / size
+        engine.deliver(len(x))
+        losses = model(x).sum((1, 2)) * size
+        (losses.sum() if reduction == "sum" else losses.mean()).backward()
+        sums.append(engine.split(engine.take())[0].clone())
+        engine.detach()
+    assert joint_norm([sums[1] - sums[0]]) <= 1e-9
+    assert joint_norm([sums[0]]) > 900
+
+
+@pytest.mark.parametrize("size", [1.0, 1e18, 1e19, 1e20, 1e30])
+def test_a_layer_that_a_record_does_not_use_leaves_it_as_it_is(size: float) -> None:
+    """One record sends the batch through an expert; the others have the gradient zero there, and inputs of any size."""
+    main, expert = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    model = nn.ModuleList([main, expert])
+    sums = []
+    for used in (False, True):
+        engine = Engine(model, Clipping(1.0), capacity=1001, reduction="sum")
+        engine.attach()
+        engine.deliver(1000)
+        x, h = torch.ones(1000, 2), torch.full((1000, 2), size)
+        flag = torch.zeros(1000, 1)
+        out = main(x) + flag * expert(h) if used else main(x)
+        out.sum().backward()
+        sums.append([part.clone() for part in engine.split(engine.take())])
+        engine.detach()
+    assert joint_norm([a - b for a, b in zip(*sums, strict=True)]) <= 1e-9
+    assert joint_norm(sums[0]) > 900
+
+
 def weighted_outer(g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> Tensor:
     total = Sum(torch.empty(g.shape[1], a.shape[1], dtype=torch.float64))
     add_weighted_outer(total, g, a, weights, groups)
@@ -265,7 +305,7 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypa
     """Alternating signs nearly cancel inside each record; one more record pushes the batch over the memory cap."""
     torch.manual_seed(0)
     inputs, T, rows = 64, 32, 40
-    monkeypatch.setattr("dpoptim.gradients.positions.MEMORY_CAP", inputs * inputs * rows)
+    monkeypatch.setattr("dpoptim.gradients.engine.MEMORY_CAP", inputs * inputs * rows)
     model = LinearLoss(inputs, inputs)
     sign = torch.tensor([1.0, -1.0]).repeat(T // 2)[None, :, None]
     record = torch.randn(1, 1, inputs) * sign * 100 + torch.randn(1, T, inputs) * 0.05

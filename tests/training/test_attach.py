@@ -1,6 +1,7 @@
 """The training loop of the README works as printed, and every way of leaving it is caught."""
 
 import math
+import os
 from typing import Any
 
 import pytest
@@ -281,7 +282,59 @@ def test_the_factor_of_a_mean_is_named_among_what_is_trusted(reduction: Any, tru
     model, data = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(), model, optimizer, data, loss_reduction=reduction) as private:
-        assert any("cancel" in item.text for item in private.basis) == trusted
+        assert any("factor of a mean" in item.text for item in private.basis) == trusted
+
+
+class WritesIntoItsWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.layer.weight.add_(x.mean(0))
+        return self.layer(x)
+
+
+def test_a_forward_pass_that_writes_into_parameters_is_refused() -> None:
+    """The mean of the batch would leave with the weights, without noise; as for buffers and frozen parameters."""
+    _, data = problem()
+    model = WritesIntoItsWeights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.eval()
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        for i, (x, y) in enumerate(private.batches()):
+            model.train(i > 0)
+            F.cross_entropy(model(x), y).backward()
+            if i > 0:
+                with pytest.raises(dpoptim.PrivacyError, match="layer.weight.*changed between the forward pass"):
+                    optimizer.step()
+                break
+            optimizer.step()
+            with torch.no_grad():
+                model.layer.weight.clamp_(-1, 1)  # after the step, anything goes
+
+
+def test_a_forked_process_cannot_go_on_with_the_run() -> None:
+    """Parent and child would both release the same sums, on one charge."""
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        for i, (x, y) in enumerate(private.batches()):
+            F.cross_entropy(model(x), y).backward()
+            if i == 1:
+                child = os.fork()
+                if child == 0:
+                    try:
+                        optimizer.step()
+                    except dpoptim.PrivacyError as error:
+                        os._exit(7 if "forked" in str(error) else 8)
+                    except BaseException:
+                        os._exit(9)
+                    os._exit(0)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            optimizer.step()
 
 
 def test_global_seeds_do_not_touch_the_noise() -> None:

@@ -84,8 +84,8 @@ def cross_terms_left_out() -> AbstractContextManager[Any]:
 
 
 def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
-    def by_size(g: Tensor, a: Tensor) -> Outer | Positions | _Renormed:
-        honest = positions(g, a)
+    def by_size(g: Tensor, a: Tensor, *, axis: bool) -> Outer | Positions | _Renormed:
+        honest = positions(g, a, axis=axis)
         if g.shape[0] < 4:
             return honest
         gram = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))

@@ -31,13 +31,14 @@ class Booking:
     def __init__(self, model: nn.Module, books: Books) -> None:
         self.model, self.books = model, books
         self.rows: int | None = None  # records in the model's current input
+        # Versions of the trainable parameters when the model first saw the batch: empty until then, None without a batch.
+        self.written: list[int] | None = None
         self._undo: list[Callable[[], Any]] = []
         self._booked: set[nn.Module] = set()  # a module may stand in several places
         self._watched = watch_batch_statistics(model)
         try:
             self._book(model, "")
-            trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-            for place, (name, p) in enumerate(trainable):  # in the engine's order
+            for place, (name, p) in enumerate(trainable(model)):  # in the engine's order
                 self._undo.append(p.register_hook(partial(self._reached, name, place)).remove)
             hook = InputHook(self)
             self._undo.append(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -51,8 +52,15 @@ class Booking:
         while self._undo:
             self._undo.pop()()
 
-    def refuse_changed_constants(self) -> None:
-        """Buffers and frozen parameters leave with the state dict, without noise: nothing may write statistics into them."""
+    def refuse_writes(self) -> None:
+        """What a model writes into its tensors while it sees a batch would leave with the state dict, without noise."""
+        for (name, p), version in zip(trainable(self.model), self.written or (), strict=False):
+            if p._version != version:
+                raise PrivacyError(
+                    f"parameter {name!r} was changed between the forward pass and optimizer.step(): it might carry private "
+                    "statistics out of the model without noise. Fix: let no forward pass write into parameters; change "
+                    "them (averages, constraints) after optimizer.step()."
+                )
         for name, t in constants(self.model):
             if self._constants.get(name) != (id(t), t._version):
                 kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
@@ -62,7 +70,9 @@ class Booking:
                 )
 
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note how many records the model is given, and that no layer uses batch statistics."""
+        """Note how many records the model is given, its parameters, and that no layer uses batch statistics."""
+        if self.written == [] and torch.is_grad_enabled():
+            self.written = [p._version for _, p in trainable(self.model)]
         for name, layer in self._watched:
             if layer.training:
                 raise batch_statistics(name, layer)
@@ -71,10 +81,10 @@ class Booking:
         self.rows = None if first is None else first.shape[0]
 
     def _book(self, module: nn.Module, name: str) -> None:
-        trainable = [key for key, p in module.named_parameters() if p.requires_grad]
+        keys = [key for key, _ in trainable(module)]
         if module in self._booked:
             return
-        if not trainable:
+        if not keys:
             self._watch_frozen(module, name)
             return
         self._booked.add(module)
@@ -85,7 +95,7 @@ class Booking:
             rule.check(module, label)
             self._replace_forward(module, partial(self._run_layer, rule, module, label))
             return
-        runner = runner_for(self.books, module, label, trainable)
+        runner = runner_for(self.books, module, label, keys)
         if runner is None or runner.books_children:
             for key, child in module.named_children():
                 self._book(child, f"{name}.{key}" if name else key)
@@ -121,6 +131,10 @@ class Booking:
                 "itself; apply weight decay in the optimizer."
             )
         self.books.reached(place)
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

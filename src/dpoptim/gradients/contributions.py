@@ -30,7 +30,7 @@ from dpoptim.gradients.products import (
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
-LARGEST_ENTRY = 2.0**100  # rows longer than this count as not finite: their products would leave the float32 range
+LONGEST_INPUT = 2.0**80  # records with longer inputs count as not finite, unless their gradient is zero
 
 
 class Contribution(Protocol):
@@ -38,8 +38,6 @@ class Contribution(Protocol):
 
     def squared_norms(self, groups: Groups) -> Tensor:
         """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count.
-
-        Where it is a product, the contribution has a `longest`: the squared lengths of the factors on the gradient's side.
 
         Args:
             groups: as in `add_weighted_sum`. What is formed twice is formed in the same pieces both times.
@@ -111,15 +109,8 @@ class Outer:
 
     def squared_norms(self, groups: Groups) -> Tensor:
         left, right = self.left_squared_norms(), row_squared_norms(self.a)
-        if self.g.dtype == torch.float32:
-            return left * right  # each factor is infinite beyond 1e19, where the products would leave the float32 range
-        squared = left * right
-        squared[(left > LARGEST_ENTRY**2) | (right > LARGEST_ENTRY**2)] = torch.inf
-        return squared
-
-    def longest(self) -> Tensor:
-        """Squared norms of ``g``: beyond float32's range of squares a norm is not finite, however short ``a`` is."""
-        return self.left_squared_norms()
+        # Beside longer inputs the rounding of what is smallest in float32 would count. Where g is zero, so is the product.
+        return torch.where((right > LONGEST_INPUT**2) & (left > 0), torch.inf, left * right)
 
     def materialise(self, records: slice) -> Tensor:
         return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
@@ -161,6 +152,7 @@ class Formed:
         records, entries: B, and the parameter's size.
         per_record: elements of the largest temporary that ``form`` needs for one record beside its result.
         keep: records that count (bool, shape (B,)); None: all of them.
+        keeps: whether they are kept for the sum, which rounds otherwise then: to be decided by public numbers.
     """
 
     form: Callable[[slice], Tensor]
@@ -168,6 +160,7 @@ class Formed:
     entries: int
     per_record: int
     keep: Tensor | None = None
+    keeps: bool = True
     _kept: Tensor | None = field(default=None, repr=False)
 
     def materialise(self, records: slice) -> Tensor:
@@ -175,7 +168,7 @@ class Formed:
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
     def squared_norms(self, groups: Groups) -> Tensor:
-        if self.records * self.entries <= MEMORY_CAP:
+        if self.keeps:
             kept = [self.form(part) for part in parts_of(slice(0, self.records), self.per_record)]
             self._kept = kept[0] if len(kept) == 1 else torch.cat(kept)
             return row_squared_norms(self._kept)
@@ -193,7 +186,7 @@ class Formed:
             add_group(total, group, self._parts(group), lambda part: (self.materialise(part), weights[part]))
 
     def without(self, keep: Tensor) -> "Formed":
-        return Formed(self.form, self.records, self.entries, self.per_record, keep, self._kept)
+        return Formed(self.form, self.records, self.entries, self.per_record, keep, self.keeps, self._kept)
 
 
 def flat(x: Tensor) -> Tensor:

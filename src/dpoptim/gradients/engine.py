@@ -16,10 +16,9 @@ from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import Contribution, Outer
+from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin, taper
-from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge
 
 Reduction = Literal["mean", "sum"]
@@ -42,6 +41,9 @@ class Engine:
         twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
             the two contributions added up, cross terms included.
 
+    Attributes:
+        physical_rows: the most rows that one backward pass may have; public. It decides how sums are formed.
+
     Raises:
         PrivacyError: a layer or option that cannot be clipped record by record, by name.
 
@@ -61,6 +63,7 @@ class Engine:
         twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
+        self.physical_rows = capacity
         self.partial_backward = partial_backward
         self.positions = dict(positions or {})
         twins = twins or {}
@@ -124,6 +127,8 @@ class Engine:
         self.require_all_closed()
         self._rows_open, self._null = rows, null
         self._groups = groups
+        if self.booking is not None:
+            self.booking.written = []
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
@@ -203,6 +208,9 @@ class Engine:
         """Add the clipped sum of one pass to the engine's buffers."""
         scale = self._from_loss_to_records(rows)
         groups = self._groups_of(rows)
+        for contribution in merged.values():
+            if isinstance(contribution, Formed | Positions):
+                contribution.keeps = self.physical_rows * contribution.entries <= MEMORY_CAP
         device = self.parameters[0].device
         squared = {i: contribution.squared_norms(groups).to(device) * scale**2 for i, contribution in merged.items()}
         tapers = self._tapers(merged, squared, scale) if self.reduction == "mean" else None
@@ -241,9 +249,8 @@ class Engine:
         """The factor of each record that lets huge gradients fade out: float64, shape (B,). See `taper`."""
         lengths = [torch.stack(list(squared.values())).sum(0)]
         for contribution in merged.values():
-            longest = contribution.longest() if isinstance(contribution, Outer | Positions | SparseOuter) else None
-            if longest is not None:
-                lengths.append(longest.to(lengths[0].device) * scale**2)
+            if isinstance(contribution, Positions) and contribution.longest is not None:
+                lengths.append(contribution.longest.to(lengths[0].device) * scale**2)
         return taper(torch.stack(lengths).amax(0)).nan_to_num(nan=0.0)
 
     def _groups_of(self, rows: int) -> Groups:
@@ -276,6 +283,8 @@ class Engine:
             total.settle()
             total.restart()
         self._rows_open = 0
+        if self.booking is not None:
+            self.booking.written = None
         return self._buffers
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:

@@ -23,11 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpoptim.clipping import SMALLEST_NORM, Clipping
-from dpoptim.gradients.contributions import LARGEST_ENTRY, zero_outside
+from dpoptim.gradients.contributions import zero_outside
 from dpoptim.gradients.engine import exact_arithmetic
 from dpoptim.gradients.products import Sum, add_weighted_outer, consecutive_groups, margin, row_squared_norms
 
 Loss = Literal["softmax", "logistic", "squared", "huber"]
+
+LARGEST_ENTRY = 2.0**100  # longer rows count as not finite: their products would leave the float32 range
 
 
 @dataclass(frozen=True)

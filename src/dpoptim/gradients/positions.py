@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import MEMORY_CAP, Outer, add_group, all_groups, flat, parts_of, zero_outside
+from dpoptim.gradients.contributions import Outer, add_group, all_groups, flat, parts_of, zero_outside
 from dpoptim.gradients.products import (
     UNIT_ROUNDOFF,
     Groups,
@@ -25,18 +25,22 @@ CLAIM_BLOCK = 64  # positions; a public constant, so that no record's claim depe
 class Positions:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
 
-    They are formed and kept if memory allows. Where that is dear, `by_claims` gets by without: the norm that enters the
-    clip factor is *claimed* by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are
-    formed to be summed, part by part, and whichever is longer than claimed is shortened to what was claimed. So the
-    bound holds whatever the rounding of the claim.
+    They are formed, and kept for the sum where `keeps` says so (by public numbers: see `Formed`). Where that is dear,
+    `by_claims` gets by without: the norm that enters the clip factor is *claimed* by the Gram form
+    ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are formed to be summed, part by part, and whichever
+    is longer than claimed is shortened to what was claimed. So the bound holds whatever the rounding of the claim.
+
+    Attributes:
+        longest: of claims, the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it.
     """
 
     g: Tensor
     a: Tensor
     claims: bool = False
+    keeps: bool = True
     _kept: Tensor | None = field(default=None, repr=False)
     _claimed: Tensor | None = field(default=None, repr=False)
-    _longest: Tensor | None = field(default=None, repr=False)
+    longest: Tensor | None = field(default=None, repr=False)
 
     @property
     def entries(self) -> int:
@@ -57,16 +61,12 @@ class Positions:
     def _room(self, records: int) -> Tensor:
         return flat(matrices(records, self.g.shape[2], self.a.shape[2], like=self.g))
 
-    def longest(self) -> Tensor | None:
-        """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it."""
-        return self._longest
-
     def squared_norms(self, groups: Groups) -> Tensor:
         if self.claims:
-            self._claimed, self._longest = claimed_squared_norms(self.g, self.a)
+            self._claimed, self.longest = claimed_squared_norms(self.g, self.a)
             return self._claimed
         records = len(self.g)
-        if records * self.entries <= MEMORY_CAP:
+        if self.keeps:
             self._kept = self._room(records)
         squared = []
         for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
@@ -95,7 +95,7 @@ class Positions:
     def without(self, keep: Tensor) -> "Positions":
         kept = None if self._kept is None else zero_outside(self._kept, keep)
         claimed = None if self._claimed is None else zero_outside(self._claimed, keep)
-        return Positions(zero_outside(self.g, keep), zero_outside(self.a, keep), self.claims, kept, claimed)
+        return Positions(zero_outside(self.g, keep), zero_outside(self.a, keep), self.claims, self.keeps, kept, claimed)
 
 
 def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,6 +124,11 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
 
 
-def positions(g: Tensor, a: Tensor) -> Outer | Positions:
-    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d)."""
-    return Outer(g[:, 0], a[:, 0]) if g.shape[1] == 1 else Positions(g, a)
+def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | Positions:
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+
+    Args:
+        axis: whether the layer's input has an axis of positions. That there is one position is no reason for `Outer`, which
+            rounds otherwise: how many there are may depend on the longest record of the batch.
+    """
+    return Positions(g, a) if axis else Outer(g[:, 0], a[:, 0])

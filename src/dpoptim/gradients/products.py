@@ -44,12 +44,13 @@ What this does not cover, and no per-sample clipping in floating point can: that
 j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers without a
 rule, that torch.func does. That other products round a record alike wherever it lies is arranged (aligned operands, a
 fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor, under a mean, records
-for which condition 1 fails: those whose gradient, or a gradient on its way through the layers, cancels down to what the
-rounding of the factor leaves (106 of them moved by 106 C when a record joined), or leaves float32's range and comes
-back. A summed loss has no common factor: there the condition needs no such records to be absent. Under torch.autocast
-those roundings are of 8 or 11 bits. The books widen what was saved to float32 before anything is measured or summed,
-where products of two bfloat16 numbers are exact, so the theorem holds with float32's u; the loss must be a sum
-(condition 1).
+for which condition 1 fails: every operation of the backward pass rounds the factor anew, so its 4 u are those of a few
+layers (a thousand multiplications moved 100,000 records by 0.2 C more than allowed), and a gradient that cancels inside
+down to that rounding moves as a whole (106 of them by 106 C), as does one that leaves float32's range on the way. A
+summed loss has no such factor. Nor that a record runs through other formulas in other company: how often a layer is
+used, and on how many axes, is taken as public. Under torch.autocast those roundings are of 8 or 11 bits. The books
+widen what was saved to float32 before anything is measured or summed, where products of two bfloat16 numbers are exact,
+so the theorem holds with float32's u; the loss must be a sum (condition 1).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,7 @@ BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
 NORM_BLOCK = 32  # entries whose squares are added in float32
 COMMON_FACTOR_ERROR = 42 * 2.0**-24  # by which a common factor may move a clipped gradient or a norm, relatively
 SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
+SAFE_SQUARES = (2.0**-60, 2.0**120)  # squared norms that float32 can add up; others are added in float64
 
 
 def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> float:
@@ -286,12 +288,14 @@ def row_squared_norms(x: Tensor) -> Tensor:
 
     float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19; both break the bound.
     So blocks of 32 squares are added in float32, blocks in float64, and the result is raised by the most that this
-    can have lost: (N + 4) 2^-24 of the square for blocks of N entries, and 2^-126 for each entry. Beyond 1e19 the
-    result is infinite.
+    can have lost: (N + 4) 2^-24 of the square for blocks of N entries, and 2^-126 for each entry. Records whose squares
+    leave float32's range are measured in float64, so zero is zero, and only what is not finite has no finite norm.
     """
     rows = x.reshape(x.shape[0], -1) if x.dim() > 1 else x[:, None]
     if rows.dtype == torch.float64:
         return torch.linalg.vecdot(rows, rows)
+    if rows.is_cuda:  # bound by memory; and asking for extremes would wait for the device
+        return in_float64(rows)
     entries = rows.shape[1]
     if entries <= NORM_BLOCK:
         squared = torch.linalg.vector_norm(rows, dim=1).double().square_()
@@ -303,4 +307,13 @@ def row_squared_norms(x: Tensor) -> Tensor:
             squared += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
     # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
     raised = 1 + (min(entries, NORM_BLOCK) + 4) * UNIT_ROUNDOFF[torch.float32]
-    return squared.mul_(raised).add_(entries * SMALLEST_SQUARE)
+    squared.mul_(raised).add_(entries * SMALLEST_SQUARE)
+    extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
+    if bool(extreme.any()):
+        squared[extreme] = in_float64(rows[extreme])
+    return squared
+
+
+def in_float64(rows: Tensor) -> Tensor:
+    """Squared norms of rows of float32, raised by what 2^22 additions in float64 can lose."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_().mul_(1 + 2.0**-30)

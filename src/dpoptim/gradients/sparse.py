@@ -127,9 +127,6 @@ class SparseOuter:
         right = torch.zeros_like(left).index_add_(0, self.record, self.weight.square())
         return left * right
 
-    def longest(self) -> Tensor:
-        return row_squared_norms(self.g)
-
     def pairs(self) -> Pairs:
         """The same with the gradient of every looked-up row written out."""
         values = self.g[self.record] * self.weight[:, None].to(self.g.dtype)

@@ -27,9 +27,6 @@ class ValueEngine(Engine):
         paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured slopes.
         reduction: must be ``"mean"``: `loss` returns a mean.
 
-    Attributes:
-        physical_rows: rows that one backward pass may have; public. Rounding in float32 grows with it.
-
     **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over the batch.
     """
 
@@ -42,7 +39,6 @@ class ValueEngine(Engine):
         super().__init__(model, clipping, capacity=capacity, reduction="sum")  # the mean is only shown; see `loss`
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
-        self.physical_rows = capacity
         self._inputs: list[Tensor] = []  # their rows' squared norms
         self._dropped: Tensor | None = None
         self._output: Tensor | None = None

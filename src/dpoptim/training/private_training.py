@@ -27,7 +27,7 @@ from dpoptim.training.probe import positions_per_layer, probe_model, show_the_ba
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters, refuse_unsupported
 
 SEEDED = "seeded: not for release"
-CANCELLATION = "no gradient was made to cancel down to the rounding of the mean's factor (a summed loss needs no such trust)"
+MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a summed loss needs no such trust)"
 
 
 class PrivateTraining:
@@ -133,9 +133,8 @@ class PrivateTraining:
                 f"all {self.plan.steps} planned steps are done: one loop over private.batches() runs through all of them, "
                 "epochs included. Fix: no outer loop over epochs (private.steps_done tells where it is), or a longer plan."
             )
-        if isinstance(self._engine, ValueEngine):
-            capacity = self._engine.capacity
-            self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
+        capacity = self._engine.capacity
+        self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
         self._refuse_interrupted()
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
@@ -360,11 +359,11 @@ class PrivateTraining:
             Basis("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics"),
             self._probed,
             Basis("trusted", loss),
-            Basis("trusted", "the shape of a record is public"),
+            Basis("trusted", "the shape of a record is public, and so is which layers run on a batch, and how often"),
             Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
         ]
         if self._engine.reduction == "mean":
-            items.append(Basis("trusted", CANCELLATION))
+            items.append(Basis("trusted", MEAN))
         if self._ledger.durable:
             items.append(Basis("enforced", "the whole run was charged to a ledger on disk before its first noisy sum"))
         else:

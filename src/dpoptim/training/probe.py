@@ -142,7 +142,8 @@ def refuse_visible_neighbours(model: nn.Module, inputs: Tensor) -> None:
 def not_probed(reason: str) -> Basis:
     return Basis(
         "trusted",
-        f"the model treats records independently (not tested on random inputs: {reason}; see dpoptim.check)",
+        f"the model treats records independently, and every layer has them on its first axis (not tested on random inputs: "
+        f"{reason}; see dpoptim.check)",
     )
 
 

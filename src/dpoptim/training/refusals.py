@@ -126,4 +126,4 @@ def refuse_changed_parameters(engine: Engine) -> None:
                 "attach again."
             )
     if engine.booking is not None:
-        engine.booking.refuse_changed_constants()
+        engine.booking.refuse_writes()

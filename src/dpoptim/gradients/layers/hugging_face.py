@@ -46,5 +46,5 @@ class TransposedLinearRule:
         x, weight = saved
         B, (d, p) = g.shape[0], weight.shape
         T = g[0].numel() // p if B else 1
-        g = g.reshape(B, T, p)
-        return {"weight": positions(x.reshape(B, T, d), g), "bias": Direct(g.sum(1))}
+        axis, g = g.dim() > 2, g.reshape(B, T, p)
+        return {"weight": positions(x.reshape(B, T, d), g, axis=axis), "bias": Direct(g.sum(1))}

@@ -37,5 +37,5 @@ class LinearRule:
         # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
         T = g[0].numel() // module.out_features if B else 1
         left, right = g.reshape(B, T, module.out_features), saved[0].reshape(B, T, module.in_features)
-        weight = positions(left, right)
+        weight = positions(left, right, axis=g.dim() > 2)
         return {"weight": weight, "bias": Left(weight) if isinstance(weight, Outer) else Direct(left.sum(1))}

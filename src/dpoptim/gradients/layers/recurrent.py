@@ -18,7 +18,7 @@ from dpoptim.gradients.books import Books, full_precision
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.runner import Use, holder, tap
-from dpoptim.gradients.positions import positions
+from dpoptim.gradients.positions import Positions
 
 KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
@@ -111,7 +111,7 @@ class Direction:
                     found[key] = Direct(g.sum(1))
                 else:
                     inputs = {"w_ih": lambda: saved[0], "w_hh": steps.previous, "w_hr": steps.inner}[key]()
-                    found[key] = positions(g, inputs)
+                    found[key] = Positions(g, inputs)
             return found
 
         return Use(self.books, self.label, self.held[keys], contributions)
