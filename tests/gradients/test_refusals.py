@@ -375,7 +375,7 @@ def test_buffers_that_learn_are_noticed() -> None:
     engine = attached(model)
     model(torch.randn(ROWS, 5)).mean().backward()
     with pytest.raises(PrivacyError, match="buffer '0.mean' was changed"):
-        engine.booking.refuse_writes()
+        engine.booking.refuse_changed_constants()
 
 
 def test_a_copy_of_an_attached_model_is_a_plain_model() -> None:
@@ -525,7 +525,7 @@ def test_frozen_parameters_that_learn_are_noticed() -> None:
     model(torch.randn(3, 3))
     assert engine.booking is not None
     with pytest.raises(PrivacyError, match="frozen parameter 'mean' was changed"):
-        engine.booking.refuse_writes()
+        engine.booking.refuse_changed_constants()
     engine.detach()
 
 

@@ -476,3 +476,55 @@ def test_records_that_cancel_inside_do_not_depend_on_their_place(shape: tuple[in
             found.append(engine.take()[0].clone())
             engine.detach()
         assert float((found[0] - found[1]).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("rule", [Clipping(1.0, "automatic"), Clipping(1e6, "automatic"), Clipping(1e6), Clipping(1.0)])
+@pytest.mark.parametrize(
+    ("size", "slope"), [(0.0, 1e37), (0.0, 3e38), (1e-38, 3e37), (3e-39, 3e38), (1e37, 0.0), (3e38, 1e-45)]
+)
+def test_a_weight_carries_no_factor_of_a_product_to_infinity(size: float, slope: float, rule: Clipping) -> None:
+    """Enormous gradients beside inputs that are zero or next to it: the sum became NaN, or infinite."""
+    model = nn.Linear(1, 4, bias=False)
+    engine = Engine(model, rule, capacity=2, reduction="sum")
+    engine.attach()
+    engine.deliver(2)
+    x = torch.tensor([[size], [1.0]])
+    (model(x) * torch.tensor([[slope], [1.0]])).sum().backward()
+    total = engine.split(engine.take())
+    engine.detach()
+    assert joint_norm(total) <= 2 * rule.norm
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_squares_that_underflow_in_float64_are_not_read_as_zero(bag: bool) -> None:
+    """Moved by 19.5 C: 1e6 entries of 1.5e-162, on an input of 1.3e154."""
+    p, norm = 10**6, 1e-6
+    model = (nn.EmbeddingBag(1, p, mode="sum") if bag else nn.Linear(1, p, bias=False)).double()
+    engine = Engine(model, Clipping(norm), capacity=1, reduction="sum")
+    engine.attach()
+    engine.deliver(1)
+    x = torch.tensor([[1.3e154]], dtype=torch.float64)
+    out = model(torch.zeros(1, 1, dtype=torch.long), per_sample_weights=x) if bag else model(x)
+    (out * 1.5e-162).sum().backward()
+    total = engine.split(engine.take())
+    engine.detach()
+    assert joint_norm(total) <= norm
+
+
+def test_who_is_left_out_changes_no_other_records_layout() -> None:
+    """LayerNorm's gradients may be views; leaving a record out made copies, which another kernel sums (1.05 C)."""
+    rows = 64_000
+    torch.manual_seed(0)
+    model = nn.LayerNorm(513)
+    x = torch.randn(1, 513).repeat(rows, 1)
+    sums = []
+    for value in (math.nan, 1.0):
+        engine = Engine(model, Clipping(1.0), capacity=rows, reduction="sum")
+        engine.attach()
+        engine.deliver(rows)
+        changed = x.clone()
+        changed[0, 0] = value
+        model(changed).sum().backward()
+        sums.append([part.clone() for part in engine.split(engine.take())])
+        engine.detach()
+    assert joint_norm([a - b for a, b in zip(*sums, strict=True)]) <= 1.0

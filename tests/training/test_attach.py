@@ -300,20 +300,42 @@ class WritesIntoItsWeights(nn.Module):
 def test_a_forward_pass_that_writes_into_parameters_is_refused() -> None:
     """The mean of the batch would leave with the weights, without noise; as for buffers and frozen parameters."""
     _, data = problem()
-    model = WritesIntoItsWeights()
+    model = WritesIntoItsWeights().eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.eval()
-    with dpoptim.attach(plan(), model, optimizer, data) as private:
+    with (
+        pytest.raises(dpoptim.PrivacyError, match="layer.weight.*changed between the forward pass"),
+        dpoptim.attach(plan(), model, optimizer, data) as private,
+    ):
         for i, (x, y) in enumerate(private.batches()):
             model.train(i > 0)
             F.cross_entropy(model(x), y).backward()
-            if i > 0:
-                with pytest.raises(dpoptim.PrivacyError, match="layer.weight.*changed between the forward pass"):
-                    optimizer.step()
-                break
             optimizer.step()
+            assert i == 0
             with torch.no_grad():
                 model.layer.weight.clamp_(-1, 1)  # after the step, anything goes
+
+
+@pytest.mark.parametrize("way", ["a later piece", "leaving the loop", "another loop"])
+def test_writes_into_parameters_are_found_however_the_batch_ends(way: str) -> None:
+    _, data = problem()
+    model = WritesIntoItsWeights().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        with dpoptim.attach(plan(batch_size=N), model, optimizer, data) as private:
+            for _ in range(2):
+                for i, (x, y) in enumerate(private.batches(physical_batch_size=100)):
+                    model.train(i == 0)
+                    F.cross_entropy(model(x), y).backward()
+                    if way != "a later piece":
+                        break
+                    if private.steps_done:
+                        optimizer.step()
+                if way == "leaving the loop":
+                    break
+
+    with pytest.raises(dpoptim.PrivacyError, match="layer.weight.*changed between the forward pass"):
+        train()
 
 
 def test_a_forked_process_cannot_go_on_with_the_run() -> None:

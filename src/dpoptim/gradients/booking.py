@@ -52,8 +52,14 @@ class Booking:
         while self._undo:
             self._undo.pop()()
 
+    def see_delivery(self) -> None:
+        """A batch, or a piece of one, is delivered: what the model wrote while it had the piece before is refused."""
+        if self.written:
+            self.refuse_writes()
+        self.written = []
+
     def refuse_writes(self) -> None:
-        """What a model writes into its tensors while it sees a batch would leave with the state dict, without noise."""
+        """What a model writes into its parameters while it sees a batch would leave with them, without noise."""
         for (name, p), version in zip(trainable(self.model), self.written or (), strict=False):
             if p._version != version:
                 raise PrivacyError(
@@ -61,6 +67,10 @@ class Booking:
                     "statistics out of the model without noise. Fix: let no forward pass write into parameters; change "
                     "them (averages, constraints) after optimizer.step()."
                 )
+        self.written = None  # until the next delivery, parameters are the caller's
+
+    def refuse_changed_constants(self) -> None:
+        """Buffers and frozen parameters leave with the state dict, without noise: nothing may write statistics into them."""
         for name, t in constants(self.model):
             if self._constants.get(name) != (id(t), t._version):
                 kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
@@ -152,6 +162,7 @@ class BookedForward:
     def __init__(self, module: nn.Module, booked: Callable[..., Any]) -> None:
         self._module, self._original, self._booked = module, module.forward, booked
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or AS_THEY_ARE.get():
             return self._original(*args, **kwargs)

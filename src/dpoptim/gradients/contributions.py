@@ -30,7 +30,7 @@ from dpoptim.gradients.products import (
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
-LONGEST_INPUT = 2.0**80  # records with longer inputs count as not finite, unless their gradient is zero
+LONGEST_FACTOR = 2.0**60  # of a product that is not zero: longer ones would leave float32 when they are weighted
 
 
 class Contribution(Protocol):
@@ -100,6 +100,7 @@ class Outer:
     g: Tensor
     a: Tensor
     _left: Tensor | None = field(default=None, repr=False)
+    _squared: Tensor | None = field(default=None, repr=False)
 
     def left_squared_norms(self) -> Tensor:
         """Squared norms of ``g``, measured once for a weight and its bias."""
@@ -108,18 +109,29 @@ class Outer:
         return self._left
 
     def squared_norms(self, groups: Groups) -> Tensor:
-        left, right = self.left_squared_norms(), row_squared_norms(self.a)
-        # Beside longer inputs the rounding of what is smallest in float32 would count. Where g is zero, so is the product.
-        return torch.where((right > LONGEST_INPUT**2) & (left > 0), torch.inf, left * right)
+        self._squared = product_of_squares(self.left_squared_norms(), row_squared_norms(self.a))
+        return self._squared
+
+    def longest(self) -> Tensor:
+        """Squared norms of ``g``: beyond a length a norm is not finite, however short ``a`` is."""
+        return self.left_squared_norms()
 
     def materialise(self, records: slice) -> Tensor:
         return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
 
     def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+        if self._squared is not None:  # a weight above 1 could carry the one factor to infinity beside zeros in the other
+            weights = torch.where(self._squared == 0, 0.0, weights)
         add_weighted_outer(total, self.g, self.a, weights, groups)
 
     def without(self, keep: Tensor) -> "Outer":
         return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep))
+
+
+def product_of_squares(left: Tensor, right: Tensor) -> Tensor:
+    """Squared norms of products of vectors, from those of the two: infinite where one is too long, and none is zero."""
+    too_long = torch.maximum(left, right) > LONGEST_FACTOR**2
+    return torch.where(too_long & (left > 0) & (right > 0), torch.inf, left * right)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed
+from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed, Outer
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin, taper
+from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge
 
 Reduction = Literal["mean", "sum"]
@@ -96,6 +97,8 @@ class Engine:
         self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
         self._null = False
+        if isinstance(clipping, Clipping) and clipping.style == "per-layer":
+            clipping.of_one_layer(len(set(self.layers)))  # refuses bounds that are too small
         # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
         self.booking: Booking | None = None
@@ -128,7 +131,12 @@ class Engine:
         self._rows_open, self._null = rows, null
         self._groups = groups
         if self.booking is not None:
-            self.booking.written = []
+            self.booking.see_delivery()
+
+    def refuse_writes(self) -> None:
+        """Parameters may not carry out what the model saw; see `Booking.refuse_writes`."""
+        if self.booking is not None:
+            self.booking.refuse_writes()
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
@@ -249,8 +257,9 @@ class Engine:
         """The factor of each record that lets huge gradients fade out: float64, shape (B,). See `taper`."""
         lengths = [torch.stack(list(squared.values())).sum(0)]
         for contribution in merged.values():
-            if isinstance(contribution, Positions) and contribution.longest is not None:
-                lengths.append(contribution.longest.to(lengths[0].device) * scale**2)
+            longest = contribution.longest() if isinstance(contribution, Outer | Positions | SparseOuter) else None
+            if longest is not None:
+                lengths.append(longest.to(lengths[0].device) * scale**2)
         return taper(torch.stack(lengths).amax(0)).nan_to_num(nan=0.0)
 
     def _groups_of(self, rows: int) -> Groups:

@@ -29,9 +29,6 @@ class Positions:
     `by_claims` gets by without: the norm that enters the clip factor is *claimed* by the Gram form
     ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are formed to be summed, part by part, and whichever
     is longer than claimed is shortened to what was claimed. So the bound holds whatever the rounding of the claim.
-
-    Attributes:
-        longest: of claims, the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it.
     """
 
     g: Tensor
@@ -40,7 +37,11 @@ class Positions:
     keeps: bool = True
     _kept: Tensor | None = field(default=None, repr=False)
     _claimed: Tensor | None = field(default=None, repr=False)
-    longest: Tensor | None = field(default=None, repr=False)
+    _longest: Tensor | None = field(default=None, repr=False)
+
+    def longest(self) -> Tensor | None:
+        """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it."""
+        return self._longest
 
     @property
     def entries(self) -> int:
@@ -63,7 +64,7 @@ class Positions:
 
     def squared_norms(self, groups: Groups) -> Tensor:
         if self.claims:
-            self._claimed, self.longest = claimed_squared_norms(self.g, self.a)
+            self._claimed, self._longest = claimed_squared_norms(self.g, self.a)
             return self._claimed
         records = len(self.g)
         if self.keeps:

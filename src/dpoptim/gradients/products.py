@@ -73,6 +73,7 @@ BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
 NORM_BLOCK = 32  # entries whose squares are added in float32
 COMMON_FACTOR_ERROR = 42 * 2.0**-24  # by which a common factor may move a clipped gradient or a norm, relatively
 SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
+SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900  # the same for float64, and a sum for which it might matter
 SAFE_SQUARES = (2.0**-60, 2.0**120)  # squared norms that float32 can add up; others are added in float64
 
 
@@ -242,6 +243,8 @@ def equal_groups(groups: Groups) -> int:
 
 def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Groups) -> None:
     """Add ``sum_r weights[r] * values[r]`` to ``total``: values of shape (R, N)."""
+    if values.stride(1) != 1 or values.stride(0) < values.shape[1]:
+        values = values.contiguous()  # another layout has another kernel, and who is left out decides whether it is copied
     if values.shape[1] <= NARROW:
         total.add(values.double().T @ weights)
         return
@@ -293,7 +296,11 @@ def row_squared_norms(x: Tensor) -> Tensor:
     """
     rows = x.reshape(x.shape[0], -1) if x.dim() > 1 else x[:, None]
     if rows.dtype == torch.float64:
-        return torch.linalg.vecdot(rows, rows)
+        squared = torch.linalg.vecdot(rows, rows)
+        tiny = squared < SMALLEST_SUM
+        if bool(tiny.any()):
+            squared[tiny] += SMALLEST_SQUARE_64 * (rows[tiny] != 0).sum(1, dtype=torch.float64)
+        return squared
     if rows.is_cuda:  # bound by memory; and asking for extremes would wait for the device
         return in_float64(rows)
     entries = rows.shape[1]

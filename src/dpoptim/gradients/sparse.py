@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import blocks, zero_outside
+from dpoptim.gradients.contributions import blocks, product_of_squares, zero_outside
 from dpoptim.gradients.products import Groups, Sum, row_squared_norms
 
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
@@ -125,7 +125,10 @@ class SparseOuter:
     def squared_norms(self, groups: Groups) -> Tensor:
         left = row_squared_norms(self.g)
         right = torch.zeros_like(left).index_add_(0, self.record, self.weight.square())
-        return left * right
+        return product_of_squares(left, right)
+
+    def longest(self) -> Tensor:
+        return row_squared_norms(self.g)
 
     def pairs(self) -> Pairs:
         """The same with the gradient of every looked-up row written out."""

@@ -78,7 +78,7 @@ class TiedHead(Positions):
         # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
         looked_up = self.g.gather(2, index[:, None, :].expand(-1, self.g.shape[1], -1))
         cross = (looked_up * gram(aligned_records(self.a), aligned_records(rows))).sum((1, 2)).double()
-        head, self.longest = claimed_squared_norms(self.g, self.a)
+        head, self._longest = claimed_squared_norms(self.g, self.a)
         table = self.table.squared_norms(groups)
         # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.
         self._claimed = (head + table + 2 * cross).clamp(min=0)

@@ -149,7 +149,7 @@ class ModuleProblem:
             combined = [(c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)]
             torch.autograd.backward(torch.stack(combined).sum())
         assert engine.booking is not None
-        engine.booking.refuse_writes()
+        engine.booking.refuse_changed_constants()
         return torch.cat([part.flatten().cpu() for part in engine.split(engine.take())]) / scale
 
     def total_loss(self, batch: tuple[Tensor, Tensor], w: Tensor) -> float:

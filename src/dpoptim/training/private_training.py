@@ -136,6 +136,7 @@ class PrivateTraining:
         capacity = self._engine.capacity
         self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
         self._refuse_interrupted()
+        self._engine.refuse_writes()
         # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
         self._engine.take()
         if self._choice is not None:
@@ -410,6 +411,8 @@ class PrivateTraining:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
+            if error is None:
+                self._engine.refuse_writes()
             if error is None and (self._saved_at != self.steps_done or self.steps_done == self.plan.steps):
                 self._gate.finish()  # else it may go on from the checkpoint
         finally:

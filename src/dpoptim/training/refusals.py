@@ -125,5 +125,6 @@ def refuse_changed_parameters(engine: Engine) -> None:
                 f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before dpoptim.attach, or "
                 "attach again."
             )
+    engine.refuse_writes()
     if engine.booking is not None:
-        engine.booking.refuse_writes()
+        engine.booking.refuse_changed_constants()
