@@ -35,16 +35,18 @@ def steps(work: Workload, method: DPSGD | DiceSGD, times: int, batches: int) -> 
         times: the workload's batch is repeated as often. batches: that make up the data set.
     """
     model, (x, y) = work.build(), work.data()
-    x, y = torch.cat([x] * times), torch.cat([y] * times)
+    batch_size = times * len(x)
+    data = TensorDataset(torch.cat([x] * times * batches), torch.cat([y] * times * batches))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-    rows = torch.arange(len(x)).repeat(batches)
-    plan = method.plan(n=len(rows), batch_size=len(x), epochs=100, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out")
-    with attach(plan, model, optimizer, TensorDataset(rows), loss_reduction="sum") as private:
+    plan = method.plan(
+        n=len(data), batch_size=batch_size, epochs=100, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    )
+    with attach(plan, model, optimizer, data, loss_reduction="sum") as private:
         waiting = iter(private.batches())
         while True:
             started = time.process_time()
-            (place,) = next(waiting)
-            work.loss(model(x[place]), y[place], "none").sum().backward()
+            x, y = next(waiting)
+            work.loss(model(x), y, "none").sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             yield time.process_time() - started
