@@ -125,7 +125,7 @@ class Outer:
         add_weighted_outer(total, self.g, self.a, weights, groups)
 
     def without(self, keep: Tensor) -> "Outer":
-        return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep))
+        return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep), _squared=self._squared)
 
 
 def product_of_squares(left: Tensor, right: Tensor) -> Tensor:

@@ -10,28 +10,23 @@ its own group (and of the few that are added up with it), and that error fits in
 **Theorem.** Let u be the unit roundoff of the books' dtype and B at least the number of records in a physical batch. Let
 two batches differ in one record, and suppose that
 
-1. every other record has the same rows in both; where the loss is a mean, its *common factor*, 1/B against 1/(B + 1) in
-   float32, moves each stored gradient by at most 4 u of its length (u that of float32) and each claimed norm by 36 u;
+1. every other record has the same rows in both: the loss is a sum over records;
 2. each clip factor c_i and each stored gradient G_i is computed from record i's rows alone, with c_i |G_i| at most
-   C (1 - margin); where there is a common factor, c_i falls to zero over eight octaves of |G_i| and does not jump;
+   C (1 - margin);
 3. every other record belongs to the same group in both, in the same order, and the product of a group is a function of
    its rows (they start on 64-byte boundaries, so that the kernel finds them aligned alike);
 4. a float32 product sums at most k = `GROUP_ROWS` rows (larger groups are multiplied in float64), and only the at most
    m = `BLOCK_GROUPS` groups of a *block*, always the same ones, are added in float32.
 
-Then the computed sums differ by at most C if ``margin >= 2^-8 + 42 u B``, the second term only with a common factor.
+Then the computed sums differ by at most C if ``margin >= 2^-8 + 2^-32 B``.
 
 *Proof.* What does not contain the record is equal in both. The product of a group of s <= k rows has, in whatever order
-it is summed, an error of at most gamma_{s+2} times the sum of the absolute values of its terms (Higham 2002, section 3.1;
-the two extra roundings are those of c_i and of c_i g_i). Its terms are the entries of the c_i G_i themselves, one row to a
-record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2) u). Adding m
-groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k) u' C, which is
-0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition of at most B, far
-below the rest. The common factor moves every other record's clipped gradient by at most 4 u C, and its computed norm,
-whose squares are added in float32 in blocks of 32 (`row_squared_norms`), errs by at most 18 u in either world, another
-way in each; the taper of its clip factor changes by at most 0.18 of the relative change of the length it depends on,
-which is less than u C more. So the others' sum moves by less than ``42 u B C``. The differing record itself adds at
-most C (1 - margin). QED.
+it is summed, an error of at most gamma_{s+2} times the sum of the absolute values of its terms (Higham 2002, section
+3.1; the two extra roundings are those of c_i and of c_i g_i). Its terms are the entries of the c_i G_i themselves, one
+row to a record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2)
+u). Adding m groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k)
+u' C, which is 0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition
+of at most B, in both worlds less than 2^-32 B C. The differing record itself adds at most C (1 - margin). QED.
 (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
 
 `Groups` are written as blocks of group sizes, e.g. ((112, 98, 120, 105), (110, 99)).
@@ -40,17 +35,23 @@ Under zero-out and replace-one, neighbours have equally many rows: consecutive g
 add-or-remove-one a removed record shifts all that follow it, so there the sampler draws each record's group with a coin
 of its own (`sampling.into_groups`); with the coins coupled, condition 3 holds.
 
+**Under a mean** condition 1 fails, and nothing is proved: 1/B against 1/(B + 1) rounds every gradient anew. The margin
+gives up 42 u B more (u that of float32), which is what the records of one layer need whose gradients do not cancel
+inside: at most 4 u for the gradient, 36 u for its norm (`row_squared_norms` errs by 18 u, another way in each world),
+and less than u for the `taper`, because of which no factor jumps. But the products of all groups round anew as well (by
+2 (k + 2) u B C in the worst case; 55 u B C were seen, a half of it from norms in longer blocks), and so does every
+operation of the backward pass (a thousand multiplications moved a sum of 100,000 records by 1.15 C); a gradient that
+cancels inside down to that rounding moves as a whole (106 records by 106 C), as does one that leaves float32's range on
+the way. `attach` lists this among what is trusted. Sums cost nothing.
+
 What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round record
 j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers without a
 rule, that torch.func does. That other products round a record alike wherever it lies is arranged (aligned operands, a
-fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor, under a mean, records
-for which condition 1 fails: every operation of the backward pass rounds the factor anew, so its 4 u are those of a few
-layers (a thousand multiplications moved 100,000 records by 0.2 C more than allowed), and a gradient that cancels inside
-down to that rounding moves as a whole (106 of them by 106 C), as does one that leaves float32's range on the way. A
-summed loss has no such factor. Nor that a record runs through other formulas in other company: how often a layer is
-used, and on how many axes, is taken as public. Under torch.autocast those roundings are of 8 or 11 bits. The books
-widen what was saved to float32 before anything is measured or summed, where products of two bfloat16 numbers are exact,
-so the theorem holds with float32's u; the loss must be a sum (condition 1).
+fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a record runs
+through other formulas in other company: how often a layer is used, and on how many axes, is taken as public. Under
+torch.autocast those roundings are of 8 or 11 bits. The books widen what was saved to float32 before anything is
+measured or summed, where products of two bfloat16 numbers are exact, so the theorem holds with float32's u; the loss
+must be a sum (condition 1).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -71,14 +72,14 @@ SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batch
 LEAST_BATCHED = 8  # blocks
 BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
 NORM_BLOCK = 32  # entries whose squares are added in float32
-COMMON_FACTOR_ERROR = 42 * 2.0**-24  # by which a common factor may move a clipped gradient or a norm, relatively
+COMMON_FACTOR_ERROR = 42 * 2.0**-24  # that a mean gives up for each record: see above
 SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
 SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900  # the same for float64, and a sum for which it might matter
 SAFE_SQUARES = (2.0**-60, 2.0**120)  # squared norms that float32 can add up; others are added in float64
 
 
 def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> float:
-    """Share of the clip norm that is given up so that rounding cannot exceed it.
+    """Share of the clip norm that is given up to rounding: by the theorem, and with a common factor by what is said there.
 
     Args:
         dtype: dtype of the books (float32 or float64).
