@@ -7,13 +7,14 @@ which per-layer hooks do not see. Each is asked for the clipped sums of all reco
 """
 
 import argparse
-import csv
 import warnings
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from saving import save_csv
 
 CLIP_NORM, RECORDS = 1.0, 8
 
@@ -105,10 +106,7 @@ def main() -> None:
             verdict = "refused" if refusal else ("refuted" if float(moved) > 1.0001 else "consistent")
             rows.append({"library": library, "use": use, "moved_in_clip_norms": moved, "verdict": verdict, "error": refusal})
             print(*rows[-1].values(), sep=" | ")
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    save_csv(rows, out)
 
 
 if __name__ == "__main__":

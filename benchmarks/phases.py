@@ -8,7 +8,6 @@ Run: ``python benchmarks/phases.py [--workload GPT ...] --out benchmarks/results
 
 import argparse
 import cProfile
-import csv
 import pstats
 import statistics
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from saving import save_csv
 from step_time import ours, plain
 from workloads import WORKLOADS
 
@@ -25,7 +25,7 @@ FUNCTIONS = {  # what a phase is the time of, and of which file
     "backward": ("method 'run_backward'", ""),
     "close": ("_close", "engine.py"),
     "norms": ("squared_norms", ""),
-    "sums": ("add_weighted_sum", ""),
+    "sums": ("add_weighted_sums", ""),
     "update": ("write_means", "engine.py"),
     "step": ("step", "sgd.py"),
 }
@@ -85,11 +85,7 @@ def main() -> None:
         small = name.startswith(("softmax", "MLP"))
         rows.append(measure(name, asked.rounds * (20 if small else 1)))
         print(rows[-1], flush=True)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    with (asked.out / "phases.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    save_csv(rows, asked.out / "phases.csv")
 
 
 if __name__ == "__main__":

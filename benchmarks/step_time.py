@@ -9,7 +9,6 @@ it is installed (extra ``bench``).
 """
 
 import argparse
-import csv
 import gc
 import math
 import os
@@ -33,6 +32,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.probe import positions_per_layer
+from saving import save_csv
 from workloads import WORKLOADS, Workload
 
 Step = Callable[[], None]
@@ -242,11 +242,7 @@ def main() -> None:
 
 
 def save(rows: list[dict[str, object]], out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "step_time.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    save_csv(rows, out / "step_time.csv")
     draw(rows, out / "step_time.png")
 
 

@@ -57,10 +57,12 @@ def test_capacity_is_passed_with_negligible_probability() -> None:
 
 
 @pytest.mark.parametrize("size", [None, 1, 7, 1000])
-def test_pieces_add_up_to_the_drawn_batch(size: int | None) -> None:
+@pytest.mark.parametrize("dealt", [True, False])
+def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None:
     n, q, steps = 200, 0.2, 30
     sampler = PoissonSampling(q)
-    pieces = PieceSampler(BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps), n * q, KeyStream(), size)
+    queue = BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps)
+    pieces = PieceSampler(queue, number_of_groups(n * q, size) if dealt else 1, KeyStream(), size)
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
     for (rows,), piece in deliveries(data, pieces, num_workers=0, collate_fn=None, pin_memory=False):

@@ -22,6 +22,11 @@ SMALLEST_NORM = 1e-6  # below it the scaled gradients come near float32's subnor
 NORM_INFLATION = 2.0**-24  # relative error of a squared norm: a float64 sum of up to 2^29 non-negative terms
 
 
+# Proportions (c_1, ..., c_k) of a record's factors for k sums, at least one of them; c_1 is 1. Public. One product serves
+# all records of a direction, so what many have is worth naming.
+Directions = tuple[tuple[float, ...], ...]
+
+
 class ClippingRule(Protocol):
     """What the engine does with each record's gradient."""
 
@@ -31,12 +36,12 @@ class ClippingRule(Protocol):
         ...
 
     @property
-    def sums(self) -> int:
-        """How many sums a record adds to."""
+    def directions(self) -> "Directions":
+        """How many sums a record adds to, and in which proportions many records do."""
         ...
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """The factors of each record: float64, shape (B,), or (sums, B); zero where it does not count."""
+        """The factors of each record: float64, shape (B,), or (k, B) for k sums; zero where it does not count."""
         ...
 
 
@@ -65,8 +70,8 @@ class Clipping:
             raise ValueError("clipping='automatic' scales every gradient to clip_norm, so clip_norm must be finite.")
 
     @property
-    def sums(self) -> int:
-        return 1
+    def directions(self) -> Directions:
+        return ((1.0,),)
 
     def of_one_layer(self, layers: int) -> "Clipping":
         """What ``"per-layer"`` does with each of ``layers`` layers: their squared bounds add up to C^2."""
@@ -122,8 +127,10 @@ class SplitClipping:
             )
 
     @property
-    def sums(self) -> int:
-        return 2
+    def directions(self) -> Directions:
+        """Records that are not clipped have no residual; that of records clipped to R has a fixed proportion."""
+        rest = self.residual_clip - self.norm
+        return ((1.0, 0.0), (1.0, rest / self.norm)) if 0 < rest < math.inf else ((1.0, 0.0),)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factors of each record for the two sums: float64, shape (2, B), zero where its norm is not finite.

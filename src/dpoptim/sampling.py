@@ -29,6 +29,8 @@ def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices
     **Guarantee.** A record's group is independent of which other records there are. So with coupled coins, adding or
     removing one record changes its own group only, and the rounding of no other (`gradients.products`).
     """
+    if groups == 1:
+        return [indices]
     words = np.empty(len(indices), dtype=np.uint64)
     coins.words(words)
     labels = words % np.uint64(groups)

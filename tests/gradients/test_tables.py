@@ -14,7 +14,7 @@ from dpoptim.gradients.contributions import Formed
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from dpoptim.gradients.positions import Positions
-from dpoptim.gradients.products import Sum, consecutive_groups
+from dpoptim.gradients.products import Sums, consecutive_groups
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 from dpoptim.gradients.tied import TiedHead, merge
 from support import joint_norm, record_loss
@@ -140,9 +140,9 @@ def test_a_tied_head_counts_its_cross_terms(dtype: torch.dtype, claims: bool) ->
     torch.testing.assert_close(squared, gradients.square().sum(1), rtol=1e-4, atol=1e-4)
     keep = torch.arange(ROWS) != 3
     weights = torch.linspace(0.5, 2, ROWS, dtype=torch.float64) * keep
-    total = Sum(torch.empty(V * D, dtype=torch.float64))
-    merged.without(keep).add_weighted_sum(total, weights, groups)
-    torch.testing.assert_close(total.settle(), weights @ gradients, rtol=1e-4, atol=1e-4)
+    total = Sums([torch.empty(V * D, dtype=torch.float64)])
+    merged.without(keep).add_weighted_sums(total, weights[None], groups)
+    torch.testing.assert_close(total.settle()[0], weights @ gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_a_claim_that_errs_cannot_break_the_bound() -> None:
@@ -157,9 +157,9 @@ def test_a_claim_that_errs_cannot_break_the_bound() -> None:
     for i in range(ROWS):
         alone = merge([Positions(g[i : i + 1], a[i : i + 1]).by_claims(), Rows(index[:1], rows.g[i : i + 1], V)], 1, V * D)
         claimed = float(alone.squared_norms(groups)) ** 0.5
-        total = Sum(torch.empty(V * D, dtype=torch.float64))
-        alone.add_weighted_sum(total, torch.ones(1, dtype=torch.float64), groups)
-        assert float(total.settle().norm()) <= claimed * (1 + 1e-6)
+        total = Sums([torch.empty(V * D, dtype=torch.float64)])
+        alone.add_weighted_sums(total, torch.ones(1, 1, dtype=torch.float64), groups)
+        assert float(total.settle()[0].norm()) <= claimed * (1 + 1e-6)
     assert isinstance(merged, TiedHead)
 
 
@@ -178,9 +178,9 @@ def test_joined_tables_are_the_sum_of_their_gradients() -> None:
         torch.testing.assert_close(merged.squared_norms(groups), truth.double().square().sum(1), rtol=1e-5, atol=1e-5)
         keep = torch.arange(ROWS) != 3
         weights = torch.rand(ROWS, dtype=torch.float64) * keep
-        total = Sum(torch.empty(V * D, dtype=torch.float64))
-        merged.without(keep).add_weighted_sum(total, weights, groups)
-        torch.testing.assert_close(total.settle(), weights @ truth.double(), rtol=1e-5, atol=1e-5)
+        total = Sums([torch.empty(V * D, dtype=torch.float64)])
+        merged.without(keep).add_weighted_sums(total, weights[None], groups)
+        torch.testing.assert_close(total.settle()[0], weights @ truth.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_table_that_is_also_multiplied_by_single_positions() -> None:

@@ -9,20 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim.clipping import Clipping
+from dpoptim.clipping import Clipping, SplitClipping
 from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.positions import Positions
-from dpoptim.gradients.products import (
-    BLOCK_GROUPS,
-    GROUP_ROWS,
-    NORM_BLOCK,
-    Groups,
-    Sum,
-    add_weighted_outer,
-    consecutive_groups,
-    margin,
-    row_squared_norms,
-)
+from dpoptim.gradients.products import BLOCK_GROUPS, GROUP_ROWS, Groups, Sums, add_weighted_outer, consecutive_groups, margin
 from dpoptim.sampling import number_of_groups
 from support import CASES, WITHOUT_ORACLE, Case, by_engine, clipped, joint_norm, vmap_gradients
 
@@ -213,9 +204,9 @@ def test_a_layer_that_a_record_does_not_use_leaves_it_as_it_is(size: float) -> N
 
 
 def weighted_outer(g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> Tensor:
-    total = Sum(torch.empty(g.shape[1], a.shape[1], dtype=torch.float64))
-    add_weighted_outer(total, g, a, weights, groups)
-    return total.settle()
+    total = Sums([torch.empty(g.shape[1], a.shape[1], dtype=torch.float64)])
+    add_weighted_outer(total, g, a, weights[None], groups)
+    return total.settle()[0]
 
 
 @settings(max_examples=40, deadline=None)
@@ -235,6 +226,89 @@ def test_products_err_by_less_than_the_theorem_says(rows: int, dtype: torch.dtyp
     unit = 2.0**-24 if dtype == torch.float32 else 2.0**-53
     depth = min(rows, GROUP_ROWS) + BLOCK_GROUPS
     assert float((total - terms.sum(0)).norm()) <= (depth * unit + rows * 2.0**-52) * size
+
+
+DIRECTIONS = ((1.0, 0.0), (1.0, 3.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=4), min_size=1, max_size=3),
+    shares=st.sampled_from([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0, 20, 1)]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 100),
+)
+def test_two_sums_are_formed_together_within_the_errors_of_one(
+    sizes: list[list[int]], shares: tuple[int, int, int], dtype: torch.dtype, seed: int
+) -> None:
+    """Rows of both directions, and of none, in any mixture."""
+    torch.manual_seed(seed)
+    rows = sum(map(sum, sizes))
+    g, a = torch.randn(rows, 70, dtype=dtype), torch.randn(rows, 65, dtype=dtype)
+    first, other = torch.rand(2, rows, dtype=torch.float64)
+    kind = torch.multinomial(torch.tensor(shares, dtype=torch.float64), max(rows, 1), replacement=True)[:rows]
+    second = torch.stack([0 * first, 3 * first, other]).gather(0, kind[None])[0]
+    weights = torch.stack([first, second])
+    sums = Sums([torch.full((70, 65), math.nan, dtype=torch.float64) for _ in range(2)], DIRECTIONS)
+    add_weighted_outer(sums, g, a, weights, sizes)
+    terms = g.double()[:, :, None] * a.double()[:, None, :]
+    unit = 2.0**-24 if dtype == torch.float32 else 2.0**-53
+    for total, each in zip(sums.settle(), weights, strict=True):
+        size = float(each @ terms.flatten(1).norm(dim=1))
+        error = float((total - torch.einsum("r,rpd->pd", each, terms)).norm())
+        assert error <= (2 * GROUP_ROWS * unit + rows * 2.0**-50) * size
+
+
+def test_each_direction_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Error feedback must not cost a second product where no record needs one."""
+    multiplied: list[int] = []
+    honest = torch.mm
+
+    def counted(left: Tensor, right: Tensor, **options: Tensor | None) -> Tensor:
+        multiplied.append(left.shape[0])
+        return honest(left, right, **options)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    g, a, first = torch.randn(160, 70), torch.randn(160, 65), torch.rand(160, dtype=torch.float64)
+    for second, products in ((0 * first, [70]), (3 * first, [70]), (first, [140])):
+        sums = Sums([torch.empty(70, 65, dtype=torch.float64) for _ in range(2)], DIRECTIONS)
+        add_weighted_outer(sums, g, a, torch.stack([first, second]), [[160]])
+        assert multiplied == products
+        multiplied.clear()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    spread=st.floats(0, 3),
+    residual=st.sampled_from([1.01, 2.0, 100.0]),
+    removed=st.integers(0, 199),
+    kind=st.sampled_from(KINDS),
+)
+def test_one_record_moves_both_sums_of_error_feedback_by_their_bounds(
+    seed: int, spread: float, residual: float, removed: int, kind: str
+) -> None:
+    """Gradients shorter than C1, between C1 and R, and longer than R, beside one record that is there or is not."""
+    torch.manual_seed(seed)
+    model = nn.Linear(80, 60)
+    x = torch.randn(200, 80) * 10 ** (spread * (torch.rand(200, 1) - 1))
+    x[removed] = poison(x[removed : removed + 1], [kind])[0]
+    g = torch.randn(200, 60) / 60
+    engine = Engine(model, SplitClipping(1.0, residual), capacity=200, reduction="sum")
+    engine.attach()
+    moved = []
+    for there in (1.0, 0.0):
+        engine.deliver(200)
+        mask = torch.ones(200, 1)
+        mask[removed] = there
+        (torch.where(mask > 0, model(torch.where(mask > 0, x, 0.0)), 0.0) * g).sum().backward()
+        moved.append([torch.cat([part.clone() for part in sums]) for sums in engine.take_sums()])
+    engine.detach()
+    (kept, rest), (kept_without, rest_without) = moved
+    assert torch.isfinite(kept).all()
+    assert torch.isfinite(rest).all()
+    assert float((kept - kept_without).norm()) <= 1.0
+    assert float((rest - rest_without).norm()) <= residual - 1.0
 
 
 def test_the_margin_is_what_the_theorem_asks_for() -> None:

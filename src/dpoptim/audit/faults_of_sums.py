@@ -24,7 +24,7 @@ from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import linear
 from dpoptim.gradients.positions import Positions, positions
-from dpoptim.gradients.products import Groups, Sum
+from dpoptim.gradients.products import Groups, Sums
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
@@ -49,8 +49,8 @@ class _Renormed:
     def materialise(self, records: slice) -> Tensor:
         return self.honest.materialise(records)
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
-        self.honest.add_weighted_sum(total, weights, groups)
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
+        self.honest.add_weighted_sums(sums, weights, groups)
 
     def without(self, keep: Tensor) -> Contribution:
         return self.honest.without(keep)

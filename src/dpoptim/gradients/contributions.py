@@ -1,7 +1,8 @@
-"""What one parameter's gradient is made of, record by record: norms first, then one weighted sum.
+"""What one parameter's gradient is made of, record by record: norms first, then weighted sums.
 
 Each class describes the per-record gradients of one parameter for the B records of a backward pass and answers two
-questions: the squared norm of each record's gradient, and ``sum_i weights[i] * gradient_i``. Two rules keep this honest:
+questions: the squared norm of each record's gradient, and ``sum_i weights[j, i] * gradient_i`` for each j (mostly one).
+Two rules keep this honest:
 
 * a norm is measured on the very numbers that are summed. Formulas that get the norm another way (the Gram form
   ``sum_st (a_s . a_t)(g_s . g_t)``) round differently from the sum, and cancellation inside a record makes the
@@ -18,15 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.products import (
-    GROUP_ROWS,
-    Groups,
-    Sum,
-    add_weighted_outer,
-    add_weighted_rows,
-    row_squared_norms,
-    slices,
-)
+from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums, add_weighted_outer, add_weighted_rows, slices
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
@@ -40,7 +34,7 @@ class Contribution(Protocol):
         """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count.
 
         Args:
-            groups: as in `add_weighted_sum`. What is formed twice is formed in the same pieces both times.
+            groups: as in `add_weighted_sums`. What is formed twice is formed in the same pieces both times.
         """
         ...
 
@@ -48,11 +42,11 @@ class Contribution(Protocol):
         """The gradients themselves, shape (records, number of entries), for oracles and mixed uses."""
         ...
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
-        """Add ``sum_i weights[i] * gradient_i`` to ``total``, of as many entries as the parameter.
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
+        """Add ``sum_i weights[j, i] * gradient_i`` to the j-th of ``sums``, of as many entries as the parameter.
 
         Args:
-            weights: float64, shape (B,).
+            weights: float64, shape (k, B).
             groups: of records that one product may sum (see `products`).
         """
         ...
@@ -86,8 +80,8 @@ class Direct:
     def materialise(self, records: slice) -> Tensor:
         return self.values[records].flatten(1)
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
-        add_weighted_rows(total, self.values.flatten(1), weights, groups)
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
+        add_weighted_rows(sums, self.values.flatten(1), weights, groups)
 
     def without(self, keep: Tensor) -> "Direct":
         return Direct(zero_outside(self.values, keep))
@@ -119,10 +113,10 @@ class Outer:
     def materialise(self, records: slice) -> Tensor:
         return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         if self._squared is not None:  # a weight above 1 could carry the one factor to infinity beside zeros in the other
             weights = torch.where(self._squared == 0, 0.0, weights)
-        add_weighted_outer(total, self.g, self.a, weights, groups)
+        add_weighted_outer(sums, self.g, self.a, weights, groups)
 
     def without(self, keep: Tensor) -> "Outer":
         return Outer(zero_outside(self.g, keep), zero_outside(self.a, keep), _squared=self._squared)
@@ -146,8 +140,8 @@ class Left:
     def materialise(self, records: slice) -> Tensor:
         return self.outer.g[records]
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
-        add_weighted_rows(total, self.outer.g, weights, groups)
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
+        add_weighted_rows(sums, self.outer.g, weights, groups)
 
     def without(self, keep: Tensor) -> "Left":
         return Left(self.outer.without(keep))
@@ -190,12 +184,12 @@ class Formed:
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, max(self.entries, self.per_record))
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:
-            add_weighted_rows(total, self.materialise(slice(0, self.records)), weights, groups)
+            add_weighted_rows(sums, self.materialise(slice(0, self.records)), weights, groups)
             return
         for group in all_groups(groups):
-            add_group(total, group, self._parts(group), lambda part: (self.materialise(part), weights[part]))
+            add_group(sums, group, self._parts(group), lambda part: (self.materialise(part), weights[:, part]))
 
     def without(self, keep: Tensor) -> "Formed":
         return Formed(self.form, self.records, self.entries, self.per_record, keep, self.keeps, self._kept)
@@ -217,18 +211,24 @@ def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
         yield slice(start, min(start + size, group.stop))
 
 
-def add_group(total: Sum, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
-    """Add one group's weighted sum, formed part by part: one float32 sum (see `products`), float64 if it is too large.
+def add_group(sums: Sums, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+    """Add one group's weighted sums, formed part by part: in float32 (see `products`), in float64 if it is too large.
 
     Args:
-        formed: maps a slice of records to their gradients, shape (b, entries), and weights, float64 of shape (b,).
+        formed: maps a slice of records to their gradients, shape (b, entries), and weights, float64 of shape (k, b).
     """
-    sum_of_group: Tensor | None = None
+    of_group: Tensor | None = None
     for part in parts:
         values, weights = formed(part)
         if group.stop - group.start > GROUP_ROWS:
             values = values.double()
         rows, factors = values.T, weights.to(values.dtype)
-        sum_of_group = torch.mv(rows, factors) if sum_of_group is None else sum_of_group.addmv_(rows, factors)
-    if sum_of_group is not None:
-        total.add(sum_of_group)
+        first = of_group is None
+        of_group = values.new_empty(len(weights), values.shape[1]) if of_group is None else of_group
+        for each, out in zip(factors, of_group, strict=True):
+            if first:
+                torch.mv(rows, each, out=out)
+            else:
+                out.addmv_(rows, each)
+    if of_group is not None:
+        sums.add(of_group)

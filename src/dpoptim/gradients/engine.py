@@ -5,7 +5,6 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -17,10 +16,12 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
 from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed, Outer
+from dpoptim.gradients.norms import taper
 from dpoptim.gradients.positions import Positions
-from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sum, consecutive_groups, margin, taper
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
 from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge
+from dpoptim.sampling import number_of_groups
 
 Reduction = Literal["mean", "sum"]
 KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
@@ -90,9 +91,10 @@ class Engine:
         self._layout = list(by_device.items())
         self._buffers = [
             [torch.empty(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
-            for _ in range(clipping.sums)
+            for _ in clipping.directions[0]
         ]
-        self._sums = [[Sum(view.view(-1)) for view in self.split(buffers)] for buffers in self._buffers]
+        views = zip(*map(self.split, self._buffers), strict=True)  # of each parameter, one for each sum
+        self._sums = [Sums([view.view(-1) for view in each], clipping.directions) for each in views]
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
         self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
@@ -112,6 +114,10 @@ class Engine:
         if self.booking is not None:
             self.booking.undo()
         self.booking = None
+
+    def number_of_groups(self, expected_batch: float, physical_batch_size: int | None) -> int:
+        """How many groups a logical batch is to be dealt into, see `deliver`; by public numbers."""
+        return number_of_groups(expected_batch, physical_batch_size)
 
     # ---- one logical batch -----------------------------------------------------------------------------------
 
@@ -231,8 +237,8 @@ class Engine:
         if not bool(countable.all()):
             merged = {i: contribution.without(countable) for i, contribution in merged.items()}
         for i, contribution in merged.items():
-            for sums, weights in zip(self._sums, factors[i] * scale, strict=True):
-                contribution.add_weighted_sum(sums[i], weights.to(self.parameters[i].device), groups)
+            weights = (factors[i] * scale).to(self.parameters[i].device)
+            contribution.add_weighted_sums(self._sums[i], weights, groups)
 
     def _factors(self, squared: dict[int, Tensor]) -> dict[int, Tensor]:
         """The factors for each parameter, from the squared norms of its gradients (B,): shape (number of sums, B).
@@ -288,9 +294,9 @@ class Engine:
 
     def take_sums(self) -> list[list[Tensor]]:
         """All sums of the clipping rule, each as `take` returns it."""
-        for total in chain.from_iterable(self._sums):
-            total.settle()
-            total.restart()
+        for sums in self._sums:
+            sums.settle()
+            sums.restart()
         self._rows_open = 0
         if self.booking is not None:
             self.booking.written = None

@@ -131,7 +131,7 @@ def tame(layers: list[Layer], norms: list[float]) -> bool:
         norms: of the weights, from `spectral_norm`; the first one is not used.
     """
     for layer in layers:
-        parameters = [float(p.detach().double().norm()) for p in layer.linear.parameters()]
+        parameters = [float(torch.linalg.vector_norm(p.detach())) for p in layer.linear.parameters()]
         if not max(1.0, layer.slope) * max(parameters) <= LARGEST_WEIGHT or not layer.at_zero <= LARGEST_WEIGHT:
             return False  # also where they are NaN
     steepest, later = 1.0, 1.0

@@ -25,10 +25,12 @@ from torch import Tensor
 from dpoptim.clipping import SMALLEST_NORM, Clipping
 from dpoptim.gradients.contributions import zero_outside
 from dpoptim.gradients.engine import exact_arithmetic
-from dpoptim.gradients.products import Sum, add_weighted_outer, consecutive_groups, margin, row_squared_norms
+from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.products import Sums, add_weighted_outer, consecutive_groups, margin
 
 Loss = Literal["softmax", "logistic", "squared", "huber"]
 
+FEW = 32  # outputs
 LARGEST_ENTRY = 2.0**100  # longer rows count as not finite: their products would leave the float32 range
 
 
@@ -76,25 +78,27 @@ class LinearModel:
         return self.outputs * self.columns
 
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
-        """s of shape (B, p), dtype and device of ``x``, for x of shape (B, features)."""
+        """s of shape (B, p), dtype and device of ``x``, for x of shape (B, features).
+
+        Few outputs lie in memory one after the other, not record by record: their products are twice as fast so.
+        """
         matrix = w.view(self.outputs, self.columns).to(x)
-        if self.intercept:
-            return torch.addmm(matrix[:, -1], x, matrix[:, :-1].T)
-        return x @ matrix.T
+        weight, bias = matrix[:, : self.features], matrix[:, self.features :]
+        if self.outputs <= FEW:
+            return (torch.addmm(bias, weight, x.T) if self.intercept else torch.mm(weight, x.T)).T
+        return torch.addmm(bias.T, x, weight.T) if self.intercept else torch.mm(x, weight.T)
 
     def residuals(self, scores: Tensor, y: Tensor) -> Tensor:
-        """r of shape (B, p), float64. A class out of range gives NaN, so that the record counts as zero."""
-        s = scores.double()
+        """r of shape (B, p), in the scores' dtype. A class out of range gives NaN, so that the record counts as zero."""
         if self.loss == "softmax":
             label = y.clamp(0, self.outputs - 1).long()
-            r = s.softmax(1)
+            r = scores.T.softmax(0).T if self.outputs <= FEW else scores.softmax(1)
             r.scatter_add_(1, label[:, None], -torch.ones_like(r[:, :1]))
-            r[(y != label)] = torch.nan
-            return r
-        target = y.double().view(len(s), -1)
+            return r.masked_fill_((y != label)[:, None], torch.nan)
         if self.loss == "logistic":
-            return s.sigmoid() - target
-        return s - target if self.loss == "squared" else (s - target).clamp(-self.huber_delta, self.huber_delta)
+            return scores.sigmoid() - y.to(scores.dtype)[:, None]
+        rest = (scores.double() - y.double().view(len(scores), -1)).to(scores.dtype)  # targets may be large, and alike
+        return rest if self.loss == "squared" else rest.clamp(-self.huber_delta, self.huber_delta)
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         """Each record's loss, float64, shape (B,)."""
@@ -151,24 +155,33 @@ class LinearModel:
         """
         bound, scale = scaled(bound)
         with torch.no_grad(), exact_arithmetic():
-            r = torch.zeros(len(x), self.outputs, dtype=torch.float64, device=x.device)
-            for coefficient, w in terms:
-                r.add_(self.residuals(self.scores(w, x), y), alpha=coefficient * scale)
-            g = r.to(x.dtype)  # the very numbers that are summed
+            g = self._combined(x, y, [(c * scale, w) for c, w in terms]).contiguous()  # the very numbers that are summed
             rows = self.squared_row_norms(x) if squared_row_norms is None else squared_row_norms
             left = row_squared_norms(g)
             squared = left * rows
-            squared[(left > LARGEST_ENTRY**2) | (rows > LARGEST_ENTRY**2)] = torch.inf
+            squared.masked_fill_(torch.maximum(left, rows) > LARGEST_ENTRY**2, torch.inf)
             factors = Clipping(bound).factors(squared, margin(x.dtype, capacity, common_factor=False))
             countable = factors > 0
             if not bool(countable.all()):
                 g, x = zero_outside(g, countable), zero_outside(x, countable)
-            weight = Sum(torch.empty(self.outputs, self.features, dtype=torch.float64, device=x.device))
-            add_weighted_outer(weight, g, x, factors, consecutive_groups(len(x)))
-            total = [weight.settle()]
+            total = torch.empty(self.outputs, self.columns, dtype=torch.float64, device=x.device)
+            weight = Sums([total[:, : self.features]])
+            add_weighted_outer(weight, g, x, factors[None], consecutive_groups(len(x)))
+            weight.settle()
             if self.intercept:
-                total.append((factors @ g.double())[:, None])
-            return torch.cat(total, 1).view(-1) / scale
+                torch.mv(g.double().T, factors, out=total[:, -1])
+            return total.view(-1).mul_(1 / scale)
+
+    def _combined(self, x: Tensor, y: Tensor, terms: Sequence[tuple[float, Tensor]]) -> Tensor:
+        """``sum_j c_j r_j`` of each record, shape (B, p), dtype of x. Differences are taken in float64, so that they are not
+        all rounding."""
+        if len(terms) == 1:
+            (coefficient, w) = terms[0]
+            return self.residuals(self.scores(w, x), y).mul_(coefficient)
+        total = torch.zeros(len(x), self.outputs, dtype=torch.float64, device=x.device)
+        for coefficient, w in terms:
+            total.add_(self.residuals(self.scores(w, x).double(), y), alpha=coefficient)
+        return total.to(x.dtype)
 
 
 def scaled(bound: float) -> tuple[float, float]:

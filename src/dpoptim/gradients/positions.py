@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.contributions import Outer, add_group, all_groups, flat, parts_of, zero_outside
+from dpoptim.gradients.norms import row_squared_norms
 from dpoptim.gradients.products import (
     UNIT_ROUNDOFF,
     Groups,
-    Sum,
+    Sums,
     add_weighted_rows,
     aligned_records,
     matrices,
     record_products,
-    row_squared_norms,
 )
 
 CLAIM_BLOCK = 64  # positions; a public constant, so that no record's claim depends on how long the others are
@@ -74,9 +74,9 @@ class Positions:
             squared.append(row_squared_norms(self._form(part, None if self._kept is None else self._kept[part])))
         return squared[0] if len(squared) == 1 else torch.cat(squared)
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:
-            add_weighted_rows(total, self._kept, weights, groups)
+            add_weighted_rows(sums, self._kept, weights, groups)
             return
         scratch: Tensor | None = None
 
@@ -86,12 +86,12 @@ class Positions:
                 scratch = self._room(part.stop - part.start)
             values = self._form(part, scratch[: part.stop - part.start])
             if self._claimed is None:
-                return values, weights[part]
+                return values, weights[:, part]
             shortened = (self._claimed[part] / row_squared_norms(values)).sqrt().clamp(max=1.0)
-            return values, weights[part] * shortened.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
+            return values, weights[:, part] * shortened.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
 
         for group in all_groups(groups):
-            add_group(total, group, parts_of(group, self.entries), formed)
+            add_group(sums, group, parts_of(group, self.entries), formed)
 
     def without(self, keep: Tensor) -> "Positions":
         kept = None if self._kept is None else zero_outside(self._kept, keep)

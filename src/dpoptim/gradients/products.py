@@ -37,7 +37,7 @@ of its own (`sampling.into_groups`); with the coins coupled, condition 3 holds.
 
 **Under a mean** condition 1 fails, and nothing is proved: 1/B against 1/(B + 1) rounds every gradient anew. The margin
 gives up 42 u B more (u that of float32), which is what the records of one layer need whose gradients do not cancel
-inside: at most 4 u for the gradient, 36 u for its norm (`row_squared_norms` errs by 18 u, another way in each world),
+inside: at most 4 u for the gradient, 36 u for its norm (`norms.row_squared_norms` errs by 18 u, another way in each world),
 and less than u for the `taper`, because of which no factor jumps. But the products of all groups round anew as well (by
 2 (k + 2) u B C in the worst case; 55 u B C were seen, a half of it from norms in longer blocks), and so does every
 operation of the backward pass (a thousand multiplications moved a sum of 100,000 records by 1.15 C); a gradient that
@@ -56,8 +56,11 @@ must be a sum (condition 1).
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from dpoptim.clipping import Directions
 
 Groups = Sequence[Sequence[int]]
 
@@ -71,11 +74,7 @@ NARROW = 512  # columns up to which one float64 product is as fast as a float32 
 SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
 LEAST_BATCHED = 8  # blocks
 BATCHED_ROWS = 64 * GROUP_ROWS  # rows of one batched product
-NORM_BLOCK = 32  # entries whose squares are added in float32
 COMMON_FACTOR_ERROR = 42 * 2.0**-24  # that a mean gives up for each record: see above
-SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
-SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900  # the same for float64, and a sum for which it might matter
-SAFE_SQUARES = (2.0**-60, 2.0**120)  # squared norms that float32 can add up; others are added in float64
 
 
 def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> float:
@@ -103,21 +102,6 @@ def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> 
         fix = 'a smaller batch_size, or a summed loss (reduction="sum")' if common else "a smaller batch_size"
         raise ValueError(f"a batch of {capacity} records is too large to be summed with a proven bound. Fix: {fix}.")
     return share
-
-
-TAPER_OCTAVES = 8
-
-
-def taper(squared_lengths: Tensor) -> Tensor:
-    """What a clip factor is multiplied by: 1 for lengths up to 2^54, and from there to 2^62 down to 0, without a jump.
-
-    Lengths beyond cannot be told from infinite ones everywhere. Under a mean all of them are rounded with its factor, which
-    depends on how many records there are: a threshold would let one record decide whether all others count.
-
-    Args:
-        squared_lengths: float64, not negative; NaN stays NaN.
-    """
-    return ((62.0 - squared_lengths.log2() / 2) / TAPER_OCTAVES).clamp(0.0, 1.0)
 
 
 def consecutive_groups(rows: int) -> Groups:
@@ -172,67 +156,129 @@ def record_products(g: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(g.transpose(1, 2), a, out=out)
 
 
-class Sum:
-    """A sum in float64 whose first term is written, not added: what the memory held before does not matter.
+class Sums:
+    """Sums in float64 of the same records, in as many ways as a clipping rule weighs them: k of them, mostly one.
 
-    Attributes:
-        total: float64, the place of the sum; read it only after `settle`.
+    The first term is written, not added: what the memory held before does not matter.
+
+    Args:
+        totals: float64, as many entries each; read them only after `settle`.
+        directions: see `clipping.Directions`.
     """
 
-    def __init__(self, total: Tensor) -> None:
-        self.total = total
-        self._empty = True
+    def __init__(self, totals: Sequence[Tensor], directions: Directions = ((1.0,),)) -> None:
+        self.totals, self.directions = totals, directions
+        self._empty = [True] * len(totals)
 
     def restart(self) -> None:
-        self._empty = True
+        self._empty = [True] * len(self.totals)
 
-    def settle(self) -> Tensor:
-        """The sum so far: zeros if there was no term."""
-        if self._empty:
-            self.total.zero_()
-            self._empty = False
-        return self.total
+    def settle(self) -> Sequence[Tensor]:
+        """The sums so far: zeros if there was no term."""
+        for total, empty in zip(self.totals, self._empty, strict=True):
+            if empty:
+                total.zero_()
+        self._empty = [False] * len(self.totals)
+        return self.totals
 
-    def add(self, term: Tensor) -> None:
-        """Add a term of any float dtype and of any shape with as many entries."""
-        term = term.view(self.total.shape)
-        if self._empty:
-            self.total.copy_(term)
-            self._empty = False
-        else:
-            self.total.add_(term)
+    def add(self, terms: Tensor, direction: Sequence[float] | None = None) -> None:
+        """Add a term to each: any float dtype, any shape with k times as many entries, the first sum's first.
+
+        Args:
+            direction: where given there is one term, which is added to every sum as many times.
+        """
+        each = terms.view(-1, *self.totals[0].shape)
+        for j, total in enumerate(self.totals):
+            term, times = (each[j], 1.0) if direction is None else (each[0], direction[j])
+            if times == 0:
+                continue
+            if not self._empty[j]:
+                total.add_(term, alpha=times)
+            elif times == 1:
+                total.copy_(term)
+            else:
+                torch.mul(term, times, out=total)
+            self._empty[j] = False
 
 
-def add_weighted_outer(total: Sum, g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> None:
-    """Add ``sum_r weights[r] * outer(g[r], a[r])`` to ``total``, as if of shape (p, d).
+def side_by_side(g: Tensor, weights: Tensor) -> Tensor:
+    """Rows of g (R, p) times each of their weights (R, k): (R, k p). One product of it makes all k sums."""
+    if weights.shape[1] == 1:
+        return g * weights
+    return (g[:, None] * weights[:, :, None]).contiguous().view(len(g), -1)
+
+
+def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> None:
+    """Add ``sum_r weights[j, r] * outer(g[r], a[r])`` to the j-th of ``sums``, as if of shape (p, d).
 
     Args:
         g, a: the books' dtype, shapes (R, p) and (R, d); finite.
-        weights: float64, shape (R,); zero where a row does not count.
+        weights: float64, shape (k, R); zero where a row does not count.
         groups: that the rows are summed in; they add up to R.
     """
-    narrow = None if g.dtype == torch.float64 else weights.to(g.dtype)[:, None]
+    if len(weights) == 1 or g.is_cuda or g.shape[1] * a.shape[1] <= SMALL_RESULT:
+        add_products(sums, g, a, weights, groups)
+        return
+    for rows, block, direction in populations(sums.directions, weights, groups):
+        of_rows = weights[:, rows] if direction is None else weights[:1, rows]
+        add_products(sums, g[rows], a[rows], of_rows, [block], direction)
+
+
+def populations(
+    directions: Directions, weights: Tensor, groups: Groups
+) -> Iterator[tuple[slice | Tensor, list[int], tuple[float, ...] | None]]:
+    """The rows of each block sorted by their direction: which rows, how many of each group, and the direction; None: any.
+
+    A direction is that of a row's own weights, so no row is sorted differently in other company. (What rows of different
+    directions add is multiplied, and added up in float32, apart: errors as of shorter groups.)
+    """
+    known, start = weights.cpu().numpy(), 0
+    for block in groups:
+        of_block = known[:, start : start + sum(block)]
+        left = np.ones(of_block.shape[1], dtype=bool)
+        for direction in (*directions, None):
+            chosen = left.copy()
+            for j, times in enumerate(direction or ()):
+                # Rounding apart: 2^-40 is little beside the 2^-22 that factors are below their bounds (`clipping`).
+                chosen &= np.abs(of_block[j] - times * of_block[0]) <= 2.0**-40 * of_block[0]
+            left &= ~chosen
+            index = chosen.nonzero()[0]
+            if len(index) == len(left):
+                yield slice(start, start + len(left)), list(block), direction
+            elif len(index):
+                upto = np.searchsorted(index, np.cumsum(block))
+                yield torch.from_numpy(index + start).to(weights.device), np.diff(upto, prepend=0).tolist(), direction
+        start += len(left)
+
+
+def add_products(
+    sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups: Groups, direction: Sequence[float] | None = None
+) -> None:
+    """As `add_weighted_outer`; where a direction is given, the one row of weights holds for all sums: see `Sums.add`."""
+    weights = weights.T.contiguous()
+    narrow = None if g.dtype == torch.float64 else weights.to(g.dtype)
     start = 0
-    if narrow is not None and len(groups) > LEAST_BATCHED and total.total.numel() <= SMALL_RESULT:
+    if narrow is not None and len(groups) > LEAST_BATCHED and g.shape[1] * a.shape[1] <= SMALL_RESULT:
         start = equal_groups(groups)
         for first in range(0, start, BATCHED_ROWS):
             rows = slice(first, min(first + BATCHED_ROWS, start))
-            left = (g[rows] * narrow[rows]).view(-1, GROUP_ROWS, g.shape[1])
+            left = side_by_side(g[rows], narrow[rows])
+            left = left.view(-1, GROUP_ROWS, left.shape[1])
             right = aligned(a[rows]).view(-1, GROUP_ROWS, a.shape[1])
-            total.add(torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64))
+            sums.add(torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64), direction)
         groups = groups[start // (BLOCK_GROUPS * GROUP_ROWS) :]
 
     def product(part: slice, room: Tensor | None) -> Tensor:
         part = slice(part.start + start, part.stop + start)
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            return torch.mm((g[part] * narrow[part]).T, aligned(a[part]), out=room)
-        exact = g.new_zeros(g.shape[1], a.shape[1], dtype=torch.float64)
+            return torch.mm(side_by_side(g[part], narrow[part]).T, aligned(a[part]), out=room)
+        exact = g.new_zeros(g.shape[1] * weights.shape[1], a.shape[1], dtype=torch.float64)
         for first in range(part.start, part.stop, FLOAT64_ROWS):
             rows = slice(first, min(first + FLOAT64_ROWS, part.stop))
-            exact.addmm_((g[rows].double() * weights[rows, None]).T, a[rows].double())
+            exact.addmm_(side_by_side(g[rows].double(), weights[rows]).T, a[rows].double())
         return exact
 
-    add_groups(total, product, groups)
+    add_groups(sums, product, groups, direction)
 
 
 def equal_groups(groups: Groups) -> int:
@@ -242,32 +288,44 @@ def equal_groups(groups: Groups) -> int:
     return blocks * BLOCK_GROUPS * GROUP_ROWS
 
 
-def add_weighted_rows(total: Sum, values: Tensor, weights: Tensor, groups: Groups) -> None:
-    """Add ``sum_r weights[r] * values[r]`` to ``total``: values of shape (R, N)."""
+def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Groups) -> None:
+    """Add ``sum_r weights[j, r] * values[r]`` to the j-th of ``sums``: values of shape (R, N), weights float64, (k, R)."""
     if values.stride(1) != 1 or values.stride(0) < values.shape[1]:
         values = values.contiguous()  # another layout has another kernel, and who is left out decides whether it is copied
     if values.shape[1] <= NARROW:
-        total.add(values.double().T @ weights)
+        exact = values.double().T
+        sums.add(torch.stack([exact @ each for each in weights]))
         return
     narrow = None if values.dtype == torch.float64 else weights.to(values.dtype)
 
     def product(part: slice, room: Tensor | None) -> Tensor:
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            return torch.mv(aligned(values[part]).T, narrow[part], out=room)
-        exact = values.new_zeros(values.shape[1], dtype=torch.float64)
+            room = values.new_empty(len(weights), values.shape[1]) if room is None else room
+            rows = aligned(values[part]).T
+            for each, out in zip(narrow, room, strict=True):
+                torch.mv(rows, each[part], out=out)
+            return room
+        exact = values.new_zeros(len(weights), values.shape[1], dtype=torch.float64)
         for start in range(part.start, part.stop, FLOAT64_ROWS):
-            rows = slice(start, min(start + FLOAT64_ROWS, part.stop))
-            exact.addmv_(values[rows].double().T, weights[rows])
+            rows = values[start : min(start + FLOAT64_ROWS, part.stop)].double().T
+            for each, out in zip(weights[:, start : start + rows.shape[1]], exact, strict=True):
+                out.addmv_(rows, each)
         return exact
 
-    add_groups(total, product, groups)
+    add_groups(sums, product, groups)
 
 
-def add_groups(total: Sum, product: Callable[[slice, Tensor | None], Tensor], groups: Groups) -> None:
-    """Add the groups' products to ``total``: those of a block in their own dtype first.
+def add_groups(
+    sums: Sums,
+    product: Callable[[slice, Tensor | None], Tensor],
+    groups: Groups,
+    direction: Sequence[float] | None = None,
+) -> None:
+    """Add the groups' products to ``sums``: those of a block in their own dtype first.
 
     Args:
-        product: of the rows of a group; in the given memory, if its dtype allows. Fresh pages cost as much as an addition.
+        product: of the rows of a group, for all sums; in the given memory, if its dtype allows. Fresh pages cost as much as
+            an addition.
     """
     room: Tensor | None = None
     for block in slices(groups):
@@ -282,46 +340,6 @@ def add_groups(total: Sum, product: Callable[[slice, Tensor | None], Tensor], gr
                 of_block += term
                 room = term
             else:
-                total.add(term)
+                sums.add(term, direction)
         if of_block is not None:
-            total.add(of_block)
-
-
-def row_squared_norms(x: Tensor) -> Tensor:
-    """At least the squared Euclidean norm of each record, and hardly more: shape (B, ...) -> (B,), float64.
-
-    float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19; both break the bound.
-    So blocks of 32 squares are added in float32, blocks in float64, and the result is raised by the most that this
-    can have lost: (N + 4) 2^-24 of the square for blocks of N entries, and 2^-126 for each entry. Records whose squares
-    leave float32's range are measured in float64, so zero is zero, and only what is not finite has no finite norm.
-    """
-    rows = x.reshape(x.shape[0], -1) if x.dim() > 1 else x[:, None]
-    if rows.dtype == torch.float64:
-        squared = torch.linalg.vecdot(rows, rows)
-        tiny = squared < SMALLEST_SUM
-        if bool(tiny.any()):
-            squared[tiny] += SMALLEST_SQUARE_64 * (rows[tiny] != 0).sum(1, dtype=torch.float64)
-        return squared
-    if rows.is_cuda:  # bound by memory; and asking for extremes would wait for the device
-        return in_float64(rows)
-    entries = rows.shape[1]
-    if entries <= NORM_BLOCK:
-        squared = torch.linalg.vector_norm(rows, dim=1).double().square_()
-    else:
-        whole = entries - entries % NORM_BLOCK
-        blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)), dim=2)
-        squared = blocks.double().square_().sum(1)
-        if whole < entries:
-            squared += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
-    # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
-    raised = 1 + (min(entries, NORM_BLOCK) + 4) * UNIT_ROUNDOFF[torch.float32]
-    squared.mul_(raised).add_(entries * SMALLEST_SQUARE)
-    extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
-    if bool(extreme.any()):
-        squared[extreme] = in_float64(rows[extreme])
-    return squared
-
-
-def in_float64(rows: Tensor) -> Tensor:
-    """Squared norms of rows of float32, raised by what 2^22 additions in float64 can lose."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_().mul_(1 + 2.0**-30)
+            sums.add(of_block, direction)

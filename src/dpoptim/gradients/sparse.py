@@ -6,9 +6,16 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.contributions import blocks, product_of_squares, zero_outside
-from dpoptim.gradients.products import Groups, Sum, row_squared_norms
+from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.products import Groups, Sums
 
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
+
+
+def add_to_table(sums: Sums, row: Tensor, values: Tensor, weights: Tensor) -> None:
+    """Add ``weights[j, m] * values[m]`` to row ``row[m]`` of the j-th table: (M,), (M, d) and (k, M), float64."""
+    for total, each in zip(sums.settle(), weights, strict=True):
+        total.view(-1, values.shape[1]).index_add_(0, row, values * each[:, None])
 
 
 @dataclass
@@ -46,11 +53,10 @@ class Rows:
         dense.scatter_add_(1, index[:, :, None].expand_as(g), g)
         return dense.flatten(1)
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         record, row, merged = self._merge()
-        table = total.settle().view(self.table_rows, -1)
         for part in blocks(record.shape[0], 2 * merged.shape[1]):  # in float64: there is nothing to save in float32
-            table.index_add_(0, row[part], merged[part].double() * weights[record[part], None])
+            add_to_table(sums, row[part], merged[part].double(), weights[:, record[part]])
 
     def without(self, keep: Tensor) -> "Rows":
         return Rows(self.index, zero_outside(self.g, keep), self.table_rows)
@@ -87,12 +93,11 @@ class Pairs:
         dense[self.record[inside] - start, self.row[inside]] = self.values[inside]
         return dense.flatten(1)
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
-        table = total.settle().view(self.table_rows, -1)
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         size = max(1, BLOCK_ENTRIES // max(1, self.values.shape[1]))
         for start in range(0, len(self.record), size):
             part = slice(start, start + size)
-            table.index_add_(0, self.row[part], self.values[part].double() * weights[self.record[part], None])
+            add_to_table(sums, self.row[part], self.values[part].double(), weights[:, self.record[part]])
 
     def without(self, keep: Tensor) -> "Pairs":
         values = zero_outside(self.values, keep[self.record])
@@ -138,13 +143,12 @@ class SparseOuter:
     def materialise(self, records: slice) -> Tensor:
         return self.pairs().materialise(records)
 
-    def add_weighted_sum(self, total: Sum, weights: Tensor, groups: Groups) -> None:
-        table = total.settle().view(self.table_rows, -1)
-        factors = self.weight * weights[self.record]
+    def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
+        factors = self.weight * weights[:, self.record]
         size = max(1, BLOCK_ENTRIES // max(1, self.g.shape[1]))
         for start in range(0, len(self.record), size):
             part = slice(start, start + size)
-            table.index_add_(0, self.row[part], self.g[self.record[part]].double() * factors[part, None])
+            add_to_table(sums, self.row[part], self.g[self.record[part]].double(), factors[:, part])
 
     def without(self, keep: Tensor) -> "SparseOuter":
         weight = zero_outside(self.weight, keep[self.record])

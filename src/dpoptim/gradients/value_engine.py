@@ -1,6 +1,7 @@
 """Value clipping: the factor of each record is known after the forward pass, so one ordinary backward pass does the rest."""
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,29 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.contributions import zero_outside
 from dpoptim.gradients.engine import Engine, Reduction, exact_arithmetic
 from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
-from dpoptim.gradients.products import UNIT_ROUNDOFF, row_squared_norms
+from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
+from dpoptim.gradients.products import UNIT_ROUNDOFF
 
 LARGEST = 2.0**40  # records with longer activations count as zero: products with them would leave the float32 range
 MOST_MARGIN = 0.25
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """One forward pass: the model's output, and what bounds its gradients.
+
+    Attributes:
+        inputs: squared norms of the layers' inputs or more, float64, shape (B,).
+        norms: of the weights.
+        dropped: rows that count as zero, if any; bool, shape (B,).
+        tame: see `feed_forward.tame`.
+    """
+
+    output: Tensor
+    inputs: list[Tensor]
+    norms: list[float]
+    dropped: Tensor | None
+    tame: bool
 
 
 class ValueEngine(Engine):
@@ -41,7 +61,7 @@ class ValueEngine(Engine):
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
         self._inputs: list[Tensor] = []  # their rows' squared norms
         self._dropped: Tensor | None = None
-        self._output: Tensor | None = None
+        self._forward: _Forward | None = None
         self._handles: list[RemovableHandle] = []
         self._attached: list[int] = []  # parameters, by id
 
@@ -57,6 +77,10 @@ class ValueEngine(Engine):
         self._handles = []
         self._forget()
 
+    def number_of_groups(self, expected_batch: float, physical_batch_size: int | None) -> int:
+        """One: `sum_margin` covers that a record changes how all others are divided."""
+        return 1
+
     def loss(self, losses: Tensor) -> Tensor:
         """The mean of the per-record losses, whose backward pass adds bounded gradients to the engine's sums.
 
@@ -66,8 +90,8 @@ class ValueEngine(Engine):
         Raises:
             PrivacyError: not the losses of the delivered rows.
         """
-        output, inputs = self._output, list(self._inputs)
-        if losses.dim() != 1 or output is None or len(losses) != len(output) or not losses.requires_grad:
+        forward = self._forward
+        if losses.dim() != 1 or forward is None or len(losses) != len(forward.output) or not losses.requires_grad:
             raise PrivacyError(
                 f"private.loss takes the losses of the delivered rows, of shape (rows,) and computed from model(x); got "
                 f'shape {tuple(losses.shape)}. Fix: compute the loss with reduction="none", one number for each record.'
@@ -77,19 +101,18 @@ class ValueEngine(Engine):
                 "private.loss was called on rows that private.batches() did not deliver, or a second time. Fix: one call "
                 "for each batch."
             )
-        dropped = self._dropped
         self._forget()
         margin = self.sum_margin()
 
         def differentiate() -> None:
             with exact_arithmetic():
-                (slopes,) = torch.autograd.grad(losses.sum(), output, retain_graph=True, allow_unused=True)
+                (slopes,) = torch.autograd.grad(losses.sum(), forward.output, retain_graph=True, allow_unused=True)
                 if slopes is None:
                     raise PrivacyError(
                         "private.loss was given losses of an earlier output: model(x) ran again since. Fix: compute the "
                         "losses from the model's last output; for a look at the model, use torch.no_grad()."
                     )
-                self._add(slopes, losses.detach(), output, inputs, dropped, margin)
+                self._add(slopes, losses.detach(), forward, margin)
 
         trigger = torch.zeros((), requires_grad=True)
         mean: Tensor = _Handover.apply(trigger, losses.detach().mean(), differentiate)
@@ -112,34 +135,30 @@ class ValueEngine(Engine):
             )
         return share
 
-    def _add(
-        self, slopes: Tensor, losses: Tensor, output: Tensor, inputs: list[Tensor], dropped: Tensor | None, margin: float
-    ) -> None:
+    def _add(self, slopes: Tensor, losses: Tensor, forward: "_Forward", margin: float) -> None:
         rows = len(slopes)
         if self._rows_open != rows:
             raise PrivacyError("private.loss(...).backward() was called twice. Fix: call it once for each batch.")
         self._rows_open = 0
-        self._refuse_changed_model()
-        later = [self._norms[i] for i in range(1, len(self._layers))]
-        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
-        if self._null or not tame(self._layers, norms):
+        if any(p._backward_hooks for p in self.parameters):
+            self._refuse_changed_model()
+        if self._null or not forward.tame:
             return
-        measured = row_squared_norms(slopes).sqrt()
+        measured = row_squared_norms(slopes, block=LONG_BLOCK).sqrt()
         if self._paper:
             promised = 2 * (2 * losses.double()).clamp(0, 1).sqrt()
             measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
-        known = propagated(self._layers, inputs[0], norms) if self._paper else inputs
-        squared = squared_gradient_bounds(self._layers, known, measured, norms)
-        if dropped is not None:
-            squared = torch.where(dropped, torch.inf, squared)
+        squared = squared_gradient_bounds(self._layers, forward.inputs, measured, forward.norms)
+        if forward.dropped is not None:
+            squared = torch.where(forward.dropped, torch.inf, squared)
         if self.observer is not None:
             self.observer(squared, None)
         factors = self.clipping.factors(squared, margin)
         weighted = torch.where((factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0)
-        gradients = torch.autograd.grad(output, self.parameters, weighted.view_as(output), allow_unused=True)
-        for total, gradient in zip(self._sums[0], gradients, strict=True):
+        gradients = torch.autograd.grad(forward.output, self.parameters, weighted.view_as(forward.output), allow_unused=True)
+        for sums, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
-                total.add(gradient.contiguous())
+                sums.add(gradient.contiguous())
 
     def see_input(self, place: int, h: Tensor) -> Tensor:
         """What the linear layer at ``place`` is to compute with; its rows' norms are kept."""
@@ -161,7 +180,7 @@ class ValueEngine(Engine):
                     "used more often than the bound allows. Fix: model(x.detach()); for models of models, dpoptim.DPSGD."
                 )
         # A record that would reach infinity would turn everybody's gradient into NaN: it counts as zero instead.
-        squared = row_squared_norms(h.detach())
+        squared = row_squared_norms(h.detach(), block=LONG_BLOCK)
         small = squared <= LARGEST**2
         if not bool(small.all()):
             h = zero_outside(h, small)
@@ -170,9 +189,15 @@ class ValueEngine(Engine):
         return h
 
     def see_output(self, output: Tensor) -> Tensor:
-        """Keep the model's output, and hand on a copy: in-place operations and hooks on it are then the loss's."""
+        """Keep the model's output, and hand on a copy: in-place operations and hooks on it are then the loss's.
+
+        What the bounds take from the weights is taken here, from those that the forward pass used.
+        """
         self._refuse_changed_model()
-        self._output = output
+        later = [self._norms[i] for i in range(1, len(self._layers))]
+        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
+        inputs = propagated(self._layers, self._inputs[0], norms) if self._paper else list(self._inputs)
+        self._forward = _Forward(output, inputs, norms, self._dropped, tame(self._layers, norms))
         return output.clone()
 
     def _refuse_changed_model(self) -> None:
@@ -184,7 +209,7 @@ class ValueEngine(Engine):
             )
 
     def _forget(self) -> None:
-        self._inputs, self._dropped, self._output = [], None, None
+        self._inputs, self._dropped, self._forward = [], None, None
 
 
 class EngineHook:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
-from dpoptim.clipping import AUTOMATIC_GAMMA, SMALLEST_FACTOR
+from dpoptim.clipping import AUTOMATIC_GAMMA, SMALLEST_FACTOR, Directions
 
 REFUTED = "unproven (counterexample known)"
 
@@ -26,8 +26,8 @@ class PublishedSplit:
     norm: float
 
     @property
-    def sums(self) -> int:
-        return 2
+    def directions(self) -> Directions:
+        return ((1.0, 0.0),)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """Shape (2, B); see `Clipping.factors`. The second factor is below zero for short gradients."""

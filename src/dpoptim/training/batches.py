@@ -12,7 +12,7 @@ from torch.utils.data import Sampler as IndexSampler
 
 from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import EXPECTED_GROUP, Indices, Position, Sampler, into_groups, number_of_groups
+from dpoptim.sampling import EXPECTED_GROUP, Indices, Position, Sampler, into_groups
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,14 @@ class PieceSampler(IndexSampler[list[int]]):
 
     Args:
         batches: where the batches come from.
-        expected_batch: their expected size, a public number.
+        groups: that each is dealt into, a public number.
         coins: decide each record's group.
         physical_batch_size: rows that memory holds; None: all.
     """
 
-    def __init__(
-        self, batches: BatchQueue, expected_batch: float, coins: KeyStream, physical_batch_size: int | None
-    ) -> None:
+    def __init__(self, batches: BatchQueue, groups: int, coins: KeyStream, physical_batch_size: int | None) -> None:
         self.batches, self.size, self._coins = batches, physical_batch_size, coins
-        self._groups = number_of_groups(expected_batch, physical_batch_size)
+        self._groups = groups
         # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks of one.
         roomy = physical_batch_size is None or physical_batch_size >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
         self._block = BLOCK_GROUPS if roomy else 1

@@ -142,7 +142,8 @@ class PrivateTraining:
         if self._choice is not None:
             self._choice.forget()
         self._state = "idle"
-        pieces = PieceSampler(self._queue, self.plan.batch_size, self._group_coins, physical_batch_size)
+        groups = self._engine.number_of_groups(self.plan.batch_size, physical_batch_size)
+        pieces = PieceSampler(self._queue, groups, self._group_coins, physical_batch_size)
         loader = deliveries(self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
         self._loop = loop = self._loop + 1
         for batch, piece in loader:

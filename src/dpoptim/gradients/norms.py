@@ -1,0 +1,68 @@
+"""Squared norms of records, never read low, and what becomes of records too long to be measured."""
+
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.products import UNIT_ROUNDOFF
+
+NORM_BLOCK = 32  # entries whose squares are added in float32
+LONG_BLOCK = 1024  # the same where no factor is common to all records: faster, and read up to 3e-5 higher
+SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
+SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900  # the same for float64, and a sum for which it might matter
+SAFE_SQUARES = (2.0**-60, 2.0**120)  # squared norms that float32 can add up; others are added in float64
+TAPER_OCTAVES = 8
+
+
+def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
+    """At least the squared Euclidean norm of each record, and hardly more: shape (B, ...) -> (B,), float64.
+
+    float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19; both break the bound.
+    So blocks of 32 squares are added in float32, blocks in float64, and the result is raised by the most that this
+    can have lost: (N + 4) 2^-24 of the square for blocks of N entries, and 2^-126 for each entry. Records whose squares
+    leave float32's range are measured in float64, so zero is zero, and only what is not finite has no finite norm.
+
+    Args:
+        block: N; a public constant. Under a mean it must be `NORM_BLOCK` (see `products`).
+    """
+    rows = x.reshape(x.shape[0], -1) if x.dim() > 1 else x[:, None]
+    if rows.dtype == torch.float64:
+        squared = torch.linalg.vecdot(rows, rows)
+        tiny = squared < SMALLEST_SUM
+        if bool(tiny.any()):
+            squared[tiny] += SMALLEST_SQUARE_64 * (rows[tiny] != 0).sum(1, dtype=torch.float64)
+        return squared
+    if rows.is_cuda:  # bound by memory; and asking for extremes would wait for the device
+        return in_float64(rows)
+    entries = rows.shape[1]
+    if entries <= block:
+        squared = torch.linalg.vector_norm(rows, dim=1).double().square_()
+    else:
+        whole = entries - entries % block
+        blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, block)), dim=2)
+        squared = blocks.double().square_().sum(1)
+        if whole < entries:
+            squared += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
+    # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
+    raised = 1 + (min(entries, block) + 4) * UNIT_ROUNDOFF[torch.float32]
+    squared.mul_(raised).add_(entries * SMALLEST_SQUARE)
+    extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
+    if bool(extreme.any()):
+        squared[extreme] = in_float64(rows[extreme])
+    return squared
+
+
+def in_float64(rows: Tensor) -> Tensor:
+    """Squared norms of rows of float32, raised by what 2^22 additions in float64 can lose."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_().mul_(1 + 2.0**-30)
+
+
+def taper(squared_lengths: Tensor) -> Tensor:
+    """What a clip factor is multiplied by: 1 for lengths up to 2^54, and from there to 2^62 down to 0, without a jump.
+
+    Lengths beyond cannot be told from infinite ones everywhere. Under a mean all of them are rounded with its factor, which
+    depends on how many records there are: a threshold would let one record decide whether all others count.
+
+    Args:
+        squared_lengths: float64, not negative; NaN stays NaN.
+    """
+    return ((62.0 - squared_lengths.log2() / 2) / TAPER_OCTAVES).clamp(0.0, 1.0)
