@@ -2,6 +2,7 @@
 
 Variants take turns, and medians are compared, because machines are noisy. "ours" has everything but the noise (gradients,
 clipping, summing, optimizer), "ours, noise" also draws it, in float64 with a full tail; the peers draw theirs in float32.
+"closed form" is the path of generalised linear models.
 Peak memory above the model and its batch is measured with each variant in a process of its own.
 
 Run: ``python benchmarks/step_time.py [--workload GPT ...] [--memory] [--out benchmarks/results]``. Opacus takes part where
@@ -29,6 +30,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.training.probe import positions_per_layer
@@ -75,6 +77,24 @@ def ours(work: Workload, *, noise: bool = False, compiled: bool = False) -> Step
         engine.write_means(sums, len(x))
         optimizer.step()
         optimizer.zero_grad()
+
+    return step
+
+
+def closed_form(work: Workload) -> Step:
+    """Softmax regression as the estimators train it, without autograd; the norms of the records are measured once."""
+    model, (x, y) = work.build(), work.data()
+    layers = [module for module in model.modules() if not list(module.children()) and not isinstance(module, nn.Flatten)]
+    if len(layers) != 1 or not isinstance(layers[0], nn.Linear):
+        raise TypeError("for generalised linear models")
+    layer, x = layers[0], x.flatten(1)
+    regression = LinearModel("softmax", layer.in_features, layer.out_features, intercept=layer.bias is not None)
+    w = torch.zeros(regression.dimension, dtype=torch.float64)
+    norms = regression.squared_row_norms(x)
+
+    def step() -> None:
+        total = regression.clipped_sum(x, y, [(1.0, w)], 1.0, capacity=len(x), squared_row_norms=norms)
+        w.sub_(total, alpha=RATE / len(x))
 
     return step
 
@@ -145,6 +165,7 @@ def opacus(work: Workload, *, ghost: bool) -> Step:
 VARIANTS: dict[str, Callable[[Workload], Step]] = {
     PLAIN: plain,
     "ours": ours,
+    "ours, closed form": closed_form,
     "ours, noise": lambda work: ours(work, noise=True),
     "plain, compiled": lambda work: plain(work, compiled=True),
     "ours, compiled": lambda work: ours(work, compiled=True),

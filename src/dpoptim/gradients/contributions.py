@@ -175,8 +175,14 @@ class Formed:
 
     def squared_norms(self, groups: Groups) -> Tensor:
         if self.keeps:
-            kept = [self.form(part) for part in parts_of(slice(0, self.records), self.per_record)]
-            self._kept = kept[0] if len(kept) == 1 else torch.cat(kept)
+            for part in parts_of(slice(0, self.records), self.per_record):
+                formed = self.form(part)
+                if len(formed) == self.records:
+                    self._kept = formed
+                    break
+                self._kept = formed.new_empty(self.records, self.entries) if self._kept is None else self._kept
+                self._kept[part] = formed
+            assert self._kept is not None
             return row_squared_norms(self._kept)
         parts = chain.from_iterable(map(self._parts, all_groups(groups)))
         return torch.cat([row_squared_norms(self.form(part)) for part in parts])

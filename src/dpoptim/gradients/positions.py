@@ -18,7 +18,7 @@ from dpoptim.gradients.products import (
     record_products,
 )
 
-CLAIM_BLOCK = 64  # positions; a public constant, so that no record's claim depends on how long the others are
+CLAIM_BLOCK = 32  # positions; a public constant, so that no record's claim depends on how long the others are
 
 
 @dataclass

@@ -136,9 +136,15 @@ def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def aligned_records(x: Tensor) -> Tensor:
-    """``x`` (B, T, d), or a copy of it, with every record on a 64-byte boundary."""
+    """``x`` (B, T, d), or a copy of it, with every record on a 64-byte boundary.
+
+    Records that are dense the other way round (what a loss of logits in shape (B, classes, T) sends back) stay so: whether
+    a record has to be copied may depend on its place, so the copy's layout must not.
+    """
     size = x.element_size()
     dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    if not dense and x.stride(1) == 1 and x.stride(2) == x.shape[1]:
+        return aligned_records(x.transpose(1, 2)).transpose(1, 2)
     if dense and x.data_ptr() % ALIGNMENT == 0 and (len(x) == 1 or x.stride(0) * size % ALIGNMENT == 0):
         return x
     return matrices(len(x), x.shape[1], x.shape[2], like=x).copy_(x)

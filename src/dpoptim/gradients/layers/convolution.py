@@ -14,6 +14,7 @@ from dpoptim.gradients.products import record_products
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TOGETHER = 16  # records in one grouped convolution
+TOGETHER_ENTRIES = 1 << 20  # of its result: fresh memory costs more than calls
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -113,20 +114,24 @@ class ConvolutionRule:
 def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
     """The records' weight gradients as those of convolutions that have every record in groups of its own.
 
-    Always `TOGETHER` records at once, zeros making up the number: the kernel, and so its rounding, must not depend on
-    how many others there are.
+    Always as many records at once, zeros making up the number: the kernel, and so its rounding, must not depend on how many
+    others there are.
     """
     x, g = x[part], g[part]
-    missing = -len(x) % TOGETHER
-    pieces = [
-        grouped_weight_gradient(module, a, b)
-        for a, b in zip(filled(x, missing).split(TOGETHER), filled(g, missing).split(TOGETHER), strict=True)
-    ]
-    return torch.cat(pieces)[: len(x)]
+    entries = module.weight.numel()
+    together = max(1, min(TOGETHER, TOGETHER_ENTRIES // entries))
+    formed = x.new_empty(len(x), entries)
+    for start in range(0, len(x), together):
+        rows = slice(start, start + together)
+        formed[rows] = grouped_weight_gradient(module, filled(x[rows], together), filled(g[rows], together))[
+            : len(x) - start
+        ]
+    return formed
 
 
-def filled(x: Tensor, missing: int) -> Tensor:
-    return x if missing == 0 else torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+def filled(x: Tensor, records: int) -> Tensor:
+    """``x`` with zeros after it to make up the number of records."""
+    return x if len(x) == records else torch.cat([x, x.new_zeros(records - len(x), *x.shape[1:])])
 
 
 def grouped_weight_gradient(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
