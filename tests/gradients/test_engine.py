@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients.contributions import zero_outside
 from dpoptim.gradients.layers.convolution import formed_by_groups, formed_by_patches
 from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
@@ -113,6 +114,16 @@ def test_recurrent_layers_that_start_from_zero_by_themselves(kind: type[nn.RNNBa
     assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
 
 
+def as_from_a_loss(g: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """As losses of logits in shape (B, classes, T) send it back; records left out leave it so."""
+    if not transposed:
+        return g
+    turned = g.transpose(1, 2).contiguous().transpose(1, 2)
+    kept = zero_outside(turned, torch.ones(len(g), dtype=torch.bool))
+    assert kept.stride() == turned.stride()
+    return kept
+
+
 CONVOLUTIONS = [nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2), nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), groups=2)]
 CONVOLUTIONS += [nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1)), nn.Conv3d(2, 4, 2, groups=2)]
 
@@ -128,18 +139,26 @@ def test_convolutions_form_each_record_s_gradient(layer: nn.Module) -> None:
 
 @pytest.mark.parametrize("shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17), (12, 7, 5), (8, 65, 3), (1, 3, 3), (64, 32, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_record_s_gradient_does_not_depend_on_its_place(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_record_s_gradient_does_not_depend_on_its_place(
+    shape: tuple[int, int, int], dtype: torch.dtype, transposed: bool
+) -> None:
     """To the last bit: what cancels inside a record is all rounding, and clipping makes it C long."""
     T, d, p = shape
     torch.manual_seed(0)
     a, g = torch.randn(1, T, d, dtype=dtype), torch.randn(1, T, p, dtype=dtype)
     for records in (1, 2, 5, 33):
-        together = Positions(g.repeat(records, 1, 1), a.repeat(records, 1, 1))
+        many = as_from_a_loss(g.repeat(records, 1, 1), transposed)
+        together = Positions(many, a.repeat(records, 1, 1))
         together.squared_norms([[records]])
-        alone = Positions(g, a).materialise(slice(0, 1))
+        alone = Positions(as_from_a_loss(g, transposed), a).materialise(slice(0, 1))
         for i in range(records):
             assert torch.equal(together.materialise(slice(i, i + 1)), alone)
+            formed_again = Positions(many, a.repeat(records, 1, 1)).materialise(slice(i, i + 1))
+            assert torch.equal(formed_again, alone)
     for layer, form in (
+        (nn.Conv2d(90, 260, 3), formed_by_groups),  # fewer at once
+        (nn.Conv2d(300, 500, 3), formed_by_groups),  # one at a time
         (nn.Conv2d(3, 5, 3), formed_by_groups),
         (nn.Conv2d(4, 6, 2, groups=2), formed_by_groups),
         (nn.Conv2d(4, 6, 1, groups=2), formed_by_patches),
@@ -207,15 +226,17 @@ def test_what_a_recurrent_layer_returns_may_be_changed_in_place(kind: type[nn.RN
 
 
 @pytest.mark.parametrize("shape", [(7, 33, 35), (6, 33, 35), (65, 131, 133), (129, 131, 133), (8, 32, 32)])
-def test_a_record_s_claimed_norm_does_not_depend_on_its_place(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_record_s_claimed_norm_does_not_depend_on_its_place(shape: tuple[int, int, int], transposed: bool) -> None:
     """What cancels leaves rounding, on which the claim, and so the clip factor, then depends: 6.3 C."""
     T, d, p = shape
     torch.manual_seed(0)
     a, g = torch.randn(1, T, d), torch.randn(1, T, p)
     half = T // 2
     a[:, half : 2 * half], g[:, half : 2 * half] = a[:, :half], -g[:, :half]
-    alone, longest = claimed_squared_norms(g, a)
+    alone, longest = claimed_squared_norms(as_from_a_loss(g, transposed), a)
     for records in (2, 5, 33):
-        together, each = claimed_squared_norms(g.repeat(records, 1, 1), a.repeat(records, 1, 1))
+        many = as_from_a_loss(g.repeat(records, 1, 1), transposed)
+        together, each = claimed_squared_norms(many, a.repeat(records, 1, 1))
         assert torch.equal(together, alone.expand(records))
         assert torch.equal(each, longest.expand(records))
