@@ -10,8 +10,9 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-__all__ = ["Guarantee", "neighboring_name", "parse_neighboring"]
+__all__ = ["SEEDED", "Guarantee", "neighboring_name", "parse_neighboring"]
 
+SEEDED = "seeded: not for release"  # a note on runs whose noise was made repeatable
 _RELATIONS = {
     "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace-one": NeighboringRelation.REPLACE_ONE,

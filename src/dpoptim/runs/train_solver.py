@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.datasets import Data
 from dpoptim.estimators.linear import CLIPPED_SHARE
@@ -18,7 +19,6 @@ from dpoptim.methods import WholeRun
 from dpoptim.plan import Basis, Plan
 from dpoptim.runs.train import Optimization, Trained, accuracy, public_hold_out
 from dpoptim.solvers.budget import Budget
-from dpoptim.training.private_training import SEEDED
 
 
 def row_norm(data: Data) -> float:

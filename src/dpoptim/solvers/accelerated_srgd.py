@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, parse_neighboring
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gate import CorrelatedSum, Gate
 from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Mechanism
@@ -29,7 +29,6 @@ from dpoptim.solvers.stream import batches
 from dpoptim.theory import accelerated_srgd as theory
 
 Gradient = Literal["recursive", "independent"]
-SEEDED = "seeded: not for release"
 
 
 @dataclass(frozen=True)

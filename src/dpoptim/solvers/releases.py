@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.filters import selection_epsilon
-from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gate import FilteredGate, accurate_norm
 from dpoptim.noise.stream import KeyStream
@@ -23,7 +23,6 @@ from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import Terms
 
 Kind = Literal["gradient", "difference", "norm", "selection"]
-SEEDED = "seeded: not for release"
 PLANNED = 1 - 1e-10  # share of the budget that plans divide up, so that rounding cannot keep their last step out
 
 SUREST_CHOICE = 40.0  # mu beyond which a selection has nothing left to gain

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.plan import Plan, whole_number
-from dpoptim.training.private_training import engine_for
+from dpoptim.training.engines import engine_for
 from dpoptim.training.refusals import refuse_model
 
 FEW = 6  # rows of a first trial pass

@@ -11,23 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
-from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.value_engine import ValueEngine
-from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan, whole_number
+from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
+from dpoptim.training.engines import engine_for
 from dpoptim.training.handover import Handover
-from dpoptim.training.probe import positions_per_layer, probe_model, show_the_batch_axis
+from dpoptim.training.probe import probe_model, show_the_batch_axis
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters, refuse_unsupported
-
-SEEDED = "seeded: not for release"
-MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a summed loss needs no such trust)"
 
 
 class PrivateTraining:
@@ -356,32 +354,9 @@ class PrivateTraining:
     @property
     def basis(self) -> tuple[Basis, ...]:
         """What the guarantee rests on, with what attaching has found out."""
-        loss = f"the loss is the {self._reduction} over the batch of one term per record (dpoptim.check tests it)"
-        items = [
-            Basis("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics"),
-            self._probed,
-            Basis("trusted", loss),
-            Basis("trusted", "the shape of a record is public, and so is which layers run on a batch, and how often"),
-            Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
-        ]
-        if self._engine.reduction == "mean":
-            items.append(Basis("trusted", MEAN))
-        if self._ledger.durable:
-            items.append(Basis("enforced", "the whole run was charged to a ledger on disk before its first noisy sum"))
-        else:
-            items.append(Basis("trusted", "other runs on this data are added up elsewhere: the ledger was in memory"))
-        caveats = self._all_caveats()
-        if caveats["partial_backward"]:
-            items.append(Basis("trusted", "several backward passes over a batch cover disjoint records"))
-        if caveats["rounded"]:
-            shared = "under torch.autocast, records are rounded alike whatever other records share their batch"
-            items.append(Basis("trusted", shared))
-        if self._caveats:
-            again = "nothing that was released after the checkpoint had been looked at when the run was taken up again"
-            items.append(Basis("trusted", again))
-        if caveats["seeded"]:
-            items.append(Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"))
-        return (*self.plan.basis, *items)
+        loss, ledger = basis_of_loss(self._reduction, self._engine.reduction), basis_of_ledger(self._ledger.durable)
+        caveats = basis_of_caveats(self._all_caveats(), resumed=bool(self._caveats))
+        return (*self.plan.basis, ESCAPES, self._probed, *loss, ledger, *caveats)
 
     # ---- leaving ---------------------------------------------------------------------------------------------
 
@@ -418,25 +393,6 @@ class PrivateTraining:
                 self._gate.finish()  # else it may go on from the checkpoint
         finally:
             self.detach()
-
-
-def engine_for(
-    plan: Plan, model: nn.Module, train_set: Dataset[Any], reduction: Reduction, partial_backward: bool
-) -> Engine:
-    """What turns backward passes into the plan's clipped sums."""
-    capacity, method = plan.sampler.capacity(plan.n), plan.method
-    if isinstance(method, ValueClippedSGD):
-        if partial_backward:
-            raise ValueError("partial_backward=True is not for ValueClippedSGD; use batches(physical_batch_size=...).")
-        return ValueEngine(model, method.rule, capacity=capacity, paper=method.bound == "paper", reduction=reduction)
-    return Engine(
-        model,
-        method.rule,
-        capacity=capacity,
-        reduction=reduction,
-        partial_backward=partial_backward,
-        positions=positions_per_layer(model, train_set),
-    )
 
 
 def key_stream(seed: int | None, purpose: str) -> KeyStream:
