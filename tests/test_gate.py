@@ -9,7 +9,8 @@ import torch
 import dpoptim
 from dpoptim import gate as gate_module
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.gate import Gate, GaussianSum
+from dpoptim.errors import PrivacyError
+from dpoptim.gate import FilteredGate, Gate, GaussianSum, SelectionGate
 from dpoptim.noise.stream import KeyStream
 
 
@@ -141,3 +142,20 @@ def test_a_commit_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(ledger, "commit", fail)
         with pytest.warns(RuntimeWarning, match="the run is charged"):
             gate.finish()
+
+
+@pytest.mark.parametrize("kind", ["planned", "filtered", "selection"])
+def test_a_forked_process_releases_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger() as ledger:
+        common = {"neighboring": "add-or-remove-one", "ledger": ledger, "noise": KeyStream(), "label": "test"}
+        gate = make(ledger)
+        filtered, selection = FilteredGate(mu=1.0, **common), SelectionGate(epsilon=1.0, **common)
+        monkeypatch.setattr(gate_module.os, "getpid", lambda: -1)
+        with pytest.raises(PrivacyError, match="forked"):
+            if kind == "planned":
+                gate.release_sum([torch.zeros(3).double()])
+            elif kind == "filtered":
+                filtered.release_sum(torch.zeros(3).double(), norm_bound=1.0, mu=0.5)
+            else:
+                selection.select([0.0, 1.0])
+        assert not ledger.entries()

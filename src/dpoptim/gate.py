@@ -134,11 +134,7 @@ class Gate:
 
     def open(self) -> None:
         """Reserve the run, or take its reservation up again. Called by the first release; a refusal releases nothing."""
-        if os.getpid() != self._process:
-            raise PrivacyError(
-                "a run was taken over by a forked process: both would release its sums, on one charge. Fix: attach in the "
-                "process that trains."
-            )
+        refuse_fork(self._process)
         if self._ledger is None or self.reservation is not None:
             return
         if self._paused is None:
@@ -208,6 +204,15 @@ class Gate:
             warnings.warn(f"the run is charged, but could not be marked as completed: {error}", RuntimeWarning, stacklevel=3)
 
 
+def refuse_fork(process: int) -> None:
+    """Releases go on in the process that began them: a forked one would release more on the same charge."""
+    if os.getpid() != process:
+        raise PrivacyError(
+            "a run was taken over by a forked process: both would release its sums, on one charge. Fix: start it in the "
+            "process that trains."
+        )
+
+
 NORM_ROUNDING = 1 + 2.0**-20  # covers what `accurate_norm` rounds, up to 2^31 records of the bound's norm
 
 
@@ -236,6 +241,7 @@ class FilteredGate:
         self.neighbours_differ_by = 2.0 if neighboring == "replace-one" else 1.0  # in norm bounds
         self.event = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / mu)
         self.reservation: Reservation | None = None
+        self._process = os.getpid()
         self._ledger, self._noise = ledger, noise
         ledger.check(self.event, neighboring)
 
@@ -278,6 +284,7 @@ class FilteredGate:
         return self.neighbours_differ_by * norm_bound / mu * (1 + 2.0**-40)
 
     def _pay(self, mu: float) -> None:
+        refuse_fork(self._process)
         if not self.filter.ask(mu):
             self.filter.charge(mu)  # says why not
         if self.reservation is None:
@@ -307,6 +314,7 @@ class SelectionGate:
         # The mechanism's log-likelihood ratios span an interval of length epsilon; every such mechanism is a
         # post-processing of a randomised response that Laplace noise of scale 1/epsilon dominates (Dong et al. 2020).
         self.event = dp_accounting.LaplaceDpEvent(1 / epsilon)
+        self._process = os.getpid()
         self._ledger, self._noise = ledger, noise
         ledger.check(self.event, neighboring)
 
@@ -318,6 +326,7 @@ class SelectionGate:
 
         **Guarantee.** epsilon-DP, if neighbouring data sets change no score by more than 1.
         """
+        refuse_fork(self._process)
         reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
         noise = standard_gumbel(self._noise, len(scores))
         chosen = max(range(len(scores)), key=lambda i: scores[i] * self.epsilon / 2 + float(noise[i]))
