@@ -125,6 +125,7 @@ def as_from_a_loss(g: torch.Tensor, transposed: bool) -> torch.Tensor:
 
 
 CONVOLUTIONS = [nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2), nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), groups=2)]
+CONVOLUTIONS += [nn.Conv1d(1, 4, 3, 2, 2, 2), nn.Conv2d(1, 5, (3, 2), (3, 1), (1, 0), (1, 3)), nn.Conv3d(1, 2, 2, 3)]
 CONVOLUTIONS += [nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1)), nn.Conv3d(2, 4, 2, groups=2)]
 
 
@@ -160,6 +161,8 @@ def test_a_record_s_gradient_does_not_depend_on_its_place(
         (nn.Conv2d(90, 260, 3), formed_by_groups),  # fewer at once
         (nn.Conv2d(300, 500, 3), formed_by_groups),  # one at a time
         (nn.Conv2d(3, 5, 3), formed_by_groups),
+        (nn.Conv2d(1, 5, 3, 2), formed_by_groups),
+        (nn.Conv2d(1, 16, 5, padding=2), formed_by_groups),
         (nn.Conv2d(4, 6, 2, groups=2), formed_by_groups),
         (nn.Conv2d(4, 6, 1, groups=2), formed_by_patches),
         (nn.Conv2d(3, 5, 1), formed_by_patches),

@@ -14,6 +14,7 @@ from dpoptim.gradients.products import record_products
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TOGETHER = 16  # records in one grouped convolution
+TOGETHER_OF_ONE_CHANNEL = 32
 TOGETHER_ENTRIES = 1 << 20  # of its result: fresh memory costs more than calls
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -119,13 +120,14 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> 
     """
     x, g = x[part], g[part]
     entries = module.weight.numel()
-    together = max(1, min(TOGETHER, TOGETHER_ENTRIES // entries))
+    one_channel = module.in_channels == 1
+    gradients = correlations if one_channel else grouped_weight_gradient
+    together = max(1, min(TOGETHER_OF_ONE_CHANNEL if one_channel else TOGETHER, TOGETHER_ENTRIES // entries))
     formed = x.new_empty(len(x), entries)
     for start in range(0, len(x), together):
         rows = slice(start, start + together)
-        formed[rows] = grouped_weight_gradient(module, filled(x[rows], together), filled(g[rows], together))[
-            : len(x) - start
-        ]
+        whole = gradients(module, filled(x[rows], together), filled(g[rows], together))
+        formed[rows] = whole[: len(x) - start]
     return formed
 
 
@@ -151,6 +153,25 @@ def grouped_weight_gradient(module: Convolution, x: Tensor, g: Tensor) -> Tensor
         [False, True, False],
     )[1]
     return gradients.reshape(len(x), -1)
+
+
+def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
+    """As `grouped_weight_gradient`, for inputs of one channel: output gradients slid over their own record, as kernels.
+
+    A fifth to two fifths faster; with more channels it is slower.
+    """
+    slid = CONVOLVE[len(module.kernel_size)](
+        x.transpose(0, 1),  # (1, b, space...)
+        g.flatten(0, 1)[:, None],  # (b * p, 1, positions...)
+        None,
+        module.dilation,  # what lies between entries of the kernel and between positions changes roles
+        padding_inside(module),
+        module.stride,
+        groups=len(x),
+    )
+    for axis, size in enumerate(module.kernel_size, 2):
+        slid = slid.narrow(axis, 0, size)  # strides may have left entries at the edge unused
+    return slid.reshape(len(x), -1)
 
 
 def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
