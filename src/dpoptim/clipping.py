@@ -144,6 +144,8 @@ class SplitClipping:
         """
         margin *= SPLIT_MARGIN
         whole = Clipping(self.residual_clip, self.style).factors(squared_norms, margin)
+        if self.residual_clip == self.norm:
+            return torch.stack([whole, torch.zeros_like(whole)])  # not rounding: nothing bounds it
         norm = (squared_norms * (1 + NORM_INFLATION)).sqrt()
         # What is clipped to C1 is the scaled gradient: a short one was made longer by "automatic".
         kept = torch.minimum(whole, self.norm * (1 - margin) * (1 - 2.0**-22) / norm)

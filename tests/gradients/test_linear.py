@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpoptim.gradients.linear import LinearModel, as_rows
+from dpoptim.gradients.linear import LinearModel, Loss, as_rows
 
 LOSSES = [("softmax", 4), ("logistic", 1), ("squared", 1), ("squared", 3), ("huber", 2)]
 EXTREME = [0.0, 1.0, -1.0, 1e-30, 1e30, -1e38, float("inf"), float("nan")]
@@ -157,6 +157,28 @@ def test_wrong_settings_are_refused_by_name(wrong: dict[str, object], says: str)
 def test_a_bound_that_bounds_nothing_is_refused() -> None:
     model = LinearModel("softmax", features=6, outputs=4)
     x, y = data(model, 4, torch.float32)
-    for bound in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="bound must be a finite number above 0"):
+    for bound in (0.0, -1.0, 1e37, math.inf, math.nan):
+        with pytest.raises(ValueError, match="bound must be above 0 and at most"):
             model.clipped_sum(x, y, [(1.0, points(model, 1)[0])], bound, capacity=4)
+
+
+def test_labels_of_any_kind_count_or_do_not() -> None:
+    """A label that is no class leaves its record out, and nobody else."""
+    model = LinearModel("softmax", features=6, outputs=300)
+    x, _ = data(model, 5, torch.float32)
+    w = torch.zeros(model.dimension, dtype=torch.float64)
+    labels = torch.tensor([0.0, 7.0, math.nan, 299.0, 1e30])
+    counted = model.clipped_sum(x[[0, 1, 3]], labels[[0, 1, 3]], [(1.0, w)], 1.0, capacity=5)
+    torch.testing.assert_close(model.clipped_sum(x, labels, [(1.0, w)], 1.0, capacity=5), counted)
+    small = torch.tensor([0, 7, 200, 255, 3])
+    expected = model.clipped_sum(x, small, [(1.0, w)], 1.0, capacity=5)
+    torch.testing.assert_close(model.clipped_sum(x, small.to(torch.uint8), [(1.0, w)], 1.0, capacity=5), expected)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "logistic", "squared", "huber"])
+def test_an_empty_batch_adds_nothing(loss: Loss) -> None:
+    model = LinearModel(loss, features=6, outputs=4 if loss == "softmax" else 1)
+    w = torch.zeros(model.dimension, dtype=torch.float64)
+    total = model.clipped_sum(torch.empty(0, 6), torch.empty(0), [(1.0, w)], 1.0, capacity=5)
+    assert total.shape == (model.dimension,)
+    assert not total.any()

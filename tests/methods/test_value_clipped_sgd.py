@@ -293,15 +293,83 @@ def moved(
     return float(torch.stack([(a - b).norm() for a, b in zip(*sums, strict=True)]).norm())
 
 
-@pytest.mark.parametrize("losses", [scaled_in_place, hooked_output])
+def hooked_graph(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Whoever holds a node of the model's graph can change gradients inside it."""
+    output = model(x)
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        node.register_prehook(lambda gradients: tuple(100 * g for g in gradients))
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return output.square().sum(1)
+
+
+@pytest.mark.parametrize("losses", [scaled_in_place, hooked_output, hooked_graph])
 def test_what_is_done_to_the_output_belongs_to_the_loss(losses: Attack) -> None:
     assert 0.5 < moved(net([6, 8, 3], [0]), losses) <= 1
 
 
-@pytest.mark.parametrize(("losses", "said"), [(model_of_model, "requires a gradient"), (under_autocast, "autocast")])
+def with_other_saved_tensors(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 100 * t):
+        return squared_error(model, x, y)
+
+
+def checkpointed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    output = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+    return (output - y[:, None]).square().sum(1)
+
+
+def overwritten_batch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = squared_error(model, x, y)
+    x.numpy()[:] *= 100
+    return losses
+
+
+FORBIDDEN = [
+    (model_of_model, "requires a gradient"),
+    (under_autocast, "autocast"),
+    (with_other_saved_tensors, "saved_tensors_hooks"),
+    (checkpointed, "checkpoint"),
+    (overwritten_batch, "overwritten"),
+]
+
+
+@pytest.mark.parametrize(("losses", "said"), FORBIDDEN)
 def test_passes_that_the_bound_does_not_cover_are_refused(losses: Attack, said: str) -> None:
     with pytest.raises(dpoptim.PrivacyError, match=said):
         moved(net([6, 8, 6], [0]), losses, rows=1400)
+
+
+def weight_replaced_between(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = squared_error(model, x, y)
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone(), requires_grad=False)
+    return losses
+
+
+def weight_scaled_between(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    model[2].weight.data.fill_(0.1)
+    losses = squared_error(model, x, y)
+    model[2].weight.data.mul_(100)  # behind autograd's back, which uses what it finds
+    return losses
+
+
+def test_weights_that_change_between_forward_and_backward_pass() -> None:
+    with pytest.raises(dpoptim.PrivacyError, match="after attaching"):
+        moved(net([6, 8, 3], [0]), weight_replaced_between)
+    assert 0 < moved(net([6, 8, 3], [0], scale=0.3), weight_scaled_between) <= 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("target", [1e20, 5e37, 1e38])
+def test_a_record_of_zeros_with_a_huge_slope_is_finite(scale: float, target: float) -> None:
+    """Its gradient is zero, the slope inside is not: infinity times 0 was everybody's NaN."""
+
+    def steep(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        targets = torch.ones(60, 1)
+        targets[-1] = target
+        return ((model(x) - targets) * targets).sum(1)
+
+    assert moved(net([6, 8, 3], [0], bias=False, scale=scale), steep, last=0.0) <= 1
 
 
 CHANGES: list[Any] = [
@@ -310,14 +378,30 @@ CHANGES: list[Any] = [
     lambda model: model[1].register_forward_hook(lambda module, args, output: output * 100),
     lambda model: model[1].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 100,)),
     lambda model: setattr(model[1], "negative_slope", 100.0),
+    lambda model: setattr(model[1], "negative_slope", math.nan),
     lambda model: setattr(model[1], "forward", lambda h: h * 100),
     lambda model: setattr(model[2], "weight", nn.Parameter(model[2].weight.detach() * 100, requires_grad=False)),
+    lambda model: model.double(),
+    lambda model: for_one_pass(model[2].register_forward_pre_hook, lambda module, args: (args[0] * 100,)),
+    lambda model: for_one_pass(model[1].register_forward_hook, lambda module, args, output: output * 100),
 ]
+
+
+def for_one_pass(register: Any, hook: Any) -> None:
+    """A hook that takes itself off, so that it is gone when the pass is over."""
+
+    def once(*args: Any) -> Any:
+        handle.remove()
+        return hook(*args)
+
+    handle = register(once)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_the_model_after_attaching_is_refused(change: Any) -> None:
-    with pytest.raises(dpoptim.PrivacyError, match="has hooks|after attaching|forward pass of its own"):
+    with pytest.raises(
+        dpoptim.PrivacyError, match="has hooks|after attaching|forward pass of its own|no bound on gradients"
+    ):
         moved(nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.1), nn.Linear(8, 3)), change=change)
 
 

@@ -217,6 +217,11 @@ def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
         yield slice(start, min(start + size, group.stop))
 
 
+def one_by_one(elements_per_record: int) -> bool:
+    """Whether `parts_of` makes parts of one record always."""
+    return CACHE_BLOCK // max(1, elements_per_record) <= 1
+
+
 def add_group(sums: Sums, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
     """Add one group's weighted sums, formed part by part: in float32 (see `products`), in float64 if it is too large.
 

@@ -53,6 +53,8 @@ class Engine:
     differ by at most ``clipping.norm`` in Euclidean norm, rounding included.
     """
 
+    backward_call = "loss.backward()"  # in messages: what closes a batch
+
     def __init__(
         self,
         model: nn.Module,
@@ -148,8 +150,8 @@ class Engine:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
         if self._rows_open and not self._null:
             raise PrivacyError(
-                "a batch was delivered, but not all of its rows went through loss.backward(). Fix: call it on the loss of "
-                "the whole batch, also when the loss is not finite (the engine leaves out such records by itself)."
+                f"a batch was delivered, but not all of its rows went through {self.backward_call}. Fix: call it on the "
+                "loss of the whole batch, also when the loss is not finite (the engine leaves out such records by itself)."
             )
 
     def _close(self, finished: Pass) -> None:

@@ -108,9 +108,9 @@ def activation(name: str, module: nn.Module) -> tuple[float, float]:
     # Of these classes exactly: a subclass may compute anything.
     if isinstance(module, nn.Dropout) and kind is nn.Dropout and module.p < 1:
         return 1 / (1 - module.p), 0.0
-    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
+    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU and math.isfinite(module.negative_slope):
         return max(1.0, abs(module.negative_slope)), 0.0
-    if isinstance(module, nn.ELU) and kind is nn.ELU:
+    if isinstance(module, nn.ELU) and kind is nn.ELU and math.isfinite(module.alpha):
         return max(1.0, abs(module.alpha)), 0.0
     if isinstance(module, nn.Hardtanh) and kind is nn.Hardtanh:
         return 1.0, abs(min(max(0.0, module.min_val), module.max_val))

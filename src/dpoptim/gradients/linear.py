@@ -84,20 +84,21 @@ class LinearModel:
         """
         matrix = w.view(self.outputs, self.columns).to(x)
         weight, bias = matrix[:, : self.features], matrix[:, self.features :]
-        if self.outputs <= FEW:
+        if 1 < self.outputs <= FEW:
             return (torch.addmm(bias, weight, x.T) if self.intercept else torch.mm(weight, x.T)).T
         return torch.addmm(bias.T, x, weight.T) if self.intercept else torch.mm(x, weight.T)
 
     def residuals(self, scores: Tensor, y: Tensor) -> Tensor:
         """r of shape (B, p), in the scores' dtype. A class out of range gives NaN, so that the record counts as zero."""
         if self.loss == "softmax":
-            label = y.clamp(0, self.outputs - 1).long()
+            label = (y.nan_to_num(-1.0) if y.is_floating_point() else y.long()).clamp(0, self.outputs - 1).long()
             r = scores.T.softmax(0).T if self.outputs <= FEW else scores.softmax(1)
             r.scatter_add_(1, label[:, None], -torch.ones_like(r[:, :1]))
             return r.masked_fill_((y != label)[:, None], torch.nan)
         if self.loss == "logistic":
             return scores.sigmoid() - y.to(scores.dtype)[:, None]
-        rest = (scores.double() - y.double().view(len(scores), -1)).to(scores.dtype)  # targets may be large, and alike
+        target = y[:, None] if y.dim() == 1 else y.flatten(1)
+        rest = (scores.double() - target.double()).to(scores.dtype)  # targets may be large, and alike
         return rest if self.loss == "squared" else rest.clamp(-self.huber_delta, self.huber_delta)
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ class LinearModel:
         s = scores.double()
         if self.loss == "softmax":
             return F.cross_entropy(s, y.long(), reduction="none")
-        target = y.double().view(len(s), -1)
+        target = (y[:, None] if y.dim() == 1 else y.flatten(1)).double()
         if self.loss == "logistic":
             return (F.softplus(s) - target * s).sum(1)
         if self.loss == "squared":
@@ -186,8 +187,8 @@ class LinearModel:
 
 def scaled(bound: float) -> tuple[float, float]:
     """The bound times a power of two that takes it out of the range where float32 is coarse, and that power."""
-    if not 0 < bound < math.inf:
-        raise ValueError(f"bound must be a finite number above 0, got {bound!r}.")
+    if not 0 < bound <= LARGEST_ENTRY:
+        raise ValueError(f"bound must be above 0 and at most {LARGEST_ENTRY:g}, got {bound!r}.")
     scale = 1.0 if bound >= SMALLEST_NORM else 2.0 ** (1 - math.frexp(bound)[1])
     return bound * scale, scale
 

@@ -24,7 +24,9 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     Args:
         block: N; a public constant. Under a mean it must be `NORM_BLOCK` (see `products`).
     """
-    rows = x.reshape(x.shape[0], -1) if x.dim() > 1 else x[:, None]
+    rows = x.flatten(1) if x.dim() > 1 else x[:, None]
+    if rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]:
+        rows = rows.contiguous()  # else kernels would run across records (`alike`)
     if rows.dtype == torch.float64:
         squared = torch.linalg.vecdot(rows, rows)
         tiny = squared < SMALLEST_SUM

@@ -6,19 +6,12 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import Outer, add_group, all_groups, flat, parts_of, zero_outside
+from dpoptim.gradients.alike import LARGE, aligned_records, gram, matrices, record_products
+from dpoptim.gradients.contributions import Outer, add_group, all_groups, flat, one_by_one, parts_of, zero_outside
 from dpoptim.gradients.norms import row_squared_norms
-from dpoptim.gradients.products import (
-    UNIT_ROUNDOFF,
-    Groups,
-    Sums,
-    add_weighted_rows,
-    aligned_records,
-    matrices,
-    record_products,
-)
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
-CLAIM_BLOCK = 32  # positions; a public constant, so that no record's claim depends on how long the others are
+CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim depends on how long the others are
 
 
 @dataclass
@@ -54,7 +47,8 @@ class Positions:
         return self._form(records) if self._kept is None else self._kept[records]
 
     def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
-        return flat(record_products(self.g[part], self.a[part], None if out is None else self._as_matrices(out)))
+        room = None if out is None else self._as_matrices(out)
+        return flat(record_products(self.g[part], self.a[part], room, singly=one_by_one(self.entries)))
 
     def _as_matrices(self, out: Tensor) -> Tensor:
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
@@ -105,7 +99,9 @@ def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
     The form is symmetric, so each block of positions meets only those up to its own end; what lies before counts twice.
     """
-    g, a = aligned_records(g), aligned_records(a)  # a claim, too, must not depend on the record's place
+    records = len(g)
+    whole = g.shape[1] % CLAIM_BLOCK == 0  # a claim, too, must not depend on the record's place
+    g, a = (aligned_records(x, large=whole and x.shape[2] >= LARGE) for x in (g, a))
     squared = lengths = longest = torch.zeros(len(g), dtype=torch.float64, device=g.device)
     for start in range(0, g.shape[1], CLAIM_BLOCK):
         block, upto = slice(start, start + CLAIM_BLOCK), slice(0, start + CLAIM_BLOCK)
@@ -117,12 +113,8 @@ def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         products = left.mul_(right)
         both = products.sum((1, 2)).double()
         squared = squared + (both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double())
-    return squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square(), longest
-
-
-def gram(x: Tensor, y: Tensor) -> Tensor:
-    """``x[i] @ y[i].T`` of records that lie alike in memory: (B, s, d), (B, t, d) -> (B, s, t), which lies so too."""
-    return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
+    claimed = squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
+    return claimed[:records], longest[:records]
 
 
 def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | Positions:

@@ -61,6 +61,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Directions
+from dpoptim.gradients.alike import aligned
 
 Groups = Sequence[Sequence[int]]
 
@@ -69,7 +70,6 @@ SUM_MARGIN = 2.0**-8  # of float32 sums
 GROUP_ROWS = 160  # k of the theorem
 BLOCK_GROUPS = 4  # m of the theorem
 FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
-ALIGNMENT = 64  # bytes
 NARROW = 512  # columns up to which one float64 product is as fast as a float32 product for each group
 SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
 LEAST_BATCHED = 8  # blocks
@@ -122,46 +122,6 @@ def slices(groups: Groups) -> Iterator[list[slice]]:
         yield parts
 
 
-def aligned(x: Tensor) -> Tensor:
-    """``x``, or a copy of it that starts on a 64-byte boundary."""
-    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
-
-
-def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
-    """Room for a (rows, columns) matrix of each record, each on a 64-byte boundary."""
-    step = ALIGNMENT // like.element_size()
-    stride = -(-rows * columns // step) * step
-    room = like.new_empty(records * stride)
-    return room.as_strided((records, rows, columns), (stride, columns, 1))
-
-
-def aligned_records(x: Tensor) -> Tensor:
-    """``x`` (B, T, d), or a copy of it, with every record on a 64-byte boundary.
-
-    Records that are dense the other way round (what a loss of logits in shape (B, classes, T) sends back) stay so: whether
-    a record has to be copied may depend on its place, so the copy's layout must not.
-    """
-    size = x.element_size()
-    dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
-    if not dense and x.stride(1) == 1 and x.stride(2) == x.shape[1]:
-        return aligned_records(x.transpose(1, 2)).transpose(1, 2)
-    if dense and x.data_ptr() % ALIGNMENT == 0 and (len(x) == 1 or x.stride(0) * size % ALIGNMENT == 0):
-        return x
-    return matrices(len(x), x.shape[1], x.shape[2], like=x).copy_(x)
-
-
-def record_products(g: Tensor, a: Tensor, out: Tensor | None = None) -> Tensor:
-    """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T, d) -> (B, p, d).
-
-    Every record's operands and result lie alike in memory. A kernel may round by how they are aligned, and what cancels
-    inside a record is all rounding: the result would depend on the record's place, hence on who else is there.
-    """
-    g, a = aligned_records(g), aligned_records(a)
-    if out is None:
-        out = matrices(len(g), g.shape[2], a.shape[2], like=g)
-    return torch.bmm(g.transpose(1, 2), a, out=out)
-
-
 class Sums:
     """Sums in float64 of the same records, in as many ways as a clipping rule weighs them: k of them, mostly one.
 
@@ -200,10 +160,8 @@ class Sums:
                 continue
             if not self._empty[j]:
                 total.add_(term, alpha=times)
-            elif times == 1:
-                total.copy_(term)
             else:
-                torch.mul(term, times, out=total)
+                total.copy_(term).mul_(times)  # in this order, so that float64 rounds
             self._empty[j] = False
 
 
@@ -227,7 +185,8 @@ def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups
         return
     for rows, block, direction in populations(sums.directions, weights, groups):
         of_rows = weights[:, rows] if direction is None else weights[:1, rows]
-        add_products(sums, g[rows], a[rows], of_rows, [block], direction)
+        # One layout, whether or not rows had to be picked: that depends on who else is there.
+        add_products(sums, g[rows].contiguous(), a[rows].contiguous(), of_rows, [block], direction)
 
 
 def populations(
@@ -277,6 +236,7 @@ def add_products(
     def product(part: slice, room: Tensor | None) -> Tensor:
         part = slice(part.start + start, part.stop + start)
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
+            room = room if room is not None and room.dtype == g.dtype else None
             return torch.mm(side_by_side(g[part], narrow[part]).T, aligned(a[part]), out=room)
         exact = g.new_zeros(g.shape[1] * weights.shape[1], a.shape[1], dtype=torch.float64)
         for first in range(part.start, part.stop, FLOAT64_ROWS):
@@ -306,7 +266,8 @@ def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Group
 
     def product(part: slice, room: Tensor | None) -> Tensor:
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
-            room = values.new_empty(len(weights), values.shape[1]) if room is None else room
+            if room is None or room.dtype != values.dtype:
+                room = values.new_empty(len(weights), values.shape[1])
             rows = aligned(values[part]).T
             for each, out in zip(narrow, room, strict=True):
                 torch.mv(rows, each[part], out=out)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.alike import aligned_records, gram, in_company
 from dpoptim.gradients.contributions import Contribution, Formed
-from dpoptim.gradients.positions import Positions, claimed_squared_norms, gram
-from dpoptim.gradients.products import Groups, aligned_records
+from dpoptim.gradients.positions import Positions, claimed_squared_norms
+from dpoptim.gradients.products import Groups
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
 
@@ -27,7 +28,7 @@ def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribut
         return TiedHead(heads[0].g, heads[0].a, heads[0].claims, table=table)
 
     def form(part: slice) -> Tensor:
-        return torch.stack([use.materialise(part) for use in uses]).sum(0)
+        return sum((use.materialise(part) for use in uses[1:]), start=uses[0].materialise(part))
 
     return Formed(form, records, entries, (len(uses) + 1) * entries)
 
@@ -77,7 +78,8 @@ class TiedHead(Positions):
         index, rows = self.table.index, self.table.g
         # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
         looked_up = self.g.gather(2, index[:, None, :].expand(-1, self.g.shape[1], -1))
-        cross = (looked_up * gram(aligned_records(self.a), aligned_records(rows))).sum((1, 2)).double()
+        products = gram(aligned_records(self.a), aligned_records(rows))[: len(rows)]
+        cross = in_company(looked_up * products).sum((1, 2))[: len(rows)].double()
         head, self._longest = claimed_squared_norms(self.g, self.a)
         table = self.table.squared_norms(groups)
         # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.

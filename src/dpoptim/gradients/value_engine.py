@@ -22,20 +22,21 @@ MOST_MARGIN = 0.25
 
 @dataclass(frozen=True)
 class _Forward:
-    """One forward pass: the model's output, and what bounds its gradients.
+    """One forward pass.
 
     Attributes:
-        inputs: squared norms of the layers' inputs or more, float64, shape (B,).
-        norms: of the weights.
+        output: the model's.
+        shown: what the loss is computed from in its place, so that nobody else holds the model's graph.
+        first: the input of the first layer.
+        inputs: squared norms of all layers' inputs, float64, shape (B,).
         dropped: rows that count as zero, if any; bool, shape (B,).
-        tame: see `feed_forward.tame`.
     """
 
     output: Tensor
+    shown: Tensor
+    first: Tensor
     inputs: list[Tensor]
-    norms: list[float]
     dropped: Tensor | None
-    tame: bool
 
 
 class ValueEngine(Engine):
@@ -50,6 +51,8 @@ class ValueEngine(Engine):
     **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over the batch.
     """
 
+    backward_call = "private.loss(losses).backward()"
+
     def __init__(
         self, model: nn.Module, clipping: ClippingRule, *, capacity: int, paper: bool, reduction: Reduction = "mean"
     ) -> None:
@@ -59,17 +62,19 @@ class ValueEngine(Engine):
         super().__init__(model, clipping, capacity=capacity, reduction="sum")  # the mean is only shown; see `loss`
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
+        self._first: Tensor | None = None
         self._inputs: list[Tensor] = []  # their rows' squared norms
         self._dropped: Tensor | None = None
         self._forward: _Forward | None = None
         self._handles: list[RemovableHandle] = []
-        self._attached: list[int] = []  # parameters, by id
+        self._attached: list[tuple[int, torch.dtype]] = []  # parameters, by id
 
     def attach(self) -> None:
+        self._handles.append(self.model.register_forward_pre_hook(EngineHook(self, "start")))
         for i, layer in enumerate(self._layers):
             self._handles.append(layer.linear.register_forward_pre_hook(EngineHook(self, i)))
-        self._handles.append(self.model.register_forward_hook(EngineHook(self)))
-        self._attached = [id(p) for p in self.model.parameters()]
+        self._handles.append(self.model.register_forward_hook(EngineHook(self, "end")))
+        self._attached = [(id(p), p.dtype) for p in self.model.parameters()]
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -106,7 +111,7 @@ class ValueEngine(Engine):
 
         def differentiate() -> None:
             with exact_arithmetic():
-                (slopes,) = torch.autograd.grad(losses.sum(), forward.output, retain_graph=True, allow_unused=True)
+                (slopes,) = torch.autograd.grad(losses.sum(), forward.shown, allow_unused=True)
                 if slopes is None:
                     raise PrivacyError(
                         "private.loss was given losses of an earlier output: model(x) ran again since. Fix: compute the "
@@ -140,15 +145,26 @@ class ValueEngine(Engine):
         if self._rows_open != rows:
             raise PrivacyError("private.loss(...).backward() was called twice. Fix: call it once for each batch.")
         self._rows_open = 0
-        if any(p._backward_hooks for p in self.parameters):
-            self._refuse_changed_model()
-        if self._null or not forward.tame:
+        self._refuse_changed_model()
+        if not torch.equal(self._row_norms(forward.first), forward.inputs[0]):
+            raise PrivacyError(
+                "the batch was overwritten between the model's forward and backward pass: its bound was for what it held "
+                "before. Fix: leave a batch as it is until loss.backward() is over; a collate_fn must not reuse its memory."
+            )
+        # Of the weights that autograd is about to use.
+        later = [self._norms[i] for i in range(1, len(self._layers))]
+        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
+        if self._null or not tame(self._layers, norms):
             return
         measured = row_squared_norms(slopes, block=LONG_BLOCK).sqrt()
         if self._paper:
             promised = 2 * (2 * losses.double()).clamp(0, 1).sqrt()
             measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
-        squared = squared_gradient_bounds(self._layers, forward.inputs, measured, forward.norms)
+        inputs = forward.inputs
+        if self._paper:
+            inputs = [torch.maximum(*both) for both in zip(propagated(self._layers, inputs[0], norms), inputs, strict=True)]
+        squared = squared_gradient_bounds(self._layers, inputs, measured, norms)
+        squared = torch.where(measured > LARGEST, torch.inf, squared)  # times 0, they would not be finite further back
         if forward.dropped is not None:
             squared = torch.where(forward.dropped, torch.inf, squared)
         if self.observer is not None:
@@ -159,6 +175,16 @@ class ValueEngine(Engine):
         for sums, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
                 sums.add(gradient.contiguous())
+
+    def see_start(self) -> None:
+        """The model is called. Hooks that take themselves off while it runs are still there."""
+        self._forget()
+        self._refuse_changed_model()
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            raise PrivacyError(
+                "the model ran under torch.utils.checkpoint or torch.autograd.graph.saved_tensors_hooks: its backward pass "
+                "would use other numbers than were measured. Fix: run it without."
+            )
 
     def see_input(self, place: int, h: Tensor) -> Tensor:
         """What the linear layer at ``place`` is to compute with; its rows' norms are kept."""
@@ -172,55 +198,57 @@ class ValueEngine(Engine):
                 "the model ran under torch.autocast, whose sums over a batch round too coarsely for the bound. "
                 "Fix: train in float32, or dpoptim.DPSGD with loss_reduction='sum'."
             )
-        if place == 0:
-            self._forget()
-            if h.requires_grad:
-                raise PrivacyError(
-                    "the model's input requires a gradient: what it was computed from, such as the model itself, would be "
-                    "used more often than the bound allows. Fix: model(x.detach()); for models of models, dpoptim.DPSGD."
-                )
+        if place == 0 and h.requires_grad:
+            raise PrivacyError(
+                "the model's input requires a gradient: what it was computed from, such as the model itself, would be "
+                "used more often than the bound allows. Fix: model(x.detach()); for models of models, dpoptim.DPSGD."
+            )
         # A record that would reach infinity would turn everybody's gradient into NaN: it counts as zero instead.
-        squared = row_squared_norms(h.detach(), block=LONG_BLOCK)
+        squared = self._row_norms(h)
         small = squared <= LARGEST**2
         if not bool(small.all()):
             h = zero_outside(h, small)
+            squared = squared.where(small, 0.0)
             self._dropped = ~small if self._dropped is None else self._dropped | ~small
+        if place == 0:
+            self._first = h
         self._inputs.append(squared)
         return h
 
-    def see_output(self, output: Tensor) -> Tensor:
-        """Keep the model's output, and hand on a copy: in-place operations and hooks on it are then the loss's.
+    def _row_norms(self, h: Tensor) -> Tensor:
+        return row_squared_norms(h.detach(), block=LONG_BLOCK)
 
-        What the bounds take from the weights is taken here, from those that the forward pass used.
-        """
-        self._refuse_changed_model()
-        later = [self._norms[i] for i in range(1, len(self._layers))]
-        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
-        inputs = propagated(self._layers, self._inputs[0], norms) if self._paper else list(self._inputs)
-        self._forward = _Forward(output, inputs, norms, self._dropped, tame(self._layers, norms))
-        return output.clone()
+    def see_output(self, output: Tensor) -> Tensor:
+        """Keep the model's output, and hand on a copy without its graph."""
+        if self._first is None or len(self._inputs) != len(self._layers):
+            raise PrivacyError(
+                "the model's layers did not run once each. Fix: call the model as a whole, once for each batch."
+            )
+        shown = output.detach().requires_grad_()
+        self._forward = _Forward(output, shown, self._first, list(self._inputs), self._dropped)
+        return shown.clone()  # in-place operations and hooks on it are the loss's
 
     def _refuse_changed_model(self) -> None:
         same = layers_of(self.model, [handle.id for handle in self._handles]) == self._layers
-        if not same or [id(p) for p in self.model.parameters()] != self._attached:
+        if not same or [(id(p), p.dtype) for p in self.model.parameters()] != self._attached:
             raise PrivacyError(
                 "the model's layers, their options or parameters were changed after attaching; the bound is of those that "
                 "were attached. Fix: change them before dpoptim.attach, or attach again."
             )
 
     def _forget(self) -> None:
-        self._inputs, self._dropped, self._forward = [], None, None
+        self._first, self._inputs, self._dropped, self._forward = None, [], None, None
 
 
 class EngineHook:
-    """Tells the engine what a layer is given, or what the model returns. Holds it weakly, so that no copy of the model
+    """Tells the engine what a layer is given, and what the model returns. Holds it weakly, so that no copy of the model
     carries its sums.
 
     Args:
-        place: of the linear layer; None: the model.
+        place: of the linear layer; or the ``"start"`` or ``"end"`` of the model.
     """
 
-    def __init__(self, engine: ValueEngine | None, place: int | None = None) -> None:
+    def __init__(self, engine: ValueEngine | None, place: int | str) -> None:
         self._engine = None if engine is None else weakref.ref(engine)
         self._place = place
 
@@ -228,15 +256,17 @@ class EngineHook:
         engine = None if self._engine is None else self._engine()
         if engine is None or not torch.is_grad_enabled():
             return None
-        if self._place is not None:
+        if isinstance(self._place, int):
             return (engine.see_input(self._place, args[0]),)
+        if self._place == "start":
+            return engine.see_start()
         assert output is not None
         return engine.see_output(output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EngineHook":
         return EngineHook(None, self._place)
 
-    def __reduce__(self) -> tuple[type["EngineHook"], tuple[None, int | None]]:
+    def __reduce__(self) -> tuple[type["EngineHook"], tuple[None, int | str]]:
         return EngineHook, (None, self._place)
 
 

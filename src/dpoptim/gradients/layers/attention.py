@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.alike import record_products, sum_positions
 from dpoptim.gradients.books import BookedLayer, Books
 from dpoptim.gradients.contributions import Contribution, Direct, Formed
 from dpoptim.gradients.layers.bare import for_records
@@ -16,7 +17,6 @@ from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.positions import Positions
-from dpoptim.gradients.products import record_products
 
 ARGUMENTS = (
     "query",
@@ -85,7 +85,7 @@ class AttentionLayer:
             return self._project_apart(x, x, x)
 
         def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
-            return {"in_proj_weight": Positions(g, saved[0]), "in_proj_bias": Direct(g.sum(1))}
+            return {"in_proj_weight": Positions(g, saved[0]), "in_proj_bias": Direct(sum_positions(g))}
 
         z = F.linear(x, detached(module.in_proj_weight), detached(module.in_proj_bias))
         q, k, v = tap(Use(self.books, self.label, self.projection, contributions), z, x).chunk(3, -1)
@@ -104,7 +104,9 @@ class AttentionLayer:
 
         def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
             gradients = g.split(lengths, 1)
-            found: dict[str, Contribution] = {"in_proj_bias": Direct(torch.cat([part.sum(1) for part in gradients], 1))}
+            found: dict[str, Contribution] = {
+                "in_proj_bias": Direct(torch.cat([sum_positions(part) for part in gradients], 1))
+            }
             if not module._qkv_same_embed_dim:
                 for name, left, x in zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), gradients, saved, strict=True):
                     found[name] = Positions(left, x)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.alike import in_company, record_products
 from dpoptim.gradients.contributions import Contribution, Direct, Formed, flat
-from dpoptim.gradients.products import record_products
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TOGETHER = 16  # records in one grouped convolution
@@ -109,7 +109,9 @@ class ConvolutionRule:
         form = partial(formed_by_groups if grouped else formed_by_patches, module, x, g)
         per_record = 0 if grouped else T * x.shape[1] * module.weight[0, 0].numel()
         weight = Formed(form, len(g), module.weight.numel(), per_record)
-        return {"weight": weight, "bias": Direct(g.flatten(2).sum(2))}
+        if module.bias is None:
+            return {"weight": weight}
+        return {"weight": weight, "bias": Direct(in_company(g).flatten(2).sum(2)[: len(g)])}
 
 
 def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:

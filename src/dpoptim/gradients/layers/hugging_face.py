@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.alike import sum_positions
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.positions import positions
 
@@ -47,4 +48,7 @@ class TransposedLinearRule:
         B, (d, p) = g.shape[0], weight.shape
         T = g[0].numel() // p if B else 1
         axis, g = g.dim() > 2, g.reshape(B, T, p)
-        return {"weight": positions(x.reshape(B, T, d), g, axis=axis), "bias": Direct(g.sum(1))}
+        weight_part = positions(x.reshape(B, T, d), g, axis=axis)
+        if module._parameters.get("bias") is None:
+            return {"weight": weight_part}
+        return {"weight": weight_part, "bias": Direct(sum_positions(g))}

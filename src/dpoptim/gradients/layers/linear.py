@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.alike import sum_positions
 from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
 from dpoptim.gradients.positions import positions
 
@@ -38,4 +39,6 @@ class LinearRule:
         T = g[0].numel() // module.out_features if B else 1
         left, right = g.reshape(B, T, module.out_features), saved[0].reshape(B, T, module.in_features)
         weight = positions(left, right, axis=g.dim() > 2)
-        return {"weight": weight, "bias": Left(weight) if isinstance(weight, Outer) else Direct(left.sum(1))}
+        if module._parameters["bias"] is None:
+            return {"weight": weight}
+        return {"weight": weight, "bias": Left(weight) if isinstance(weight, Outer) else Direct(sum_positions(left))}

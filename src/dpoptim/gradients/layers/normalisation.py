@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.alike import in_company
 from dpoptim.gradients.contributions import Contribution, Direct
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
@@ -22,10 +23,10 @@ def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
 IN_CACHE = 1 << 17  # elements of a temporary
 
 
-def sum_positions(values: Tensor, kept_axes: int) -> Tensor:
+def sum_middle(values: Tensor, kept_axes: int) -> Tensor:
     """Sum (B, positions..., kept...) over the positions: shape (B, kept...)."""
     middle = tuple(range(1, values.dim() - kept_axes))
-    return values.sum(middle) if middle else values
+    return in_company(values).sum(middle)[: len(values)] if middle else values
 
 
 def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_axes: int) -> Tensor:
@@ -38,7 +39,7 @@ def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_a
         scaled = x[rows] * scale[rows]
         if shift is not None:
             scaled -= shift[rows]
-        parts.append(sum_positions(scaled.mul_(g[rows]), kept_axes))
+        parts.append(sum_middle(scaled.mul_(g[rows]), kept_axes))
     return torch.cat(parts)
 
 
@@ -71,7 +72,7 @@ class LayerNormRule:
         kept = len(module.normalized_shape)
         return {
             "weight": Direct(sum_scaled(x, rstd, mean * rstd, g, kept)),
-            "bias": Direct(sum_positions(g, kept)),
+            "bias": Direct(sum_middle(g, kept)),
         }
 
 
@@ -146,9 +147,9 @@ class GroupNormRule:
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         x, mean, rstd, _ = saved
         B, C = x.shape[:2]
-        g = g.reshape(B, C, -1)
-        bias = g.sum(2)
+        x, g = (in_company(each.reshape(B, C, -1)) for each in (x, g))
+        bias = g.sum(2)[:B]
         in_channels = (B, groups_of(module), C // groups_of(module))
         mean, rstd = (value.view(B, -1, 1).expand(in_channels).reshape(B, C) for value in (mean, rstd))
-        weight = (torch.linalg.vecdot(x.reshape(B, C, -1), g) - mean * bias) * rstd
+        weight = (torch.linalg.vecdot(x, g)[:B] - mean * bias) * rstd
         return {"weight": Direct(weight), "bias": Direct(bias)}

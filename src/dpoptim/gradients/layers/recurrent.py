@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.alike import sum_positions
 from dpoptim.gradients.books import Books, full_precision
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
@@ -108,7 +109,7 @@ class Direction:
             found: dict[str, Contribution] = {}
             for key in set(keys) & self.names.keys():
                 if key in ("b_ih", "b_hh"):
-                    found[key] = Direct(g.sum(1))
+                    found[key] = Direct(sum_positions(g))
                 else:
                     inputs = {"w_ih": lambda: saved[0], "w_hh": steps.previous, "w_hr": steps.inner}[key]()
                     found[key] = Positions(g, inputs)

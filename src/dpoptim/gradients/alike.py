@@ -1,0 +1,87 @@
+"""Operations that round a record's numbers alike in any place, and in any company.
+
+What cancels inside a record leaves rounding, and clipping makes that as long as the clip norm. So a kernel that adds in
+another order, because the record lies elsewhere in memory or because there are more or fewer of them, would let one record
+turn what all others add (`products`, condition 2). Kernels are the vendor's: tested, not proved.
+
+* Matrices start on 64-byte boundaries, those of all records alike, and lie row by row: what an elementwise operation
+  returns may lie otherwise for one record than for two. Of matrices with many rows and columns kernels make copies of
+  their own, so their layout does not matter.
+* A record alone is given one of zeros beside it: single matrices and single sums have kernels of their own.
+* Sums over positions want one record after the other in memory: else kernels run across records.
+"""
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64  # bytes; kernels work alike on operands that start on such boundaries
+LARGE = 32  # rows and columns from which a float32 product does not depend on its operands' layout (it did up to 8)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x``, or a copy of it that starts on a 64-byte boundary."""
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+
+
+def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
+    """Room for a (rows, columns) matrix of each record, each on a 64-byte boundary."""
+    step = ALIGNMENT // like.element_size()
+    stride = -(-rows * columns // step) * step
+    room = like.new_empty(records * stride)
+    return room.as_strided((records, rows, columns), (stride, columns, 1))
+
+
+def aligned_records(x: Tensor, *, singly: bool = False, large: bool = False) -> Tensor:
+    """``x`` (B, T, d) row by row, or a copy of it, with every record on a 64-byte boundary, and zeros beside one alone.
+
+    Args:
+        singly: whether records always come one at a time, so that none has to be given company.
+        large: whether it and all that it is multiplied with are `LARGE`, so that dense transposed records (what a loss of
+            logits in shape (B, classes, T) sends back) may stay so in float32.
+    """
+    turned = x.transpose(1, 2)
+    if large and x.dtype == torch.float32 and not rows_dense(x) and rows_dense(turned):
+        return aligned_records(turned, singly=singly).transpose(1, 2)
+    size = x.element_size()
+    enough = singly or len(x) > 1
+    if enough and rows_dense(x) and x.data_ptr() % ALIGNMENT == 0 and (len(x) == 1 or x.stride(0) * size % ALIGNMENT == 0):
+        return x
+    room = matrices(len(x) if enough else 2, x.shape[1], x.shape[2], like=x)
+    room[: len(x)] = x
+    room[len(x) :] = 0
+    return room
+
+
+def rows_dense(x: Tensor) -> bool:
+    return x.stride(2) == 1 and x.stride(1) == x.shape[2]
+
+
+def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, singly: bool = False) -> Tensor:
+    """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T, d) -> (B, p, d).
+
+    Args:
+        out: `matrices` for the result.
+        singly: as for `aligned_records`.
+    """
+    records = len(g)
+    large = min(g.shape[1], g.shape[2], a.shape[2]) >= LARGE
+    g, a = (aligned_records(x, singly=singly, large=large) for x in (g, a))
+    room = matrices(len(g), g.shape[2], a.shape[2], like=g) if out is None or len(g) > records else out
+    products = torch.bmm(g.transpose(1, 2), a, out=room)[:records]
+    return products if out is None or room is out else out.copy_(products)
+
+
+def gram(x: Tensor, y: Tensor) -> Tensor:
+    """``x[i] @ y[i].T`` of records from `aligned_records`: (B, s, d), (B, t, d) -> (B, s, t), which lie alike, too."""
+    return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
+
+
+def in_company(x: Tensor) -> Tensor:
+    """``x`` (B, ...) with its records one after the other in memory, and zeros beside one that is alone."""
+    x = x.contiguous()
+    return torch.cat([x, torch.zeros_like(x)]) if len(x) == 1 else x
+
+
+def sum_positions(x: Tensor) -> Tensor:
+    """Sum (B, T, p) over T: shape (B, p)."""
+    return in_company(x).sum(1)[: len(x)]

@@ -1,0 +1,157 @@
+"""What cancels inside a record is all rounding, and clipping makes it C long: no record may turn that of the others.
+
+Tries to falsify ``|sum(D) - sum(D')| <= C`` by the place of records in memory, and by how many they are.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping, SplitClipping
+from dpoptim.gradients.alike import LARGE, record_products
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.positions import claimed_squared_norms
+from dpoptim.gradients.products import Sums, add_weighted_outer, add_weighted_rows
+
+
+def cancelling(T: int, p: int, seed: int, size: float = 1e7) -> Tensor:
+    """Gradients of T positions that add up to nothing but rounding: shape (T, p)."""
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randn(T // 2, p, generator=generator)
+    return torch.cat([half, -half])[torch.randperm(T, generator=generator)] * size
+
+
+def clipped_sum(layer: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    engine = Engine(layer, Clipping(1.0), capacity=100, reduction="sum")
+    engine.attach()
+    engine.deliver(len(x), groups=[[len(x)]])
+    loss(layer(x)).backward()
+    total = torch.cat([part.clone() for part in engine.take()])
+    engine.detach()
+    return total
+
+
+class BatchFirst(nn.Module):
+    """Self-attention whose own inputs have time first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        return self.layer(x, x, x)[0].transpose(0, 1)
+
+
+LAYERS: dict[str, Callable[[int], nn.Module]] = {
+    "linear bias": lambda p: nn.Linear(1, p),
+    "layer norm": nn.LayerNorm,
+    "rms norm": nn.RMSNorm,
+    "conv bias": lambda p: nn.Conv1d(1, p, 1),
+    "group norm": lambda p: nn.GroupNorm(1, p),
+    "attention": BatchFirst,
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("T", "p"), [(16, 2), (32, 2), (16, 40)])
+def test_sums_over_positions_do_not_depend_on_place(kind: str, T: int, p: int) -> None:
+    """Losses that take time first send gradients in that order back, and kernels then run across records: 31 C."""
+    torch.manual_seed(0)
+    layer = LAYERS[kind](p)
+    for seed in range(4):
+        g = cancelling(T, p, seed)
+        row = torch.randn(p, generator=torch.Generator().manual_seed(seed))
+
+        def run(rows: int, g: Tensor = g, row: Tensor = row) -> Tensor:
+            if kind == "linear bias":
+                x = torch.zeros(rows, T, 1)
+                return clipped_sum(layer, x, lambda out: (out.transpose(0, 1).contiguous() * g[:, None]).sum())
+            if kind in ("conv bias", "group norm"):
+                x = torch.zeros(rows, 1, T) if kind == "conv bias" else row[:, None].expand(rows, p, T)
+                return clipped_sum(layer, x, lambda out: (out.permute(2, 1, 0).contiguous() * g[:, :, None]).sum())
+            x = row.expand(T, rows, p).contiguous().transpose(0, 1)  # time first in memory
+            return clipped_sum(layer, x, lambda out: (out * g).sum())
+
+        for rows in (2, 9, 41, 80):
+            assert float((run(rows) - run(rows - 1)).norm()) <= 1.0
+
+
+ORDERS = {"rows": (0, 1, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1)}
+
+
+@pytest.mark.parametrize(("T", "d", "p"), [(30, 16, 1), (64, 16, 1), (16, 48, 1), (100, 7, 50), (100, 5, 33), (64, 1, 7)])
+@pytest.mark.parametrize("layout", ORDERS)
+def test_a_record_alone_is_rounded_as_in_company(T: int, d: int, p: int, layout: str) -> None:
+    """Kernels for one matrix are others than those for several, and strides of a single record are ambiguous: 2.7 C."""
+    order = ORDERS[layout]
+    back = [order.index(axis) for axis in range(3)]
+    layer = nn.Linear(d, p, bias=False)
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        half = torch.randn(T // 2, d, generator=generator)
+        other = torch.randn(T // 2, p, generator=generator)
+        places = torch.randperm(T, generator=generator)
+        a, g = torch.cat([half, half])[places] * 1e4, torch.cat([other, -other])[places] * 1e4
+        sums = []
+        for rows in (3, 2, 1):
+            x = a.expand(rows, T, d).permute(order).contiguous().permute(back)
+            w = g.expand(rows, T, p).permute(order)
+            sums.append(clipped_sum(layer, x, lambda out, w=w: (out.permute(order).contiguous() * w).sum()))  # type: ignore[misc]
+        assert float((sums[0] - sums[1]).norm()) <= 1.0
+        assert float((sums[1] - sums[2]).norm()) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "sizes", [(32, 32, 32), (33, 65, 130), (128, 1024, 40), (64, 192, 768), (1000, 32, 33), (32, 257, 384)]
+)
+@pytest.mark.parametrize("records", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_large_products_do_not_depend_on_their_operands_layout(
+    sizes: tuple[int, int, int], records: int, dtype: torch.dtype
+) -> None:
+    """To the last bit: `alike` leaves such operands as they lie."""
+    torch.manual_seed(0)
+    T, p, d = sizes
+    assert min(sizes) >= LARGE
+    g, a = torch.randn(records, T, p, dtype=dtype), torch.randn(records, T, d, dtype=dtype)
+    turned_g, turned_a = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (g, a))
+    expected = record_products(g, a)
+    for left, right in ((turned_g, a), (g, turned_a), (turned_g, turned_a)):
+        assert torch.equal(record_products(left, right), expected)
+    for claimed, again in zip(claimed_squared_norms(g, a), claimed_squared_norms(turned_g, turned_a), strict=True):
+        assert torch.equal(claimed, again)
+
+
+@pytest.mark.parametrize("channels", [1, 15])
+def test_a_last_part_of_one_record_is_rounded_as_a_longer_one(channels: int) -> None:
+    """Patches of wide images are formed a few records at a time: 2.5 C."""
+    T, d = 3136, 64
+    generator = torch.Generator().manual_seed(0)
+    half, other = torch.randn(d, T // 2, generator=generator), torch.randn(channels, T // 2, generator=generator)
+    places = torch.randperm(T, generator=generator)
+    a, g = torch.cat([half, half], 1)[:, places] * 1e3, torch.cat([other, -other], 1)[:, places] * 1e4
+    layer = nn.Conv1d(d, channels, 1, bias=False)
+    sums = [clipped_sum(layer, a.expand(rows, d, T).contiguous(), lambda out: (out * g).sum()) for rows in (7, 6)]
+    assert float((sums[0] - sums[1]).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("block", [[200, 200, 100], [170, 170, 170, 5], [5, 200, 3, 300]])
+def test_long_and_short_groups_share_a_block(block: list[int]) -> None:
+    torch.manual_seed(0)
+    rows = sum(block)
+    g, a, weights = torch.randn(rows, 70), torch.randn(rows, 65), torch.rand(1, rows, dtype=torch.float64)
+    values = torch.randn(rows, 600)
+    total, outer = Sums([torch.empty(600, dtype=torch.float64)]), Sums([torch.empty(70, 65, dtype=torch.float64)])
+    add_weighted_rows(total, values, weights, [block])
+    add_weighted_outer(outer, g, a, weights, [block])
+    torch.testing.assert_close(total.settle()[0], weights[0] @ values.double(), rtol=1e-4, atol=1e-4)
+    expected = torch.einsum("r,rp,rd->pd", weights[0], g.double(), a.double())
+    torch.testing.assert_close(outer.settle()[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_residual_the_second_sum_is_zero() -> None:
+    factors = SplitClipping(1.0, 1.0).factors(torch.logspace(-20, 40, 10_000).double(), 2.0**-8)
+    assert not factors[1].any()
