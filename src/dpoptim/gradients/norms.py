@@ -47,9 +47,11 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
     raised = 1 + (min(entries, block) + 4) * UNIT_ROUNDOFF[torch.float32]
     squared.mul_(raised).add_(entries * SMALLEST_SQUARE)
-    extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
-    if bool(extreme.any()):
-        squared[extreme] = in_float64(rows[extreme])
+    if len(squared):
+        smallest, largest = squared.aminmax()
+        if not SAFE_SQUARES[0] < float(smallest) <= float(largest) < SAFE_SQUARES[1]:  # also where one is NaN
+            extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
+            squared[extreme] = in_float64(rows[extreme])
     return squared
 
 
