@@ -26,7 +26,9 @@ it is summed, an error of at most gamma_{s+2} times the sum of the absolute valu
 row to a record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2)
 u). Adding m groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k)
 u' C, which is 0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition
-of at most B, in both worlds less than 2^-32 B C. The differing record itself adds at most C (1 - margin). QED.
+of at most B, in both worlds less than 2^-32 B C. The differing record itself adds at most C (1 - margin). QED. (Where
+`populations` multiplies and adds the rows of a group apart, by their directions, these errors are those of shorter groups,
+and add up to less.)
 (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
 
 `Groups` are written as blocks of group sizes, e.g. ((112, 98, 120, 105), (110, 99)).
@@ -46,8 +48,8 @@ the way. `attach` lists this among what is trusted. Sums cost nothing.
 
 What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round record
 j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers without a
-rule, that torch.func does. That other products round a record alike wherever it lies is arranged (aligned operands, a
-fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a record runs
+rule, that torch.func does. That other operations round a record alike wherever it lies is arranged (`alike`; a fixed
+number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a record runs
 through other formulas in other company: how often a layer is used, and on how many axes, is taken as public. Under
 torch.autocast those roundings are of 8 or 11 bits. The books widen what was saved to float32 before anything is
 measured or summed, where products of two bfloat16 numbers are exact, so the theorem holds with float32's u; the loss
