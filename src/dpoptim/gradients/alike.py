@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes; kernels work alike on operands that start on such boundaries
-LARGE = 32  # rows and columns from which a float32 product does not depend on its operands' layout (it did up to 8)
+LARGE, WHOLE = 32, 16  # see `large`
+
+
+def large(positions: int, *columns: int) -> bool:
+    """Whether float32 products do not depend on their operands' layout: not below `LARGE` rows or columns (they did up to 8,
+    and up to 72 with several threads where columns do not fill whole vectors)."""
+    return min(positions, *columns) >= LARGE and all(each % WHOLE == 0 for each in columns)
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -31,16 +37,17 @@ def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
     return room.as_strided((records, rows, columns), (stride, columns, 1))
 
 
-def aligned_records(x: Tensor, *, singly: bool = False, large: bool = False) -> Tensor:
+def aligned_records(x: Tensor, *, singly: bool = False, freely: bool = False) -> Tensor:
     """``x`` (B, T, d) row by row, or a copy of it, with every record on a 64-byte boundary, and zeros beside one alone.
 
     Args:
         singly: whether records always come one at a time, so that none has to be given company.
-        large: whether it and all that it is multiplied with are `LARGE`, so that dense transposed records (what a loss of
+        freely: whether it and all that it is multiplied with is `large`, so that dense transposed records (what a loss of
             logits in shape (B, classes, T) sends back) may stay so in float32.
     """
     turned = x.transpose(1, 2)
-    if large and x.dtype == torch.float32 and not rows_dense(x) and rows_dense(turned):
+    one_by_one = x.stride(0) >= x.shape[1] * x.shape[2]  # strides tell it of a single record, too
+    if freely and x.dtype == torch.float32 and not rows_dense(x) and rows_dense(turned) and one_by_one:
         return aligned_records(turned, singly=singly).transpose(1, 2)
     size = x.element_size()
     enough = singly or len(x) > 1
@@ -64,8 +71,8 @@ def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, singly: 
         singly: as for `aligned_records`.
     """
     records = len(g)
-    large = min(g.shape[1], g.shape[2], a.shape[2]) >= LARGE
-    g, a = (aligned_records(x, singly=singly, large=large) for x in (g, a))
+    freely = large(g.shape[1], g.shape[2], a.shape[2])
+    g, a = (aligned_records(x, singly=singly, freely=freely) for x in (g, a))
     room = matrices(len(g), g.shape[2], a.shape[2], like=g) if out is None or len(g) > records else out
     products = torch.bmm(g.transpose(1, 2), a, out=room)[:records]
     return products if out is None or room is out else out.copy_(products)

@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.alike import LARGE, aligned_records, gram, matrices, record_products
+from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_products
 from dpoptim.gradients.contributions import Outer, add_group, all_groups, flat, one_by_one, parts_of, zero_outside
 from dpoptim.gradients.norms import row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
@@ -101,7 +101,7 @@ def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """
     records = len(g)
     whole = g.shape[1] % CLAIM_BLOCK == 0  # a claim, too, must not depend on the record's place
-    g, a = (aligned_records(x, large=whole and x.shape[2] >= LARGE) for x in (g, a))
+    g, a = (aligned_records(x, freely=whole and large(x.shape[1], x.shape[2])) for x in (g, a))
     squared = lengths = longest = torch.zeros(len(g), dtype=torch.float64, device=g.device)
     for start in range(0, g.shape[1], CLAIM_BLOCK):
         block, upto = slice(start, start + CLAIM_BLOCK), slice(0, start + CLAIM_BLOCK)

@@ -224,7 +224,7 @@ class ValueEngine(Engine):
             raise PrivacyError(
                 "the model's layers did not run once each. Fix: call the model as a whole, once for each batch."
             )
-        shown = output.detach().requires_grad_()
+        shown = output.detach().clone().requires_grad_()  # autograd may have kept the output's memory
         self._forward = _Forward(output, shown, self._first, list(self._inputs), self._dropped)
         return shown.clone()  # in-place operations and hooks on it are the loss's
 

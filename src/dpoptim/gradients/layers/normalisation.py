@@ -85,7 +85,7 @@ class RMSNormRule:
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         assert isinstance(module, nn.RMSNorm)
         refuse_unbatched(name, "RMSNorm", x, len(module.normalized_shape) + 1)
-        return x
+        return x.contiguous()  # its means round by place in other layouts
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         assert isinstance(module, nn.RMSNorm)
