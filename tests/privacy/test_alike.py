@@ -147,6 +147,20 @@ def test_large_products_do_not_depend_on_their_operands_layout(
         assert torch.equal(claimed, again)
 
 
+@pytest.mark.parametrize("sizes", [(64, 5, 64), (17, 32, 65), (8, 16, 65), (48, 512, 17), (100, 65, 33), (512, 7, 32)])
+@pytest.mark.parametrize("threads", [1, 2, 4, 8, 16], indirect=True)
+def test_products_and_claims_of_few_records_are_those_of_many(sizes: tuple[int, int, int], threads: None) -> None:
+    """To the last bit: threads divide few matrices among them, and so add up their products otherwise."""
+    torch.manual_seed(0)
+    T, p, d = sizes
+    for _ in range(20):
+        g, a = torch.randn(17, T, p), torch.randn(17, T, d)
+        together, (claims, _) = record_products(g, a), claimed_squared_norms(g, a)
+        for records in (1, 2, 3, 5, 8):
+            assert torch.equal(record_products(g[:records], a[:records]), together[:records])
+            assert torch.equal(claimed_squared_norms(g[:records], a[:records])[0], claims[:records])
+
+
 @pytest.mark.parametrize("channels", [1, 15])
 def test_a_last_part_of_one_record_is_rounded_as_a_longer_one(channels: int) -> None:
     """Patches of wide images are formed a few records at a time: 2.5 C."""

@@ -7,7 +7,8 @@ turn what all others add (`products`, condition 2). Kernels are the vendor's: te
 * Matrices start on 64-byte boundaries, those of all records alike, and lie row by row: what an elementwise operation
   returns may lie otherwise for one record than for two. Of matrices with many rows and columns kernels make copies of
   their own, so their layout does not matter.
-* A record alone is given one of zeros beside it: single matrices and single sums have kernels of their own.
+* Few records are given company, of zeros: threads divide few matrices among them, but take many one by one. And single sums
+  have kernels of their own.
 * Sums over positions want one record after the other in memory: else kernels run across records.
 """
 
@@ -37,23 +38,33 @@ def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
     return room.as_strided((records, rows, columns), (stride, columns, 1))
 
 
-def aligned_records(x: Tensor, *, singly: bool = False, freely: bool = False) -> Tensor:
-    """``x`` (B, T, d) row by row, or a copy of it, with every record on a 64-byte boundary, and zeros beside one alone.
+def company(x: Tensor) -> int:
+    """Records from which threads take matrices one by one: seen from a third of the threads on, and from two at least."""
+    return max(2, torch.get_num_threads() // 2) if x.device.type == "cpu" else 2
+
+
+def aligned_records(x: Tensor, *, together: int | None = None, freely: bool = False) -> Tensor:
+    """``x`` (B, T, d) row by row, or a copy of it, with every record on a 64-byte boundary, and zeros beside too few.
 
     Args:
-        singly: whether records always come one at a time, so that none has to be given company.
+        together: how many records come at once, unless they are the last ones; None: as many as there are.
         freely: whether it and all that it is multiplied with is `large`, so that dense transposed records (what a loss of
             logits in shape (B, classes, T) sends back) may stay so in float32.
     """
     turned = x.transpose(1, 2)
-    one_by_one = x.stride(0) >= x.shape[1] * x.shape[2]  # strides tell it of a single record, too
-    if freely and x.dtype == torch.float32 and not rows_dense(x) and rows_dense(turned) and one_by_one:
-        return aligned_records(turned, singly=singly).transpose(1, 2)
+    apart = x.stride(0) >= x.shape[1] * x.shape[2]  # strides tell it of a single record, too
+    if freely and x.dtype == torch.float32 and not rows_dense(x) and rows_dense(turned) and apart:
+        return aligned_records(turned, together=together).transpose(1, 2)
     size = x.element_size()
-    enough = singly or len(x) > 1
-    if enough and rows_dense(x) and x.data_ptr() % ALIGNMENT == 0 and (len(x) == 1 or x.stride(0) * size % ALIGNMENT == 0):
+    records = max(len(x), min(together or company(x), company(x)))
+    if (
+        records == len(x)
+        and rows_dense(x)
+        and x.data_ptr() % ALIGNMENT == 0
+        and (len(x) == 1 or x.stride(0) * size % ALIGNMENT == 0)
+    ):
         return x
-    room = matrices(len(x) if enough else 2, x.shape[1], x.shape[2], like=x)
+    room = matrices(records, x.shape[1], x.shape[2], like=x)
     room[: len(x)] = x
     room[len(x) :] = 0
     return room
@@ -63,16 +74,16 @@ def rows_dense(x: Tensor) -> bool:
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
-def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, singly: bool = False) -> Tensor:
+def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, together: int | None = None) -> Tensor:
     """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T, d) -> (B, p, d).
 
     Args:
         out: `matrices` for the result.
-        singly: as for `aligned_records`.
+        together: as for `aligned_records`.
     """
     records = len(g)
     freely = large(g.shape[1], g.shape[2], a.shape[2])
-    g, a = (aligned_records(x, singly=singly, freely=freely) for x in (g, a))
+    g, a = (aligned_records(x, together=together, freely=freely) for x in (g, a))
     room = matrices(len(g), g.shape[2], a.shape[2], like=g) if out is None or len(g) > records else out
     products = torch.bmm(g.transpose(1, 2), a, out=room)[:records]
     return products if out is None or room is out else out.copy_(products)

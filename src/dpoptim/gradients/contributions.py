@@ -210,16 +210,16 @@ def all_groups(groups: Groups) -> Iterator[slice]:
     return chain.from_iterable(slices(groups))
 
 
+def at_once(elements_per_record: int) -> int:
+    """Records of a part, but for the last ones of a group."""
+    return max(1, CACHE_BLOCK // max(1, elements_per_record))
+
+
 def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
     """Records of a group that are formed at once: what stays in cache, one at least."""
-    size = max(1, CACHE_BLOCK // max(1, elements_per_record))
+    size = at_once(elements_per_record)
     for start in range(group.start, group.stop, size):
         yield slice(start, min(start + size, group.stop))
-
-
-def one_by_one(elements_per_record: int) -> bool:
-    """Whether `parts_of` makes parts of one record always."""
-    return CACHE_BLOCK // max(1, elements_per_record) <= 1
 
 
 def add_group(sums: Sums, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:

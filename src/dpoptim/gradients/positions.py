@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_products
-from dpoptim.gradients.contributions import Outer, add_group, all_groups, flat, one_by_one, parts_of, zero_outside
+from dpoptim.gradients.contributions import Outer, add_group, all_groups, at_once, flat, parts_of, zero_outside
 from dpoptim.gradients.norms import row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
@@ -48,7 +48,7 @@ class Positions:
 
     def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
         room = None if out is None else self._as_matrices(out)
-        return flat(record_products(self.g[part], self.a[part], room, singly=one_by_one(self.entries)))
+        return flat(record_products(self.g[part], self.a[part], room, together=at_once(self.entries)))
 
     def _as_matrices(self, out: Tensor) -> Tensor:
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))

@@ -39,12 +39,11 @@ of its own (`sampling.into_groups`); with the coins coupled, condition 3 holds.
 
 **Under a mean** condition 1 fails, and nothing is proved: 1/B against 1/(B + 1) rounds every gradient anew. The margin
 gives up 42 u B more (u that of float32), which is what the records of one layer need whose gradients do not cancel
-inside: at most 4 u for the gradient, 36 u for its norm (`norms.row_squared_norms` errs by 18 u, another way in each world),
-and less than u for the `taper`, because of which no factor jumps. But the products of all groups round anew as well (by
-2 (k + 2) u B C in the worst case; 55 u B C were seen, a half of it from norms in longer blocks), and so does every
-operation of the backward pass (a thousand multiplications moved a sum of 100,000 records by 1.15 C); a gradient that
-cancels inside down to that rounding moves as a whole (106 records by 106 C), as does one that leaves float32's range on
-the way. `attach` lists this among what is trusted. Sums cost nothing.
+inside: at most 4 u for the gradient, 36 u for its norm (`norms.row_squared_norms` errs by 18 u, another way in each
+world), and less than u for the `taper`, because of which no factor jumps. But the products of all groups round anew as
+well (by 2 (k + 2) u B C in the worst case), and so does every operation of the backward pass; a gradient that cancels
+inside down to that rounding moves as a whole (106 records by 106 C), as does one that leaves float32's range on the
+way. `attach` lists this among what is trusted. Sums cost nothing.
 
 What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round record
 j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers without a
@@ -160,10 +159,12 @@ class Sums:
             term, times = (each[j], 1.0) if direction is None else (each[0], direction[j])
             if times == 0:
                 continue
-            if not self._empty[j]:
-                total.add_(term, alpha=times)
+            if self._empty[j]:
+                total.copy_(term)
+                if times != 1:
+                    total.mul_(times)  # afterwards, so that float64 rounds
             else:
-                total.copy_(term).mul_(times)  # in this order, so that float64 rounds
+                total.add_(term, alpha=times)
             self._empty[j] = False
 
 

@@ -21,7 +21,7 @@ from dpoptim.noise.ziggurat import Scratch, settle, throw
 
 __all__ = ["add_normal", "fill_standard_normal"]
 
-# A chunk is what one thread draws from one stream. The 0.4 % of draws outside their layer
+# A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their layer
 # are settled once a chunk, because settling a handful costs as much as settling thousands.
 _CHUNK = 64 * BLOCK_WORDS
 _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives elsewhere
@@ -89,9 +89,9 @@ def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, worke
 
 
 def _draw_on_cpu(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
-    """Draw chunk by chunk, each of several from a branch of its own, so that threads do not change the draws."""
+    """Draw chunk by chunk, each from a branch of its own, so that threads do not change the draws."""
     chunks = flat.split(_CHUNK)
-    branches = [stream] if len(chunks) == 1 else [stream.branch() for _ in chunks]
+    branches = [stream.branch() for _ in chunks]
     workers = min(workers, len(chunks))
     if workers == 1:
         for branch, chunk in zip(branches, chunks, strict=True):
