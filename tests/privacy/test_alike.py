@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping, SplitClipping
 from dpoptim.gradients.alike import large, record_products
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.positions import claimed_squared_norms
+from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
+from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from dpoptim.gradients.products import Sums, add_weighted_outer, add_weighted_rows
 
 
@@ -191,3 +192,46 @@ def test_long_and_short_groups_share_a_block(block: list[int]) -> None:
 def test_without_a_residual_the_second_sum_is_zero() -> None:
     factors = SplitClipping(1.0, 1.0).factors(torch.logspace(-20, 40, 10_000).double(), 2.0**-8)
     assert not factors[1].any()
+
+
+def test_a_record_longer_than_it_claims_is_shortened_and_changes_no_other() -> None:
+    """All are formed again because of it, and some of them because of one that is left out."""
+    torch.manual_seed(0)
+    records, T, p, d = 12, 24, 6, 40
+    g, a = torch.randn(records, T, p), torch.randn(records, T, d)
+    g[:, :, 0] = 0
+    g[5] = 0
+    g[5, :, 0] = cancelling(T, 1, seed=1)[:, 0]  # alone in the first row of the weight
+    a[5] = a[5, :1]
+    sums = []
+    for weight, counts in ((0.0, True), (1.0, True), (1.0, False)):
+        claims = Positions(g, a).by_claims()
+        claimed = claims.squared_norms([[records]], LONG_BLOCK)
+        claimed[5] = 1e-6  # a claim that errs
+        if not counts:
+            claims = claims.without(torch.arange(records) != 2)
+        weights = torch.linspace(0.5, 1.0, records, dtype=torch.float64)
+        weights[2] *= counts
+        weights[5] = weight
+        total = Sums([torch.empty(p * d, dtype=torch.float64)])
+        claims.add_weighted_sums(total, weights[None], [[records]])
+        sums.append(total.settle()[0].view(p, d).clone())
+    without, shortened, apart = sums
+    assert torch.equal(without[1:], shortened[1:])
+    assert not without[0].any()
+    assert 0.99e-3 < float(shortened[0].norm()) <= 1e-3
+    assert torch.equal(apart[0], shortened[0])
+
+
+@pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
+@pytest.mark.parametrize("threads", [1, 4], indirect=True)
+def test_norms_of_few_records_are_read_as_those_of_many(block: int, threads: None) -> None:
+    """To the last bit: every factor of a large batch would move with it."""
+    torch.manual_seed(0)
+    for entries in (1, 7, 32, 33, 1000, 1024, 1025, 5000, 70_000):
+        rows = torch.randn(40, entries)
+        together = row_squared_norms(rows, block=block)
+        assert bool((together >= rows.double().square().sum(1)).all())
+        for records in (1, 2, 3, 9):
+            assert torch.equal(row_squared_norms(rows[7 : 7 + records], block=block), together[7 : 7 + records])
+            assert torch.equal(row_squared_norms(rows[7 : 7 + records].clone(), block=block), together[7 : 7 + records])

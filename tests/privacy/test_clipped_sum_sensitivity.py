@@ -406,9 +406,9 @@ def test_how_sums_are_formed_does_not_depend_on_how_many_records_there_are(monke
     monkeypatch.setattr("dpoptim.gradients.engine.MEMORY_CAP", 8 * 8 * 40)
     measured, kept = Positions.squared_norms, []
 
-    def spied(self: Positions, groups: Groups) -> Tensor:
+    def spied(self: Positions, groups: Groups, block: int) -> Tensor:
         kept.append(self.keeps)
-        return measured(self, groups)
+        return measured(self, groups, block)
 
     monkeypatch.setattr(Positions, "squared_norms", spied)
     model = LinearLoss(8, 8)

@@ -23,6 +23,7 @@ from dpoptim.gradients.books import Pass
 from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import linear
+from dpoptim.gradients.norms import NORM_BLOCK
 from dpoptim.gradients.positions import Positions, positions
 from dpoptim.gradients.products import Groups, Sums
 from dpoptim.gradients.tied import merge
@@ -43,7 +44,7 @@ class _Renormed:
     honest: Contribution
     measure: Callable[[Groups], Tensor]
 
-    def squared_norms(self, groups: Groups) -> Tensor:
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         return self.measure(groups)
 
     def materialise(self, records: slice) -> Tensor:
@@ -58,8 +59,8 @@ class _Renormed:
 
 @contextmanager
 def bias_left_out() -> Iterator[None]:
-    unmeasured = patch.object(Left, "squared_norms", lambda self, groups: self.outer.g.new_zeros(len(self.outer.g)).double())
-    formed = patch.object(Direct, "squared_norms", lambda self, groups: torch.zeros(len(self.values), dtype=torch.float64))
+    unmeasured = patch.object(Left, "squared_norms", lambda self, *how: self.outer.g.new_zeros(len(self.outer.g)).double())
+    formed = patch.object(Direct, "squared_norms", lambda self, *how: torch.zeros(len(self.values), dtype=torch.float64))
     with unmeasured, formed:
         yield
 

@@ -12,14 +12,14 @@ Two rules keep this honest:
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums, add_weighted_outer, add_weighted_rows, slices
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
@@ -30,11 +30,12 @@ LONGEST_FACTOR = 2.0**60  # of a product that is not zero: longer ones would lea
 class Contribution(Protocol):
     """The per-record gradients of one parameter in one backward pass."""
 
-    def squared_norms(self, groups: Groups) -> Tensor:
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count.
 
         Args:
             groups: as in `add_weighted_sums`. What is formed twice is formed in the same pieces both times.
+            block: of `row_squared_norms`.
         """
         ...
 
@@ -74,8 +75,8 @@ class Direct:
 
     values: Tensor
 
-    def squared_norms(self, groups: Groups) -> Tensor:
-        return row_squared_norms(self.values)
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
+        return row_squared_norms(self.values, block=block)
 
     def materialise(self, records: slice) -> Tensor:
         return self.values[records].flatten(1)
@@ -96,14 +97,14 @@ class Outer:
     _left: Tensor | None = field(default=None, repr=False)
     _squared: Tensor | None = field(default=None, repr=False)
 
-    def left_squared_norms(self) -> Tensor:
+    def left_squared_norms(self, block: int = NORM_BLOCK) -> Tensor:
         """Squared norms of ``g``, measured once for a weight and its bias."""
         if self._left is None:
-            self._left = row_squared_norms(self.g)
+            self._left = row_squared_norms(self.g, block=block)
         return self._left
 
-    def squared_norms(self, groups: Groups) -> Tensor:
-        self._squared = product_of_squares(self.left_squared_norms(), row_squared_norms(self.a))
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
+        self._squared = product_of_squares(self.left_squared_norms(block), row_squared_norms(self.a, block=block))
         return self._squared
 
     def longest(self) -> Tensor:
@@ -134,8 +135,8 @@ class Left:
 
     outer: Outer
 
-    def squared_norms(self, groups: Groups) -> Tensor:
-        return self.outer.left_squared_norms()
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
+        return self.outer.left_squared_norms(block)
 
     def materialise(self, records: slice) -> Tensor:
         return self.outer.g[records]
@@ -173,7 +174,7 @@ class Formed:
         values = self.form(records) if self._kept is None else self._kept[records]
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
-    def squared_norms(self, groups: Groups) -> Tensor:
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         if self.keeps:
             for part in parts_of(slice(0, self.records), self.per_record):
                 formed = self.form(part)
@@ -183,9 +184,9 @@ class Formed:
                 self._kept = formed.new_empty(self.records, self.entries) if self._kept is None else self._kept
                 self._kept[part] = formed
             assert self._kept is not None
-            return row_squared_norms(self._kept)
+            return row_squared_norms(self._kept, block=block)
         parts = chain.from_iterable(map(self._parts, all_groups(groups)))
-        return torch.cat([row_squared_norms(self.form(part)) for part in parts])
+        return torch.cat([row_squared_norms(self.form(part), block=block) for part in parts])
 
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, max(self.entries, self.per_record))
@@ -198,7 +199,7 @@ class Formed:
             add_group(sums, group, self._parts(group), lambda part: (self.materialise(part), weights[:, part]))
 
     def without(self, keep: Tensor) -> "Formed":
-        return Formed(self.form, self.records, self.entries, self.per_record, keep, self.keeps, self._kept)
+        return replace(self, keep=keep)
 
 
 def flat(x: Tensor) -> Tensor:
@@ -223,10 +224,20 @@ def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
 
 
 def add_group(sums: Sums, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
-    """Add one group's weighted sums, formed part by part: in float32 (see `products`), in float64 if it is too large.
+    """Add one group's weighted sums: see `sum_of_group`."""
+    of_group = sum_of_group(group, parts, formed)
+    if of_group is not None:
+        sums.add(of_group)
+
+
+def sum_of_group(group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor | None:
+    """One group's weighted sums, formed part by part: in float32 (see `products`), in float64 if it is too large.
 
     Args:
         formed: maps a slice of records to their gradients, shape (b, entries), and weights, float64 of shape (k, b).
+
+    Returns:
+        Shape (k, entries); None for a group of no records.
     """
     of_group: Tensor | None = None
     for part in parts:
@@ -241,5 +252,4 @@ def add_group(sums: Sums, group: slice, parts: Iterator[slice], formed: Callable
                 torch.mv(rows, each, out=out)
             else:
                 out.addmv_(rows, each)
-    if of_group is not None:
-        sums.add(of_group)
+    return of_group

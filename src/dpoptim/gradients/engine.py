@@ -16,7 +16,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
 from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed, Outer
-from dpoptim.gradients.norms import taper
+from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
 from dpoptim.gradients.sparse import SparseOuter
@@ -227,8 +227,8 @@ class Engine:
         for contribution in merged.values():
             if isinstance(contribution, Formed | Positions):
                 contribution.keeps = self.physical_rows * contribution.entries <= MEMORY_CAP
-        device = self.parameters[0].device
-        squared = {i: contribution.squared_norms(groups).to(device) * scale**2 for i, contribution in merged.items()}
+        device, block = self.parameters[0].device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
+        squared = {i: contribution.squared_norms(groups, block).to(device) * scale**2 for i, contribution in merged.items()}
         tapers = self._tapers(merged, squared, scale) if self.reduction == "mean" else None
         if self.observer is not None:
             self.observer(torch.stack(list(squared.values())).sum(0), tapers)

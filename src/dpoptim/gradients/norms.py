@@ -35,24 +35,33 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
         return squared
     if rows.is_cuda:  # bound by memory; and asking for extremes would wait for the device
         return in_float64(rows)
-    entries = rows.shape[1]
-    if entries <= block:
-        squared = torch.linalg.vector_norm(rows, dim=1).double().square_()
-    else:
-        whole = entries - entries % block
-        blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, block)), dim=2)
-        squared = blocks.double().square_().sum(1)
-        if whole < entries:
-            squared += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
-    # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
-    raised = 1 + (min(entries, block) + 4) * UNIT_ROUNDOFF[torch.float32]
-    squared.mul_(raised).add_(entries * SMALLEST_SQUARE)
+    squared = raised(in_blocks(rows, block), rows.shape[1], block)
     if len(squared):
         smallest, largest = squared.aminmax()
         if not SAFE_SQUARES[0] < float(smallest) <= float(largest) < SAFE_SQUARES[1]:  # also where one is NaN
             extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
             squared[extreme] = in_float64(rows[extreme])
     return squared
+
+
+def in_blocks(rows: Tensor, block: int) -> Tensor:
+    """Squared norms of dense rows of float32 (B, entries) as they are read, to be `raised`: float64, (B,)."""
+    entries = rows.shape[1]
+    if entries <= block:
+        return torch.linalg.vector_norm(rows, dim=1).double().square_()
+    whole = entries - entries % block
+    blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, block)), dim=2)
+    squared = blocks.double().square_().sum(1)
+    if whole < entries:
+        squared += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
+    return squared
+
+
+def raised(squared: Tensor, entries: int, block: int) -> Tensor:
+    """What `in_blocks` read, raised in place by the most that it may have lost."""
+    # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
+    loss = (min(entries, block) + 4) * UNIT_ROUNDOFF[torch.float32]
+    return squared.mul_(1 + loss).add_(entries * SMALLEST_SQUARE)
 
 
 def in_float64(rows: Tensor) -> Tensor:

@@ -1,16 +1,19 @@
 """Gradients that are sums over positions: of a sequence, of time steps. Formed, or their norms claimed first."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_products
-from dpoptim.gradients.contributions import Outer, add_group, all_groups, at_once, flat, parts_of, zero_outside
-from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.contributions import Outer, add_group, all_groups, at_once, flat, parts_of, sum_of_group, zero_outside
+from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
+CLAIM_SLACK = 2.0**-20  # relative; more than forming and measuring round away
 CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim depends on how long the others are
 
 
@@ -31,6 +34,7 @@ class Positions:
     _kept: Tensor | None = field(default=None, repr=False)
     _claimed: Tensor | None = field(default=None, repr=False)
     _longest: Tensor | None = field(default=None, repr=False)
+    _block: int = NORM_BLOCK
 
     def longest(self) -> Tensor | None:
         """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it."""
@@ -40,8 +44,8 @@ class Positions:
     def entries(self) -> int:
         return self.g.shape[2] * self.a.shape[2]
 
-    def by_claims(self) -> "Positions":
-        return Positions(self.g, self.a, claims=True)
+    def by_claims(self) -> Self:
+        return replace(self, claims=True)
 
     def materialise(self, records: slice) -> Tensor:
         return self._form(records) if self._kept is None else self._kept[records]
@@ -56,41 +60,83 @@ class Positions:
     def _room(self, records: int) -> Tensor:
         return flat(matrices(records, self.g.shape[2], self.a.shape[2], like=self.g))
 
-    def squared_norms(self, groups: Groups) -> Tensor:
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
+        self._block = block
         if self.claims:
-            self._claimed, self._longest = claimed_squared_norms(self.g, self.a)
+            self._claimed, self._longest = self._claim(groups, block)
+            if self.g.dtype == torch.float32:  # by what measuring reads too high, so that hardly anything is shortened
+                raised(self._claimed, self.entries, block).mul_(1 + CLAIM_SLACK)
             return self._claimed
         records = len(self.g)
         if self.keeps:
             self._kept = self._room(records)
         squared = []
         for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
-            squared.append(row_squared_norms(self._form(part, None if self._kept is None else self._kept[part])))
+            formed = self._form(part, None if self._kept is None else self._kept[part])
+            squared.append(row_squared_norms(formed, block=block))
         return squared[0] if len(squared) == 1 else torch.cat(squared)
+
+    def _claim(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
+        """Claimed squared norms, and those of the longest ``g[i, t]``: float64, (B,) each."""
+        return claimed_squared_norms(self.g, self.a)
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:
             add_weighted_rows(sums, self._kept, weights, groups)
             return
-        scratch: Tensor | None = None
-
-        def formed(part: slice) -> tuple[Tensor, Tensor]:
-            nonlocal scratch
-            if scratch is None or len(scratch) < part.stop - part.start:
-                scratch = self._room(part.stop - part.start)
-            values = self._form(part, scratch[: part.stop - part.start])
-            if self._claimed is None:
-                return values, weights[:, part]
-            shortened = (self._claimed[part] / row_squared_norms(values)).sqrt().clamp(max=1.0)
-            return values, weights[:, part] * shortened.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
-
+        form = self._in_one_room()
         for group in all_groups(groups):
-            add_group(sums, group, parts_of(group, self.entries), formed)
+            if self._claimed is None:
+                add_group(sums, group, parts_of(group, self.entries), lambda part: (form(part), weights[:, part]))
+            else:
+                self._add_claimed_group(sums, group, form, weights, self._claimed)
 
-    def without(self, keep: Tensor) -> "Positions":
+    def _in_one_room(self) -> Callable[[slice], Tensor]:
+        """`_form` for one part after the other, in the same memory."""
+        room: Tensor | None = None
+
+        def form(part: slice) -> Tensor:
+            nonlocal room
+            if room is None or len(room) < part.stop - part.start:
+                room = self._room(part.stop - part.start)
+            return self._form(part, room[: part.stop - part.start])
+
+        return form
+
+    def _add_claimed_group(
+        self, sums: Sums, group: slice, form: Callable[[slice], Tensor], weights: Tensor, claimed: Tensor
+    ) -> None:
+        """Add a group's gradients, and shorten those that are longer than claimed.
+
+        Mostly none is: so they are measured while they are summed, and only where one is longer all are formed again. That
+        changes nothing for the others, whose gradients, weights and places in the sum are the same both times.
+        """
+        held = torch.zeros_like(claimed, dtype=torch.bool)
+        measured = torch.empty_like(claimed)
+
+        def as_claimed(part: slice) -> tuple[Tensor, Tensor]:
+            values = form(part)
+            measured[part] = in_blocks(values, self._block)
+            return values, weights[:, part]
+
+        def shortened(part: slice) -> tuple[Tensor, Tensor]:
+            values = form(part)
+            factors = (claimed[part] / row_squared_norms(values, block=self._block)).sqrt().clamp(max=1.0)
+            factors = factors.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
+            return values, weights[:, part] * torch.where(held[part], 1.0, factors)
+
+        if self.g.dtype == torch.float32 and not self.g.is_cuda:  # there, asking what was held would wait for the device
+            of_group = sum_of_group(group, parts_of(group, self.entries), as_claimed)
+            held[group] = raised(measured[group], self.entries, self._block) <= claimed[group]  # no if NaN
+            if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):
+                sums.add(of_group)
+                return
+        add_group(sums, group, parts_of(group, self.entries), shortened)
+
+    def without(self, keep: Tensor) -> Self:
         kept = None if self._kept is None else zero_outside(self._kept, keep)
         claimed = None if self._claimed is None else zero_outside(self._claimed, keep)
-        return Positions(zero_outside(self.g, keep), zero_outside(self.a, keep), self.claims, self.keeps, kept, claimed)
+        return replace(self, g=zero_outside(self.g, keep), a=zero_outside(self.a, keep), _kept=kept, _claimed=claimed)
 
 
 def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:

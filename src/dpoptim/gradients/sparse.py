@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.contributions import blocks, product_of_squares, zero_outside
-from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import Groups, Sums
 
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
@@ -42,10 +42,10 @@ class Rows:
             self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)
         return self._merged
 
-    def squared_norms(self, groups: Groups) -> Tensor:
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         record, _, merged = self._merge()
         squared = merged.new_zeros(self.index.shape[0], dtype=torch.float64)
-        return squared.index_add_(0, record, row_squared_norms(merged))
+        return squared.index_add_(0, record, row_squared_norms(merged, block=block))
 
     def materialise(self, records: slice) -> Tensor:
         index, g = self.index[records], self.g[records]
@@ -82,9 +82,9 @@ class Pairs:
         merged = values.new_zeros(pairs.shape[0], values.shape[1]).index_add_(0, place, values)
         return cls(pairs // table_rows, pairs % table_rows, merged, records, table_rows)
 
-    def squared_norms(self, groups: Groups) -> Tensor:
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         squared = torch.zeros(self.records, dtype=torch.float64, device=self.values.device)
-        return squared.index_add_(0, self.record, row_squared_norms(self.values))
+        return squared.index_add_(0, self.record, row_squared_norms(self.values, block=block))
 
     def materialise(self, records: slice) -> Tensor:
         start, stop, _ = records.indices(self.records)
@@ -127,8 +127,8 @@ class SparseOuter:
         merged = torch.zeros(pairs.shape, dtype=torch.float64, device=g.device).index_add_(0, place, weight.double())
         return cls(pairs // table_rows, pairs % table_rows, merged, g, table_rows)
 
-    def squared_norms(self, groups: Groups) -> Tensor:
-        left = row_squared_norms(self.g)
+    def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
+        left = row_squared_norms(self.g, block=block)
         right = torch.zeros_like(left).index_add_(0, self.record, self.weight.square())
         return product_of_squares(left, right)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpoptim.gradients.alike import aligned_records, gram, in_company
 from dpoptim.gradients.contributions import Contribution, Formed
-from dpoptim.gradients.positions import Positions, claimed_squared_norms
+from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
@@ -61,9 +61,6 @@ class TiedHead(Positions):
 
     table: Rows | None = None
 
-    def by_claims(self) -> "TiedHead":
-        return replace(self, claims=True)
-
     def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
         assert self.table is not None
         formed = super()._form(part, out)
@@ -71,24 +68,18 @@ class TiedHead(Positions):
         self._as_matrices(formed).scatter_add_(1, index[:, :, None].expand_as(g), g)
         return formed
 
-    def squared_norms(self, groups: Groups) -> Tensor:
-        if not self.claims:
-            return super().squared_norms(groups)
+    def _claim(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         assert self.table is not None
         index, rows = self.table.index, self.table.g
         # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
         looked_up = self.g.gather(2, index[:, None, :].expand(-1, self.g.shape[1], -1))
         products = gram(aligned_records(self.a), aligned_records(rows))[: len(rows)]
         cross = in_company(looked_up * products).sum((1, 2))[: len(rows)].double()
-        head, self._longest = claimed_squared_norms(self.g, self.a)
-        table = self.table.squared_norms(groups)
+        head, longest = super()._claim(groups, block)
+        table = self.table.squared_norms(groups, block)
         # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.
-        self._claimed = (head + table + 2 * cross).clamp(min=0)
-        return self._claimed
+        return (head + table + 2 * cross).clamp(min=0), longest
 
     def without(self, keep: Tensor) -> "TiedHead":
         assert self.table is not None
-        plain = super().without(keep)
-        return TiedHead(
-            plain.g, plain.a, plain.claims, plain.keeps, plain._kept, plain._claimed, table=self.table.without(keep)
-        )
+        return replace(super().without(keep), table=self.table.without(keep))

@@ -15,7 +15,7 @@ from dpoptim.gradients.contributions import Contribution, Direct, Formed, flat
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TOGETHER = 16  # records in one grouped convolution
 TOGETHER_OF_ONE_CHANNEL = 32
-TOGETHER_ENTRIES = 1 << 20  # of its result: fresh memory costs more than calls
+TOGETHER_ENTRIES = 5 << 17  # of its result: fresh memory costs more than calls
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -124,13 +124,19 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> 
     entries = module.weight.numel()
     one_channel = module.in_channels == 1
     gradients = correlations if one_channel else grouped_weight_gradient
-    together = max(1, min(TOGETHER_OF_ONE_CHANNEL if one_channel else TOGETHER, TOGETHER_ENTRIES // entries))
+    most = TOGETHER_OF_ONE_CHANNEL if one_channel else TOGETHER
+    together = power_of_two(min(most, TOGETHER_ENTRIES // entries))
     formed = x.new_empty(len(x), entries)
     for start in range(0, len(x), together):
         rows = slice(start, start + together)
         whole = gradients(module, filled(x[rows], together), filled(g[rows], together))
         formed[rows] = whole[: len(x) - start]
     return formed
+
+
+def power_of_two(number: int) -> int:
+    """The largest one up to ``number``, 1 at least: batches are mostly multiples of it."""
+    return 1 << max(0, number.bit_length() - 1)
 
 
 def filled(x: Tensor, records: int) -> Tensor:
