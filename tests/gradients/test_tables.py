@@ -1,5 +1,6 @@
 """Embedding bags, tables used several times, tied heads: right, and never a table per record."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def tied_uses(dtype: torch.dtype) -> tuple[Positions, Rows]:
 def test_a_tied_head_counts_its_cross_terms(dtype: torch.dtype, claims: bool) -> None:
     head, rows = tied_uses(dtype)
     gradients = (head.materialise(slice(0, ROWS)) + rows.materialise(slice(0, ROWS))).double()
-    merged = merge([rows, head.by_claims() if claims else head], ROWS, V * D)
+    merged = merge([rows, replace(head, claims=claims)], ROWS, V * D)
     assert isinstance(merged, TiedHead)
     groups = consecutive_groups(ROWS)
     squared = merged.squared_norms(groups)
@@ -152,10 +153,10 @@ def test_a_claim_that_errs_cannot_break_the_bound() -> None:
     index = torch.arange(T).expand(ROWS, T)
     g.scatter_(2, index[:, :, None], 1.0)
     rows = Rows(index, -a + 1e-3 * torch.randn(ROWS, T, D), V)
-    merged = merge([Positions(g, a).by_claims(), rows], ROWS, V * D)
+    merged = merge([Positions(g, a, claims=True), rows], ROWS, V * D)
     groups = consecutive_groups(1)
     for i in range(ROWS):
-        alone = merge([Positions(g[i : i + 1], a[i : i + 1]).by_claims(), Rows(index[:1], rows.g[i : i + 1], V)], 1, V * D)
+        alone = merge([Positions(g[i : i + 1], a[i : i + 1], claims=True), Rows(index[:1], rows.g[i : i + 1], V)], 1, V * D)
         claimed = float(alone.squared_norms(groups)) ** 0.5
         total = Sums([torch.empty(V * D, dtype=torch.float64)])
         alone.add_weighted_sums(total, torch.ones(1, 1, dtype=torch.float64), groups)

@@ -205,7 +205,7 @@ def test_a_record_longer_than_it_claims_is_shortened_and_changes_no_other() -> N
     a[5] = a[5, :1]
     sums = []
     for weight, counts in ((0.0, True), (1.0, True), (1.0, False)):
-        claims = Positions(g, a).by_claims()
+        claims = Positions(g, a, claims=True)
         claimed = claims.squared_norms([[records]], LONG_BLOCK)
         claimed[5] = 1e-6  # a claim that errs
         if not counts:

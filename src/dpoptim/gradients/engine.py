@@ -5,6 +5,7 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -19,12 +20,14 @@ from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed, Ou
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
+from dpoptim.gradients.record_by_record import RecordByRecord
 from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge
 from dpoptim.sampling import number_of_groups
 
 Reduction = Literal["mean", "sum"]
 KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
+WORTH_A_CALL = 1 << 19  # multiplications for one record's gradient that take longer than asking for them
 
 
 class Engine:
@@ -85,6 +88,7 @@ class Engine:
         self.layers = [name.rpartition(".")[0] for name in self.names]  # the module that each belongs to
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
+        self._size = sum(p.numel() for p in self.parameters)
         narrowest = min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)
         self.margin = margin(narrowest, capacity, common_factor=reduction == "mean")
         by_device: dict[torch.device, list[int]] = {}
@@ -97,6 +101,7 @@ class Engine:
         ]
         views = zip(*map(self.split, self._buffers), strict=True)  # of each parameter, one for each sum
         self._sums = [Sums([view.view(-1) for view in each], clipping.directions) for each in views]
+        self._record_by_record = RecordByRecord()
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
         self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
@@ -199,17 +204,22 @@ class Engine:
             contributions = entry.contributions()
             for key, place in held.items():
                 contribution = contributions[key]
-                if isinstance(contribution, Positions) and self._claims(entry.layer, contribution):
-                    contribution = contribution.by_claims()
+                if isinstance(contribution, Positions):
+                    contribution = self._cheapest(entry.layer, contribution)
                 uses.setdefault(place, []).append(contribution)
         return uses, 0 if first is None else first.records
 
-    def _claims(self, layer: str, contribution: Positions) -> bool:
-        """Whether claiming norms is cheaper than forming gradients. By public numbers alone, so that no record's factor
-        depends on the others."""
+    def _cheapest(self, layer: str, contribution: Positions) -> Positions:
+        """How a layer's gradients are best measured. By public numbers alone, so that no record's factor depends on the
+        others."""
         T = self.positions.get(layer)
         p, d = contribution.g.shape[2], contribution.a.shape[2]
-        return T is not None and self.capacity * p * d > KEPT_GRADIENTS and T * (p + d) < 0.8 * p * d
+        if T is None or self.capacity * p * d <= KEPT_GRADIENTS:
+            return contribution
+        usual = contribution.g.device.type == "cpu" and contribution.g.dtype == torch.float32
+        if usual and self._size <= MEMORY_CAP and T * p * d >= WORTH_A_CALL:
+            return replace(contribution, alone=True)
+        return replace(contribution, claims=T * (p + d) < 0.8 * p * d)
 
     def _places_of(self, module: nn.Module) -> dict[str, int]:
         """Where a layer's trainable parameters stand in `parameters`. They stay the same while the model is attached."""
@@ -224,51 +234,70 @@ class Engine:
         """Add the clipped sum of one pass to the engine's buffers."""
         scale = self._from_loss_to_records(rows)
         groups = self._groups_of(rows)
-        for contribution in merged.values():
+        device, block = self.parameters[0].device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
+        alone = {i: use for i, use in merged.items() if isinstance(use, Positions) and use.alone}
+        whole = {i: use for i, use in merged.items() if i not in alone}
+        squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
+        for i, contribution in whole.items():
             if isinstance(contribution, Formed | Positions):
                 contribution.keeps = self.physical_rows * contribution.entries <= MEMORY_CAP
-        device, block = self.parameters[0].device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
-        squared = {i: contribution.squared_norms(groups, block).to(device) * scale**2 for i, contribution in merged.items()}
-        tapers = self._tapers(merged, squared, scale) if self.reduction == "mean" else None
+            squared[self._unit(i)].append(contribution.squared_norms(groups, block).to(device) * scale**2)
+        zero = torch.zeros(rows, dtype=torch.float64, device=device)
+        total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
+        longest = self._longest(whole, zero, scale) if self.reduction == "mean" else None
+
+        def weigh(record: int, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            own = slice(record, record + 1)
+            for unit, each in measured.items():
+                total[unit][own] += each * scale**2
+            known = {unit: each[own] for unit, each in total.items()}
+            factors, _ = self._factors(known, None if longest is None else longest[own])
+            return {unit: each * scale for unit, each in factors.items()}
+
+        if alone:
+            units = {i: self._unit(i) for i in alone}
+            self._record_by_record.add(alone, units, self._sums, groups, block, weigh)
+        factors, tapers = self._factors(total, longest)
         if self.observer is not None:
-            self.observer(torch.stack(list(squared.values())).sum(0), tapers)
-        factors = self._factors(squared)
-        if tapers is not None:
-            factors = {i: weights * tapers for i, weights in factors.items()}
+            self.observer(torch.stack(list(total.values())).sum(0), tapers)
         countable = next(iter(factors.values()))[0] > 0
         if not bool(countable.all()):
-            merged = {i: contribution.without(countable) for i, contribution in merged.items()}
-        for i, contribution in merged.items():
-            weights = (factors[i] * scale).to(self.parameters[i].device)
+            whole = {i: contribution.without(countable) for i, contribution in whole.items()}
+        for i, contribution in whole.items():
+            weights = (factors[self._unit(i)] * scale).to(self.parameters[i].device)
             contribution.add_weighted_sums(self._sums[i], weights, groups)
 
-    def _factors(self, squared: dict[int, Tensor]) -> dict[int, Tensor]:
-        """The factors for each parameter, from the squared norms of its gradients (B,): shape (number of sums, B).
+    def _unit(self, place: int) -> str:
+        """What a parameter is clipped with: its layer, or everything."""
+        return self.layers[place] if isinstance(self.clipping, Clipping) and self.clipping.style == "per-layer" else ""
 
-        A record's factors are zero for all parameters or for none.
+    def _factors(self, squared: Mapping[str, Tensor], longest: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The factors for each unit, from the squared norms of its gradients (B,): shape (number of sums, B). And what
+        they were multiplied with so that huge gradients fade out, float64 of shape (B,), if anything: see `taper`.
+
+        A record's factors are zero for all units or for none.
         """
-        total = torch.stack(list(squared.values())).sum(0)
-        if not (isinstance(self.clipping, Clipping) and self.clipping.style == "per-layer"):
-            return dict.fromkeys(squared, self.clipping.factors(total, self.margin).view(-1, len(total)))
-        layers: dict[str, list[int]] = {}
-        for i in squared:
-            layers.setdefault(self.layers[i], []).append(i)
-        rule = self.clipping.of_one_layer(len(set(self.layers)))
-        parts = {
-            layer: rule.factors(torch.stack([squared[i] for i in places]).sum(0), self.margin)
-            for layer, places in layers.items()
-        }
-        countable = torch.stack([part > 0 for part in parts.values()]).all(0)
-        return {i: torch.where(countable, parts[self.layers[i]], 0.0)[None] for i in squared}
+        rule = self.clipping
+        if isinstance(rule, Clipping) and rule.style == "per-layer":
+            rule = rule.of_one_layer(len(set(self.layers)))
+        factors = {unit: rule.factors(each, self.margin).view(-1, len(each)) for unit, each in squared.items()}
+        if len(factors) > 1:
+            countable = torch.stack([each[0] > 0 for each in factors.values()]).all(0)
+            factors = {unit: torch.where(countable, each, 0.0) for unit, each in factors.items()}
+        if longest is None:
+            return factors, None
+        whole = torch.stack(list(squared.values())).sum(0)
+        tapers = taper(torch.maximum(whole, longest)).nan_to_num(nan=0.0)
+        return {unit: each * tapers for unit, each in factors.items()}, tapers
 
-    def _tapers(self, merged: dict[int, Contribution], squared: dict[int, Tensor], scale: float) -> Tensor:
-        """The factor of each record that lets huge gradients fade out: float64, shape (B,). See `taper`."""
-        lengths = [torch.stack(list(squared.values())).sum(0)]
-        for contribution in merged.values():
+    def _longest(self, contributions: Mapping[int, Contribution], zero: Tensor, scale: float) -> Tensor:
+        """The squared length of the longest factor of each record's gradients, (B,), where they are products."""
+        lengths = [zero]
+        for contribution in contributions.values():
             longest = contribution.longest() if isinstance(contribution, Outer | Positions | SparseOuter) else None
             if longest is not None:
-                lengths.append(longest.to(lengths[0].device) * scale**2)
-        return taper(torch.stack(lengths).amax(0)).nan_to_num(nan=0.0)
+                lengths.append(longest.to(zero.device) * scale**2)
+        return torch.stack(lengths).amax(0)
 
     def _groups_of(self, rows: int) -> Groups:
         """The groups that the rows of a pass are summed in."""

@@ -21,8 +21,9 @@ CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim d
 class Positions:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
 
-    They are formed, and kept for the sum where `keeps` says so (by public numbers: see `Formed`). Where that is dear,
-    `by_claims` gets by without: the norm that enters the clip factor is *claimed* by the Gram form
+    They are formed, and kept for the sum where `keeps` says so (by public numbers: see `Formed`). Where that is dear they
+    are formed for one record after the other (`alone`: see `record_by_record`). Where that takes too much memory as well,
+    `claims` gets by without: the norm that enters the clip factor is *claimed* by the Gram form
     ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are formed to be summed, part by part, and whichever
     is longer than claimed is shortened to what was claimed. So the bound holds whatever the rounding of the claim.
     """
@@ -31,6 +32,7 @@ class Positions:
     a: Tensor
     claims: bool = False
     keeps: bool = True
+    alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
     _claimed: Tensor | None = field(default=None, repr=False)
     _longest: Tensor | None = field(default=None, repr=False)
@@ -44,15 +46,18 @@ class Positions:
     def entries(self) -> int:
         return self.g.shape[2] * self.a.shape[2]
 
-    def by_claims(self) -> Self:
-        return replace(self, claims=True)
-
     def materialise(self, records: slice) -> Tensor:
-        return self._form(records) if self._kept is None else self._kept[records]
+        return self.form(records) if self._kept is None else self._kept[records]
 
-    def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
+    def form(self, part: slice, out: Tensor | None = None, *, together: int | None = None) -> Tensor:
+        """The gradients of some records, (b, entries): in the rows of ``out`` where given, on 64-byte boundaries.
+
+        Args:
+            together: how many records are always formed at once, but for the last ones; by default as `parts_of` cuts them.
+        """
         room = None if out is None else self._as_matrices(out)
-        return flat(record_products(self.g[part], self.a[part], room, together=at_once(self.entries)))
+        together = together or at_once(self.entries)
+        return flat(record_products(self.g[part], self.a[part], room, together=together))
 
     def _as_matrices(self, out: Tensor) -> Tensor:
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
@@ -72,7 +77,7 @@ class Positions:
             self._kept = self._room(records)
         squared = []
         for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
-            formed = self._form(part, None if self._kept is None else self._kept[part])
+            formed = self.form(part, None if self._kept is None else self._kept[part])
             squared.append(row_squared_norms(formed, block=block))
         return squared[0] if len(squared) == 1 else torch.cat(squared)
 
@@ -92,14 +97,14 @@ class Positions:
                 self._add_claimed_group(sums, group, form, weights, self._claimed)
 
     def _in_one_room(self) -> Callable[[slice], Tensor]:
-        """`_form` for one part after the other, in the same memory."""
+        """`form` for one part after the other, in the same memory."""
         room: Tensor | None = None
 
         def form(part: slice) -> Tensor:
             nonlocal room
             if room is None or len(room) < part.stop - part.start:
                 room = self._room(part.stop - part.start)
-            return self._form(part, room[: part.stop - part.start])
+            return self.form(part, room[: part.stop - part.start])
 
         return form
 

@@ -25,10 +25,10 @@ it is summed, an error of at most gamma_{s+2} times the sum of the absolute valu
 3.1; the two extra roundings are those of c_i and of c_i g_i). Its terms are the entries of the c_i G_i themselves, one
 row to a record, so nothing cancels inside a record, and the error is at most (k + 2) u' k C with u' = u / (1 - (k + 2)
 u). Adding m groups errs by at most (m - 1) u' m k C in either world. Both worlds together: 2 ((k + 2) k + (m - 1) m k)
-u' C, which is 0.85 * 2^-8 C for k = 160, m = 4. Adding these sums in float64 costs a relative 2^-53 for each addition
-of at most B, in both worlds less than 2^-32 B C. The differing record itself adds at most C (1 - margin). QED. (Where
-`populations` multiplies and adds the rows of a group apart, by their directions, these errors are those of shorter groups,
-and add up to less.)
+u' C, which is 0.85 * 2^-8 C for k = 160, m = 4. (Records added one after the other are such a product, too.) Adding
+these sums in float64 costs a relative 2^-53 for each addition of at most B, in both worlds less than 2^-32 B C. The
+differing record itself adds at most C (1 - margin). QED. (Where `populations` multiplies and adds the rows of a group
+apart, by their directions, these errors are those of shorter groups, and add up to less.)
 (tests/privacy/test_clipped_sum_sensitivity.py tries to falsify it.)
 
 `Groups` are written as blocks of group sizes, e.g. ((112, 98, 120, 105), (110, 99)).

@@ -25,7 +25,7 @@ def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribut
     if len(heads) == 1 and len(lookups) == len(uses) - 1 and heads[0].g.shape[2] == lookups[0].table_rows:
         table = join_tables(lookups, records)
         assert isinstance(table, Rows)
-        return TiedHead(heads[0].g, heads[0].a, heads[0].claims, table=table)
+        return TiedHead(heads[0].g, heads[0].a, heads[0].claims, alone=heads[0].alone, table=table)
 
     def form(part: slice) -> Tensor:
         return sum((use.materialise(part) for use in uses[1:]), start=uses[0].materialise(part))
@@ -61,9 +61,9 @@ class TiedHead(Positions):
 
     table: Rows | None = None
 
-    def _form(self, part: slice, out: Tensor | None = None) -> Tensor:
+    def form(self, part: slice, out: Tensor | None = None, *, together: int | None = None) -> Tensor:
         assert self.table is not None
-        formed = super()._form(part, out)
+        formed = super().form(part, out, together=together)
         index, g = self.table.index[part], self.table.g[part]
         self._as_matrices(formed).scatter_add_(1, index[:, :, None].expand_as(g), g)
         return formed

@@ -1,0 +1,90 @@
+"""Layers whose gradients are formed for one record after the other: measured, weighted and summed before the next one's.
+
+Clipping needs the norm of a record's whole gradient before it can add the first number of it. To form all gradients and
+keep them takes memory for every record; to claim their norms first (`positions`) takes arithmetic. The gradients of a
+single record take neither, and mostly stay in cache.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dpoptim.gradients.alike import ALIGNMENT
+from dpoptim.gradients.contributions import all_groups
+from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
+
+Weigh = Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+class RecordByRecord:
+    """Adds such layers' gradients to sums. Keeps the memory that it forms them in: fresh pages would cost a tenth more."""
+
+    def __init__(self) -> None:
+        self._parameters: dict[int, slice] = {}
+        self._row = self._of_group = torch.empty(0, 0)
+
+    def add(
+        self,
+        layers: Mapping[int, Positions],
+        units: Mapping[int, str],
+        sums: Sequence[Sums],
+        groups: Groups,
+        block: int,
+        weigh: Weigh,
+    ) -> None:
+        """Add the weighted sums of these layers' gradients to ``sums``.
+
+        Args:
+            layers: by the places of their parameters; float32, on one device.
+            units: what each parameter is clipped with, by the same places.
+            sums: of all parameters, by place.
+            groups: as for all contributions: the records of one are added up in float32, in float64 if there are too many.
+            block: of `row_squared_norms`.
+            weigh: maps a record and the squared norms of its gradients in each unit, float64 of shape (1,), to its weights
+                in each unit, float64 of shape (k, 1), one for each sum; zero where it does not count.
+        """
+        parameters, wholes, entries = side_by_side(layers, units)
+        totals = len(sums[next(iter(layers))].totals)
+        if parameters != self._parameters or len(self._of_group) != totals:
+            like = next(iter(layers.values())).g
+            self._parameters, self._row = parameters, like.new_zeros(1, entries)  # also between the layers
+            self._of_group = like.new_empty(totals, entries)
+        row = self._row
+        for group in all_groups(groups):
+            if group.stop == group.start:
+                continue
+            too_large = group.stop - group.start > GROUP_ROWS
+            of_group = (self._of_group.double() if too_large else self._of_group).zero_()
+            for record in range(group.start, group.stop):
+                for place, layer in layers.items():
+                    layer.form(slice(record, record + 1), row[:, parameters[place]], together=1)
+                squared = {unit: row_squared_norms(row[:, span], block=block) for unit, span in wholes.items()}
+                weights = weigh(record, squared)
+                for unit, span in wholes.items():
+                    for total, weight in zip(of_group, weights[unit][:, 0].tolist(), strict=True):
+                        if weight != 0:  # what does not count may be anything
+                            total[span].add_(row[0, span], alpha=weight)
+            for place, span in parameters.items():
+                sums[place].add(of_group[:, span])
+
+
+def side_by_side(
+    layers: Mapping[int, Positions], units: Mapping[int, str]
+) -> tuple[dict[int, slice], dict[str, slice], int]:
+    """Where each parameter and each unit lies in a row of float32, and how long the row is.
+
+    Parameters start on 64-byte boundaries; those of a unit lie one after the other.
+    """
+    step = ALIGNMENT // torch.float32.itemsize
+    parameters: dict[int, slice] = {}
+    wholes: dict[str, slice] = {}
+    end = 0
+    for place in sorted(layers, key=lambda place: units[place]):
+        start = wholes[units[place]].start if units[place] in wholes else end
+        parameters[place] = slice(end, end + layers[place].entries)
+        end += -(-layers[place].entries // step) * step
+        wholes[units[place]] = slice(start, end)
+    return parameters, wholes, end

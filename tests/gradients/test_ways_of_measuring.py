@@ -1,0 +1,153 @@
+"""However a layer over positions is measured (formed and kept, claimed first, record by record), the sums are the same."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.products import GROUP_ROWS, Groups
+from dpoptim.gradients.record_by_record import RecordByRecord
+from support import CASES, Case, by_engine, clipped, joint_norm, vmap_gradients
+
+ROWS = 8  # unlike every other axis of the cases
+T, WIDTH, WORDS = 12, 16, 24
+WAYS: dict[str, dict[str, bool]] = {"kept": {}, "claimed": {"claims": True}, "record by record": {"alone": True}}
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(Engine, "_cheapest", lambda self, layer, contribution: replace(contribution, **WAYS[way]))
+
+
+class Language(nn.Module):
+    """A small language model; its head may be tied to its table."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH + 3), nn.Linear(WIDTH + 3, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        return self.head(self.norm(h + self.second(torch.tanh(self.first(h)))))
+
+
+def sums_of(
+    model: nn.Module, x: Tensor, targets: Tensor, rule: ClippingRule, groups: Groups | None = None
+) -> list[list[Tensor]]:
+    engine = Engine(model, rule, capacity=len(x), reduction="sum")
+    engine.attach()
+    for _ in range(2):  # what the first left behind must not matter
+        engine.deliver(len(x), groups=groups)
+        ((model(x) - targets).square().mean((1, 2)) * weights(x)).sum().backward()
+        found = [[total.clone() for total in engine.split(sums)] for sums in engine.take_sums()]
+    engine.detach()
+    return found
+
+
+def weights(x: Tensor) -> Tensor:
+    return torch.linspace(0.1, 20.0, len(x))
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many layers went record by record, pass by pass."""
+    seen: list[int] = []
+    honest: Callable[..., None] = RecordByRecord.add
+
+    def add(self: RecordByRecord, layers: dict[int, Positions], *rest: object) -> None:
+        seen.append(len(layers))
+        honest(self, layers, *rest)
+
+    monkeypatch.setattr(RecordByRecord, "add", add)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("way", ["claimed", "record by record"])
+@pytest.mark.parametrize("case", [case for case in CASES if not case.integers], ids=lambda case: case.name)
+def test_any_model_has_the_sums_of_whole_model_vmap(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, way)
+    torch.manual_seed(0)
+    model = case.build()
+    x, target = case.inputs(ROWS, torch.float32)
+    truth = vmap_gradients(model, x, target)
+    clipping = Clipping(float(torch.cat([g.flatten(1) for g in truth], 1).norm(dim=1).median()))
+    for reduction in ("mean", "sum"):
+        expected = clipped(truth, clipping, ROWS, reduction)
+        sums = by_engine(model, x, target, clipping, capacity=ROWS, reduction=reduction)
+        assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Clipping(0.02), Clipping(0.02, "automatic"), Clipping(0.02, "per-layer"), SplitClipping(0.02, 0.05)],
+    ids=["flat", "automatic", "per-layer", "error feedback"],
+)
+@pytest.mark.parametrize("tied", [False, True], ids=["free", "tied"])
+@pytest.mark.parametrize("records", [9, GROUP_ROWS + 1])
+def test_every_way_gives_every_rule_the_same_sums(
+    rule: ClippingRule, tied: bool, records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Language(tied=tied)
+    x, targets = torch.randint(0, WORDS, (records, T)), torch.randn(records, T, WORDS)
+    targets[3] = math.nan
+    groups = [[records - 4, 0, 4]]  # the first is beyond what one float32 product may sum, where there are that many
+    found, seen = {}, spied(monkeypatch)
+    for way in WAYS:
+        measured(monkeypatch, way)
+        found[way] = sums_of(model, x, targets, rule, groups)
+    assert seen == [3, 3]
+    for sums in zip(*found.values(), strict=True):
+        assert joint_norm(sums[0]) > 0
+        for other in sums[1:]:
+            assert joint_norm([a - b for a, b in zip(sums[0], other, strict=True)]) <= 5e-5 * joint_norm(sums[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_layers_go_record_by_record_by_public_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the batch; not in float64, nor where the capacity or a record's length makes another way cheaper."""
+    seen = spied(monkeypatch)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 160), nn.Tanh(), nn.Linear(160, 128)).to(dtype)
+    for capacity, length, expected in ((100, 32, 2), (100, 8, 0), (20, 32, 0)):
+        for records in (1, 5):
+            engine = Engine(model, Clipping(1.0), capacity=capacity, positions={"0": length, "2": length}, reduction="sum")
+            engine.attach()
+            engine.deliver(records)
+            model(torch.randn(records, length, 128, dtype=dtype)).square().sum().backward()
+            engine.detach()
+            assert sum(seen) == (expected if dtype == torch.float32 else 0)
+            seen.clear()
+
+
+def test_record_by_record_a_record_adds_the_same_in_any_company() -> None:
+    """To the last bit, also of a gradient that cancels down to rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 160, bias=False))
+    half = torch.randn(16, 1) * 1e7
+    slopes = torch.cat([half, -half])[torch.randperm(32)].expand(32, 160)
+    cancels = torch.randn(128).expand(32, 128)
+    others = torch.randn(6, 32, 128)
+    sums = []
+    for place, records in ((0, 1), (0, 4), (3, 7)):
+        x = torch.cat([others[:place], cancels[None], others[place : records - 1]])
+        g = torch.zeros(records, 32, 160)  # all others are at a minimum
+        g[place] = slopes
+        engine = Engine(model, Clipping(1.0), capacity=100, positions={"0": 32}, reduction="sum")
+        engine.attach()
+        engine.deliver(records)
+        (model(x) * g).sum().backward()
+        sums.append(engine.split(engine.take())[0].clone())
+        engine.detach()
+    assert 0.9 < float(sums[0].norm()) <= 1.0
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
