@@ -1,7 +1,8 @@
 """Where the time of a private step goes, in shares of the plain PyTorch step on the same model and batch.
 
 Both take turns on one thread, under a profiler of Python functions; medians of processor time. Plain training computes the
-weight gradients inside its backward pass; ours forms norms and weighted sums after it, from what the pass left in the books.
+weight gradients inside its backward pass; ours forms norms and weighted sums after it, from what the pass left in the books,
+those of large layers record by record.
 
 Run: ``python benchmarks/phases.py [--workload GPT ...] --out benchmarks/results``.
 """
@@ -26,6 +27,7 @@ FUNCTIONS = {  # what a phase is the time of, and of which file
     "close": ("_close", "engine.py"),
     "norms": ("squared_norms", ""),
     "sums": ("add_weighted_sums", ""),
+    "alone": ("add", "record_by_record.py"),
     "update": ("write_means", "engine.py"),
     "step": ("step", "sgd.py"),
 }
@@ -66,7 +68,8 @@ def measure(name: str, rounds: int) -> dict[str, object]:
         "backward to inputs": new["backward"] - new["close"],
         "norms": new["norms"],
         "weighted sums": new["sums"],
-        "rest of the books": new["close"] - new["norms"] - new["sums"],
+        "both, record by record": new["alone"],
+        "rest of the books": new["close"] - new["norms"] - new["sums"] - new["alone"],
         "update": new["update"] + new["step"],
         "in all": new["all"],
     }

@@ -89,6 +89,14 @@ def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, together
     return products if out is None or room is out else out.copy_(products)
 
 
+def record_matrix(x: Tensor, *, freely: bool) -> Tensor:
+    """One record's ``x`` (T, d) row by row, or a copy of it, on a 64-byte boundary; see `aligned_records`."""
+    if 1 in x.shape:
+        x = x.reshape(-1).view(x.shape)  # strides of such axes may be anything
+    dense = x.is_contiguous() or (freely and x.dtype == torch.float32 and x.T.is_contiguous())
+    return aligned(x if dense else x.contiguous())
+
+
 def gram(x: Tensor, y: Tensor) -> Tensor:
     """``x[i] @ y[i].T`` of records from `aligned_records`: (B, s, d), (B, t, d) -> (B, s, t), which lie alike, too."""
     return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))

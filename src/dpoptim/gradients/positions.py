@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_products
+from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_matrix, record_products
 from dpoptim.gradients.contributions import Outer, add_group, all_groups, at_once, flat, parts_of, sum_of_group, zero_outside
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
@@ -49,15 +49,22 @@ class Positions:
     def materialise(self, records: slice) -> Tensor:
         return self.form(records) if self._kept is None else self._kept[records]
 
-    def form(self, part: slice, out: Tensor | None = None, *, together: int | None = None) -> Tensor:
-        """The gradients of some records, (b, entries): in the rows of ``out`` where given, on 64-byte boundaries.
-
-        Args:
-            together: how many records are always formed at once, but for the last ones; by default as `parts_of` cuts them.
-        """
+    def form(self, part: slice, out: Tensor | None = None) -> Tensor:
+        """The gradients of some records, (b, entries): in the rows of ``out`` where given, on 64-byte boundaries."""
         room = None if out is None else self._as_matrices(out)
-        together = together or at_once(self.entries)
-        return flat(record_products(self.g[part], self.a[part], room, together=together))
+        return flat(record_products(self.g[part], self.a[part], room, together=at_once(self.entries)))
+
+    def one_by_one(self, out: Tensor) -> Callable[[int], None]:
+        """Returns what forms the gradient of one record in ``out``, (1, entries), on a 64-byte boundary."""
+        room = self._as_matrices(out)[0]
+        freely = large(self.g.shape[1], *room.shape)
+        records = self.g.unbind(), self.a.unbind()
+
+        def form(record: int) -> None:
+            g, a = (record_matrix(each[record], freely=freely) for each in records)
+            torch.mm(g.T, a, out=room)
+
+        return form
 
     def _as_matrices(self, out: Tensor) -> Tensor:
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))

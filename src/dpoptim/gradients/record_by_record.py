@@ -53,14 +53,15 @@ class RecordByRecord:
             self._parameters, self._row = parameters, like.new_zeros(1, entries)  # also between the layers
             self._of_group = like.new_empty(totals, entries)
         row = self._row
+        formed = [layer.one_by_one(row[:, parameters[place]]) for place, layer in layers.items()]
         for group in all_groups(groups):
             if group.stop == group.start:
                 continue
             too_large = group.stop - group.start > GROUP_ROWS
             of_group = (self._of_group.double() if too_large else self._of_group).zero_()
             for record in range(group.start, group.stop):
-                for place, layer in layers.items():
-                    layer.form(slice(record, record + 1), row[:, parameters[place]], together=1)
+                for form in formed:
+                    form(record)
                 squared = {unit: row_squared_norms(row[:, span], block=block) for unit, span in wholes.items()}
                 weights = weigh(record, squared)
                 for unit, span in wholes.items():

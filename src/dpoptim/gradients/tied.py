@@ -1,6 +1,6 @@
 """One contribution for all uses of a parameter in a pass: shared layers, tied embedding and head. Cross terms included."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,12 +61,24 @@ class TiedHead(Positions):
 
     table: Rows | None = None
 
-    def form(self, part: slice, out: Tensor | None = None, *, together: int | None = None) -> Tensor:
+    def form(self, part: slice, out: Tensor | None = None) -> Tensor:
+        formed = super().form(part, out)
+        self._look_up(part, formed)
+        return formed
+
+    def one_by_one(self, out: Tensor) -> Callable[[int], None]:
+        head = super().one_by_one(out)
+
+        def form(record: int) -> None:
+            head(record)
+            self._look_up(slice(record, record + 1), out)
+
+        return form
+
+    def _look_up(self, part: slice, formed: Tensor) -> None:
         assert self.table is not None
-        formed = super().form(part, out, together=together)
         index, g = self.table.index[part], self.table.g[part]
         self._as_matrices(formed).scatter_add_(1, index[:, :, None].expand_as(g), g)
-        return formed
 
     def _claim(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         assert self.table is not None
