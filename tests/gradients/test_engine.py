@@ -1,12 +1,14 @@
 """The engine gives what whole-model vmap(grad) gives, for every layer, reduction, clipping rule, shape and dtype."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.contributions import zero_outside
-from dpoptim.gradients.layers.convolution import formed_by_groups, formed_by_patches
+from dpoptim.gradients.layers.convolution import Convolution, ConvolutionRule, formed_by_groups, formed_by_patches
 from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
@@ -157,23 +159,45 @@ def test_a_record_s_gradient_does_not_depend_on_its_place(
             assert torch.equal(together.materialise(slice(i, i + 1)), alone)
             formed_again = Positions(many, a.repeat(records, 1, 1)).materialise(slice(i, i + 1))
             assert torch.equal(formed_again, alone)
-    for layer, form in (
-        (nn.Conv2d(90, 260, 3), formed_by_groups),  # fewer at once
-        (nn.Conv2d(300, 500, 3), formed_by_groups),  # one at a time
-        (nn.Conv2d(3, 5, 3), formed_by_groups),
-        (nn.Conv2d(1, 5, 3, 2), formed_by_groups),
-        (nn.Conv2d(1, 16, 5, padding=2), formed_by_groups),
-        (nn.Conv2d(4, 6, 2, groups=2), formed_by_groups),
-        (nn.Conv2d(4, 6, 1, groups=2), formed_by_patches),
-        (nn.Conv2d(3, 5, 1), formed_by_patches),
-    ):
-        layer = layer.to(dtype)
-        x = torch.randn(1, layer.in_channels, 6, 7, dtype=dtype)
-        g = torch.randn_like(layer(x)).detach()
-        alone = form(layer, x, g, slice(0, 1))
-        for records in (2, 7, 33):
-            together_ = form(layer, x.repeat(records, 1, 1, 1), g.repeat(records, 1, 1, 1), slice(0, records))
-            assert all(torch.equal(row, alone[0]) for row in together_)
+
+
+PLACES = [
+    (nn.Conv2d(90, 260, 3), (6, 7)),  # fewer at once
+    (nn.Conv2d(300, 500, 3), (6, 7)),  # one at a time
+    (nn.Conv2d(3, 5, 3), (6, 7)),
+    (nn.Conv2d(1, 5, 3, 2), (6, 7)),
+    (nn.Conv2d(1, 16, 5, padding=2), (6, 7)),
+    (nn.Conv2d(4, 6, 2, groups=2), (6, 7)),
+    (nn.Conv2d(4, 6, 1, groups=2), (6, 7)),
+    (nn.Conv2d(3, 5, 1), (6, 7)),
+    (nn.Conv2d(3, 7, 3, 3), (21, 21)),
+    (nn.Conv1d(6, 9, 3, 3), (255,)),
+    (nn.Conv1d(3, 7, 5, 5), (145,)),
+    (nn.Conv3d(2, 1, (3, 1, 1)), (9, 9, 9)),
+    (nn.Conv3d(2, 5, (3, 1, 1), padding=(1, 0, 0)), (7, 9, 6)),
+    (nn.Conv3d(2, 3, (1, 3, 3)), (3, 7, 9)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("layer", "size"), PLACES, ids=str)
+def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
+    layer: Convolution, size: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Matrix products inside grouped convolutions lie anywhere: up to 78 C."""
+    torch.manual_seed(0)
+    layer = copy.deepcopy(layer).to(dtype)
+    x = torch.randn(1, layer.in_channels, *size, dtype=dtype)
+    g = torch.randn_like(layer(x)).detach()
+
+    def formed(records: int) -> torch.Tensor:
+        given, slopes = (t.expand(records, *t.shape[1:]).contiguous() for t in (x, g))
+        weight = ConvolutionRule().contributions(layer, (given,), slopes)["weight"]
+        weight.squared_norms([[records]])
+        return weight.materialise(slice(0, records))
+
+    alone = formed(1)
+    assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records))
 
 
 @pytest.mark.parametrize("kind", ["norm", "lstm", "rnn", "attention"])

@@ -177,7 +177,7 @@ class Engine:
                     "disjoint parts of a batch, attach with partial_backward=True."
                 )
             self._rows_open -= rows
-            if self._null:
+            if self._null or not rows:
                 return
             merged = {
                 i: parts[0] if len(parts) == 1 else merge(parts, rows, self.parameters[i].numel())
@@ -249,7 +249,7 @@ class Engine:
         def weigh(record: int, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             own = slice(record, record + 1)
             for unit, each in measured.items():
-                total[unit][own] += each * scale**2
+                total[unit][own] += each.to(device) * scale**2
             known = {unit: each[own] for unit, each in total.items()}
             factors, _ = self._factors(known, None if longest is None else longest[own])
             return {unit: each * scale for unit, each in factors.items()}

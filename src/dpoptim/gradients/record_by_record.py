@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.alike import ALIGNMENT
 from dpoptim.gradients.contributions import all_groups
-from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
 
@@ -77,9 +76,10 @@ def side_by_side(
 ) -> tuple[dict[int, slice], dict[str, slice], int]:
     """Where each parameter and each unit lies in a row of float32, and how long the row is.
 
-    Parameters start on 64-byte boundaries; those of a unit lie one after the other.
+    Those of a unit lie one after the other. Each starts with a block of `row_squared_norms`, for whatever other layers run
+    in a pass, perhaps for the sake of one record: what others measure must not change.
     """
-    step = ALIGNMENT // torch.float32.itemsize
+    step = LONG_BLOCK
     parameters: dict[int, slice] = {}
     wholes: dict[str, slice] = {}
     end = 0

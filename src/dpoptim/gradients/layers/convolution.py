@@ -104,14 +104,23 @@ class ConvolutionRule:
         assert isinstance(module, Convolution)
         x = saved[0]
         T = g[0, 0].numel() if len(g) else 0
-        # Convolutions of a single place are matrix products, which round by place in a grouped convolution.
-        grouped = x.device.type == "cpu" and math.prod(module.kernel_size) > 1
-        form = partial(formed_by_groups if grouped else formed_by_patches, module, x, g)
-        per_record = 0 if grouped else T * x.shape[1] * module.weight[0, 0].numel()
+        by_groups = rounds_alike_in_groups(module, x)
+        form = partial(formed_by_groups if by_groups else formed_by_patches, module, x, g)
+        per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         weight = Formed(form, len(g), module.weight.numel(), per_record)
         if module.bias is None:
             return {"weight": weight}
         return {"weight": weight, "bias": Direct(in_company(g).flatten(2).sum(2)[: len(g)])}
+
+
+def rounds_alike_in_groups(module: Convolution, x: Tensor) -> bool:
+    """Whether grouped convolutions round each group alike: oneDNN's kernels do, others multiply matrices where they lie.
+
+    Convolutions of a single place are matrix products anyway; so are some of three axes (up to 78 clip norms), and all in
+    float64 (up to 37).
+    """
+    onednn = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.enabled
+    return bool(onednn) and math.prod(module.kernel_size) > 1 and len(module.kernel_size) < 3
 
 
 def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
