@@ -27,7 +27,7 @@ FUNCTIONS = {  # what a phase is the time of, and of which file
     "close": ("_close", "engine.py"),
     "norms": ("squared_norms", ""),
     "sums": ("add_weighted_sums", ""),
-    "alone": ("add", "record_by_record.py"),
+    "alone": ("add_record_by_record", "record_by_record.py"),
     "update": ("write_means", "engine.py"),
     "step": ("step", "sgd.py"),
 }

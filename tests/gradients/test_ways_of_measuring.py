@@ -1,18 +1,19 @@
 """However a layer over positions is measured (formed and kept, claimed first, record by record), the sums are the same."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
+from dpoptim.gradients import engine as engine_module
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import GROUP_ROWS, Groups
-from dpoptim.gradients.record_by_record import RecordByRecord
+from dpoptim.gradients.record_by_record import add_record_by_record
 from support import CASES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
@@ -60,13 +61,12 @@ def weights(x: Tensor) -> Tensor:
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many layers went record by record, pass by pass."""
     seen: list[int] = []
-    honest: Callable[..., None] = RecordByRecord.add
 
-    def add(self: RecordByRecord, layers: dict[int, Positions], *rest: object) -> None:
+    def add(layers: dict[int, Positions], *rest: Any) -> None:
         seen.append(len(layers))
-        honest(self, layers, *rest)
+        add_record_by_record(layers, *rest)
 
-    monkeypatch.setattr(RecordByRecord, "add", add)
+    monkeypatch.setattr(engine_module, "add_record_by_record", add)
     return seen
 
 

@@ -20,7 +20,7 @@ from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed, Ou
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
-from dpoptim.gradients.record_by_record import RecordByRecord
+from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge
 from dpoptim.sampling import number_of_groups
@@ -101,7 +101,6 @@ class Engine:
         ]
         views = zip(*map(self.split, self._buffers), strict=True)  # of each parameter, one for each sum
         self._sums = [Sums([view.view(-1) for view in each], clipping.directions) for each in views]
-        self._record_by_record = RecordByRecord()
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
         self._groups: Groups | None = None
         self._rows_open = 0  # rows delivered and not yet closed
@@ -256,7 +255,7 @@ class Engine:
 
         if alone:
             units = {i: self._unit(i) for i in alone}
-            self._record_by_record.add(alone, units, self._sums, groups, block, weigh)
+            add_record_by_record(alone, units, self._sums, groups, block, weigh)
         factors, tapers = self._factors(total, longest)
         if self.observer is not None:
             self.observer(torch.stack(list(total.values())).sum(0), tapers)

@@ -18,57 +18,45 @@ from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
 Weigh = Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
-class RecordByRecord:
-    """Adds such layers' gradients to sums. Keeps the memory that it forms them in: fresh pages would cost a tenth more."""
+def add_record_by_record(
+    layers: Mapping[int, Positions],
+    units: Mapping[int, str],
+    sums: Sequence[Sums],
+    groups: Groups,
+    block: int,
+    weigh: Weigh,
+) -> None:
+    """Add the weighted sums of these layers' gradients to ``sums``.
 
-    def __init__(self) -> None:
-        self._parameters: dict[int, slice] = {}
-        self._row = self._of_group = torch.empty(0, 0)
-
-    def add(
-        self,
-        layers: Mapping[int, Positions],
-        units: Mapping[int, str],
-        sums: Sequence[Sums],
-        groups: Groups,
-        block: int,
-        weigh: Weigh,
-    ) -> None:
-        """Add the weighted sums of these layers' gradients to ``sums``.
-
-        Args:
-            layers: by the places of their parameters; float32, on one device.
-            units: what each parameter is clipped with, by the same places.
-            sums: of all parameters, by place.
-            groups: as for all contributions: the records of one are added up in float32, in float64 if there are too many.
-            block: of `row_squared_norms`.
-            weigh: maps a record and the squared norms of its gradients in each unit, float64 of shape (1,), to its weights
-                in each unit, float64 of shape (k, 1), one for each sum; zero where it does not count.
-        """
-        parameters, wholes, entries = side_by_side(layers, units)
-        totals = len(sums[next(iter(layers))].totals)
-        if parameters != self._parameters or len(self._of_group) != totals:
-            like = next(iter(layers.values())).g
-            self._parameters, self._row = parameters, like.new_zeros(1, entries)  # also between the layers
-            self._of_group = like.new_empty(totals, entries)
-        row = self._row
-        formed = [layer.one_by_one(row[:, parameters[place]]) for place, layer in layers.items()]
-        for group in all_groups(groups):
-            if group.stop == group.start:
-                continue
-            too_large = group.stop - group.start > GROUP_ROWS
-            of_group = (self._of_group.double() if too_large else self._of_group).zero_()
-            for record in range(group.start, group.stop):
-                for form in formed:
-                    form(record)
-                squared = {unit: row_squared_norms(row[:, span], block=block) for unit, span in wholes.items()}
-                weights = weigh(record, squared)
-                for unit, span in wholes.items():
-                    for total, weight in zip(of_group, weights[unit][:, 0].tolist(), strict=True):
-                        if weight != 0:  # what does not count may be anything
-                            total[span].add_(row[0, span], alpha=weight)
-            for place, span in parameters.items():
-                sums[place].add(of_group[:, span])
+    Args:
+        layers: by the places of their parameters; float32, on one device.
+        units: what each parameter is clipped with, by the same places.
+        sums: of all parameters, by place.
+        groups: as for all contributions: the records of one are added up in float32, in float64 if there are too many.
+        block: of `row_squared_norms`.
+        weigh: maps a record and the squared norms of its gradients in each unit, float64 of shape (1,), to its weights in
+            each unit, float64 of shape (k, 1), one for each sum; zero where it does not count.
+    """
+    parameters, wholes, entries = side_by_side(layers, units)
+    first, layer = next(iter(layers.items()))
+    row = layer.g.new_zeros(1, entries)  # also between the layers
+    formed = [layer.one_by_one(row[:, parameters[place]]) for place, layer in layers.items()]
+    for group in all_groups(groups):
+        if group.stop == group.start:
+            continue
+        dtype = torch.float64 if group.stop - group.start > GROUP_ROWS else row.dtype
+        of_group = row.new_zeros(len(sums[first].totals), entries, dtype=dtype)
+        for record in range(group.start, group.stop):
+            for form in formed:
+                form(record)
+            squared = {unit: row_squared_norms(row[:, span], block=block) for unit, span in wholes.items()}
+            weights = weigh(record, squared)
+            for unit, span in wholes.items():
+                for total, weight in zip(of_group, weights[unit][:, 0].tolist(), strict=True):
+                    if weight != 0:  # what does not count may be anything
+                        total[span].add_(row[0, span], alpha=weight)
+        for place, span in parameters.items():
+            sums[place].add(of_group[:, span])
 
 
 def side_by_side(
