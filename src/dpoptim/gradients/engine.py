@@ -3,8 +3,7 @@
 Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad`` stays None.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
 from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed, Outer
@@ -343,23 +343,3 @@ class Engine:
         places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}
         views = {device: iter(pieces) for device, pieces in places.items()}
         return [next(views[p.device]).view(p.shape) for p in self.parameters]
-
-
-@contextmanager
-def exact_arithmetic() -> Iterator[None]:
-    """Keep the books' products in the precision that the theorem in `products` assumes: no TF32, bfloat16 or autocast."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    for backend, precision in zip(backends, before, strict=True):
-        if precision not in ("none", "ieee"):
-            backend.fp32_precision = "ieee"
-    try:
-        with ExitStack() as off:
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    off.enter_context(torch.autocast(device, enabled=False))
-            yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            if backend.fp32_precision != precision:
-                backend.fp32_precision = precision

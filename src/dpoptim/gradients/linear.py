@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpoptim.clipping import SMALLEST_NORM, Clipping
+from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.contributions import zero_outside
-from dpoptim.gradients.engine import exact_arithmetic
 from dpoptim.gradients.norms import row_squared_norms
 from dpoptim.gradients.products import Sums, add_weighted_outer, consecutive_groups, margin
 

@@ -10,8 +10,9 @@ from torch.utils.hooks import RemovableHandle
 
 from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.contributions import zero_outside
-from dpoptim.gradients.engine import Engine, Reduction, exact_arithmetic
+from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF

@@ -1,0 +1,26 @@
+"""The precision that the sums' theorem assumes, whatever mode the user trains in."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Keep the books' products in the precision that the theorem in `products` assumes: no TF32, bfloat16 or autocast."""
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    for backend, precision in zip(backends, before, strict=True):
+        if precision not in ("none", "ieee"):
+            backend.fp32_precision = "ieee"
+    try:
+        with ExitStack() as off:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    off.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            if backend.fp32_precision != precision:
+                backend.fp32_precision = precision
