@@ -129,8 +129,11 @@ def test_large_layers_go_record_by_record_by_public_numbers(dtype: torch.dtype, 
             seen.clear()
 
 
-def test_record_by_record_a_record_adds_the_same_in_any_company() -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_record_by_record_a_record_adds_the_same_in_any_company(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit, also of a gradient that cancels down to rounding."""
+    seen, before = spied(monkeypatch), torch.get_num_threads()
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(128, 160, bias=False))
     half = torch.randn(16, 1) * 1e7
@@ -148,9 +151,40 @@ def test_record_by_record_a_record_adds_the_same_in_any_company() -> None:
         (model(x) * g).sum().backward()
         sums.append(engine.split(engine.take())[0].clone())
         engine.detach()
+    torch.set_num_threads(before)
+    assert seen == [1, 1, 1]
     assert 0.9 < float(sums[0].norm()) <= 1.0
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
+
+
+LAYOUTS = {"rows": (0, 1, 2), "time first": (1, 0, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1)}
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("shape", [(600, 2, 800), (600, 900, 1), (32, 129, 161)], ids=str)
+def test_one_record_is_formed_alike_however_the_batch_lies(shape: tuple[int, int, int], threads: int) -> None:
+    """What an elementwise operation returns may lie otherwise for one record than for two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    length, p, d = shape
+    g, a = torch.randn(1, length, p), torch.randn(1, length, d)
+    out = torch.zeros(1, p * d)
+    seen = set()
+    for order in LAYOUTS.values():
+        back = [order.index(axis) for axis in range(3)]
+        for records in (1, 5):
+            slopes, inputs = (
+                each.expand(records, *each.shape[1:]).permute(order).contiguous().permute(back) for each in (g, a)
+            )
+            form = Positions(slopes, inputs).one_by_one(out)
+            for record in range(records):
+                form(record)
+                seen.add(out.numpy().tobytes())
+    torch.set_num_threads(before)
+    assert len(seen) == 1
+    torch.testing.assert_close(out.view(p, d), g[0].T @ a[0])
 
 
 class Optional(nn.Module):

@@ -36,6 +36,9 @@ def add_record_by_record(
         block: of `row_squared_norms`.
         weigh: maps a record and the squared norms of its gradients in each unit, float64 of shape (1,), to its weights in
             each unit, float64 of shape (k, 1), one for each sum; zero where it does not count.
+
+    **Guarantee.** What is formed, measured and weighed of a record is a function of its own rows, to the last bit, whoever
+    else is in the batch and whatever other layers run in the pass: conditions 2 to 4 of the theorem in `products`.
     """
     parameters, wholes, entries = side_by_side(layers, units)
     first, layer = next(iter(layers.items()))
