@@ -24,7 +24,7 @@ audit: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/noise_throughput.py
-	$(BIN)/python benchmarks/step_time.py --memory --out runs/bench
+	$(BIN)/python benchmarks/step_time.py --alone --out runs/bench
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,11 +1,13 @@
 """Time and memory of one private step as multiples of the plain PyTorch step on the same model and batch.
 
-Variants take turns, and medians are compared, because machines are noisy. "ours" has everything but the noise (gradients,
-clipping, summing, optimizer), "ours, noise" also draws it, in float64 with a full tail; the peers draw theirs in float32.
-"closed form" is the path of generalised linear models.
-Peak memory above the model and its batch is measured with each variant in a process of its own.
+Variants take turns in one process, and medians are compared, because machines are noisy. "ours" has everything but the noise
+(gradients, clipping, summing, optimizer), "ours, noise" also draws it, in float64 with a full tail; the peers draw theirs in
+float32. "closed form" is the path of generalised linear models.
 
-Run: ``python benchmarks/step_time.py [--workload GPT ...] [--memory] [--out benchmarks/results]``. Opacus takes part where
+``--alone`` also gives each variant processes of its own, as users do: peak memory above the model and its batch, and the
+time of a step, which differs because the allocator gives memory back between a step's peaks, and fresh pages cost time.
+
+Run: ``python benchmarks/step_time.py [--workload GPT ...] [--alone] [--out benchmarks/results]``. Opacus takes part where
 it is installed (extra ``bench``).
 """
 
@@ -40,7 +42,7 @@ from workloads import WORKLOADS, Workload
 Step = Callable[[], None]
 PLAIN = "plain"
 RATE = 1e-4
-PROCESSES = 5  # of a measurement of memory
+PROCESSES = 3  # of a variant alone
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -204,27 +206,33 @@ def measure(work: Workload, names: list[str], rounds: int) -> tuple[dict[str, fl
     return {name: statistics.median(values) for name, values in times.items()}, missing
 
 
-def peak_memory(work: Workload, name: str) -> float:
-    """MiB above the process after model and batch exist; run in a process of its own."""
+def one_alone(work: Workload, name: str) -> tuple[float, float]:
+    """MiB at the peak above the process after model and batch exist, and seconds a step; in a process of its own."""
     torch.manual_seed(0)
     VARIANTS[PLAIN](work)  # the allocator's and libraries' own
     gc.collect()
     step = VARIANTS[name](work)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    for _ in range(3):
-        step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    taken = [seconds(step, 1) for _ in range(3)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    repeats = min(200, max(5, int(1 / min(taken))))
+    return peak, statistics.median(seconds(step, 1) for _ in range(repeats))
 
 
-def memory_of(work: str, variant: str) -> float:
-    """The median of several processes: the system's count differs by a tenth from one to the next."""
-    command, found = [sys.executable, __file__, "--one", work, variant], []
+def alone(work: str, names: list[str]) -> dict[str, tuple[float, float]]:
+    """Medians of `one_alone` over several processes, which take turns: the system's counts differ from one to the next."""
+    found: dict[str, list[list[str]]] = {name: [] for name in names}
     for _ in range(PROCESSES):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            return float("nan")
-        found.append(float(done.stdout.split()[-1]))
-    return statistics.median(found)
+        for name, measured in found.items():
+            command = [sys.executable, __file__, "--one", work, name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                measured.append(done.stdout.split()[-2:])
+    return {
+        name: (statistics.median(float(peak) for peak, _ in measured), statistics.median(float(s) for _, s in measured))
+        for name, measured in found.items()
+        if len(measured) == PROCESSES
+    }
 
 
 def main() -> None:
@@ -232,13 +240,13 @@ def main() -> None:
     parser.add_argument("--workload", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--variant", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--memory", action="store_true", help="also peak memory, each variant in its own process")
+    parser.add_argument("--alone", action="store_true", help="also each variant in processes of its own, and peak memory")
     parser.add_argument("--out", type=Path, help="folder for step_time.csv and step_time.png")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.one:
-        print(peak_memory(WORKLOADS[options.one[0]], options.one[1]))
+        print(*one_alone(WORKLOADS[options.one[0]], options.one[1]))
         return
     names = [PLAIN, *(name for name in options.variant if name != PLAIN)]
     rows: list[dict[str, object]] = []
@@ -247,9 +255,9 @@ def main() -> None:
         work = WORKLOADS[title]
         found, missing = measure(work, names, options.rounds)
         records = len(work.data()[0])
+        lonely = alone(title, [name for name in found if "compiled" not in name]) if options.alone else {}
         for name in names:
-            taken = found.get(name)
-            memory = memory_of(title, name) if options.memory and taken is not None else float("nan")
+            taken, (peak, apart) = found.get(name), lonely.get(name, (math.nan, math.nan))
             rows.append(
                 {
                     "workload": title,
@@ -257,7 +265,9 @@ def main() -> None:
                     "milliseconds": f"{taken * 1e3:.4g}" if taken else "",
                     "ratio": f"{taken / found[PLAIN]:.3g}" if taken else "",
                     "samples_per_second": f"{records / taken:.4g}" if taken else "",
-                    "peak_mib": "" if math.isnan(memory) else f"{memory:.0f}",
+                    "alone_milliseconds": "" if math.isnan(apart) else f"{apart * 1e3:.4g}",
+                    "alone_ratio": "" if math.isnan(apart) else f"{apart / lonely[PLAIN][1]:.3g}",
+                    "peak_mib": "" if math.isnan(peak) else f"{peak:.0f}",
                     "missing": missing.get(name, ""),
                 }
             )

@@ -13,8 +13,7 @@ from dpoptim.gradients.alike import in_company, record_products
 from dpoptim.gradients.contributions import Contribution, Direct, Formed, flat
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-TOGETHER = 16  # records in one grouped convolution
-TOGETHER_OF_ONE_CHANNEL = 32
+TOGETHER = 32  # records in one grouped convolution
 TOGETHER_ENTRIES = 5 << 17  # of its result: fresh memory costs more than calls
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -131,10 +130,8 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> 
     """
     x, g = x[part], g[part]
     entries = module.weight.numel()
-    one_channel = module.in_channels == 1
-    gradients = correlations if one_channel else grouped_weight_gradient
-    most = TOGETHER_OF_ONE_CHANNEL if one_channel else TOGETHER
-    together = power_of_two(min(most, TOGETHER_ENTRIES // entries))
+    gradients = correlations if module.in_channels == 1 else grouped_weight_gradient
+    together = power_of_two(min(TOGETHER, TOGETHER_ENTRIES // entries))
     formed = x.new_empty(len(x), entries)
     for start in range(0, len(x), together):
         rows = slice(start, start + together)
