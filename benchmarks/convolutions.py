@@ -51,7 +51,7 @@ def measure(layer: nn.Conv2d, shape: tuple[int, ...]) -> dict[str, object]:
     everything = slice(0, len(x))
     with torch.no_grad():
         found: dict[str, object] = {"ordinary": milliseconds(lambda: ordinary(layer, x, g))}
-        found["by the engine"] = milliseconds(lambda: convolution.formed_by_groups(layer, x, g, everything))
+        found["by the engine"] = milliseconds(lambda: convolution.formed_by_groups(layer, x, g, everything, len(x)))
         for count in TOGETHER:
 
             def by(way: Callable[[nn.Conv2d, Tensor, Tensor], Tensor], count: int = count) -> list[Tensor]:
@@ -60,7 +60,7 @@ def measure(layer: nn.Conv2d, shape: tuple[int, ...]) -> dict[str, object]:
             found[f"groups of {count}"] = milliseconds(lambda by=by: by(convolution.grouped_weight_gradient))  # type: ignore[misc]
             slid = layer.in_channels == 1
             found[f"slid, {count}"] = milliseconds(lambda by=by: by(convolution.correlations)) if slid else ""  # type: ignore[misc]
-        found["patches"] = milliseconds(lambda: convolution.formed_by_patches(layer, x, g, everything))
+        found["patches"] = milliseconds(lambda: convolution.formed_by_patches(layer, x, g, everything, len(x)))
     return found
 
 

@@ -137,7 +137,9 @@ def test_convolutions_form_each_record_s_gradient(layer: nn.Module) -> None:
     g = torch.randn_like(layer(x)).detach()
     truth = [torch.autograd.grad(layer(x[i : i + 1]), layer.weight, g[i : i + 1])[0] for i in range(ROWS)]
     for form in (formed_by_groups, formed_by_patches):  # on a CPU, on an accelerator
-        torch.testing.assert_close(form(layer, x, g, slice(0, ROWS)), torch.stack(truth).flatten(1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            form(layer, x, g, slice(0, ROWS), ROWS), torch.stack(truth).flatten(1), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17), (12, 7, 5), (8, 65, 3), (1, 3, 3), (64, 32, 16)])
@@ -194,15 +196,17 @@ def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
     x = torch.randn(1, layer.in_channels, *size, dtype=dtype)
     g = torch.randn_like(layer(x)).detach()
 
-    def formed(records: int) -> torch.Tensor:
+    def formed(records: int, most: int) -> torch.Tensor:
         given, slopes = (t.expand(records, *t.shape[1:]).contiguous() for t in (x, g))
         weight = ConvolutionRule().contributions(layer, (given,), slopes)["weight"]
+        weight.most = most
         weight.squared_norms([[records]])
         return weight.materialise(slice(0, records))
 
     with torch.backends.mkldnn.flags(enabled=onednn):
-        alone = formed(1)
-        assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records))
+        for most in (1, 200):  # public
+            alone = formed(1, most)
+            assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records, most))
 
 
 @pytest.mark.parametrize("kind", ["norm", "lstm", "rnn", "attention"])

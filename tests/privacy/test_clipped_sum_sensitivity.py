@@ -392,7 +392,7 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypa
     """Alternating signs nearly cancel inside each record; one more record pushes the batch over the memory cap."""
     torch.manual_seed(0)
     inputs, T, rows = 64, 32, 40
-    monkeypatch.setattr("dpoptim.gradients.engine.MEMORY_CAP", inputs * inputs * rows)
+    monkeypatch.setattr("dpoptim.gradients.contributions.MEMORY_CAP", inputs * inputs * rows)
     model = LinearLoss(inputs, inputs)
     sign = torch.tensor([1.0, -1.0]).repeat(T // 2)[None, :, None]
     record = torch.randn(1, 1, inputs) * sign * 100 + torch.randn(1, T, inputs) * 0.05
@@ -404,12 +404,13 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypa
 
 def test_how_sums_are_formed_does_not_depend_on_how_many_records_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept gradients and those formed again are summed otherwise: every group's rounding would change (1.6 C at 2^20)."""
-    monkeypatch.setattr("dpoptim.gradients.engine.MEMORY_CAP", 8 * 8 * 40)
+    monkeypatch.setattr("dpoptim.gradients.contributions.MEMORY_CAP", 8 * 8 * 40)
     measured, kept = Positions.squared_norms, []
 
     def spied(self: Positions, groups: Groups, block: int) -> Tensor:
-        kept.append(self.keeps)
-        return measured(self, groups, block)
+        found = measured(self, groups, block)
+        kept.append(self._kept is not None)
+        return found
 
     monkeypatch.setattr(Positions, "squared_norms", spied)
     model = LinearLoss(8, 8)

@@ -155,29 +155,30 @@ class Formed:
     Either way the same numbers are measured and summed, because ``form`` computes each record by itself.
 
     Attributes:
-        form: maps a slice of records to their gradients, shape (b, entries).
+        form: maps a slice of records, and ``most``, to their gradients, shape (b, entries).
         records, entries: B, and the parameter's size.
         per_record: elements of the largest temporary that ``form`` needs for one record beside its result.
         keep: records that count (bool, shape (B,)); None: all of them.
-        keeps: whether they are kept for the sum, which rounds otherwise then: to be decided by public numbers.
+        most: records that a pass may have. Public, as it decides how they are formed, and whether they are kept for the
+            sum, which rounds otherwise then.
     """
 
-    form: Callable[[slice], Tensor]
+    form: Callable[[slice, int], Tensor]
     records: int
     entries: int
     per_record: int
     keep: Tensor | None = None
-    keeps: bool = True
+    most: int = 1
     _kept: Tensor | None = field(default=None, repr=False)
 
     def materialise(self, records: slice) -> Tensor:
-        values = self.form(records) if self._kept is None else self._kept[records]
+        values = self.form(records, self.most) if self._kept is None else self._kept[records]
         return values if self.keep is None else zero_outside(values, self.keep[records])
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
-        if self.keeps:
+        if kept(self.most, self.entries):
             for part in parts_of(slice(0, self.records), self.per_record):
-                formed = self.form(part)
+                formed = self.form(part, self.most)
                 if len(formed) == self.records:
                     self._kept = formed
                     break
@@ -186,7 +187,7 @@ class Formed:
             assert self._kept is not None
             return row_squared_norms(self._kept, block=block)
         parts = chain.from_iterable(map(self._parts, all_groups(groups)))
-        return torch.cat([row_squared_norms(self.form(part), block=block) for part in parts])
+        return torch.cat([row_squared_norms(self.form(part, self.most), block=block) for part in parts])
 
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, max(self.entries, self.per_record))
@@ -200,6 +201,11 @@ class Formed:
 
     def without(self, keep: Tensor) -> "Formed":
         return replace(self, keep=keep)
+
+
+def kept(most: int, entries: int) -> bool:
+    """Whether memory allows to keep the gradients of a parameter for all records of a pass."""
+    return most * entries <= MEMORY_CAP
 
 
 def flat(x: Tensor) -> Tensor:

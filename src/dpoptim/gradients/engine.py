@@ -239,7 +239,7 @@ class Engine:
         squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
         for i, contribution in whole.items():
             if isinstance(contribution, Formed | Positions):
-                contribution.keeps = self.physical_rows * contribution.entries <= MEMORY_CAP
+                contribution.most = self.physical_rows
             squared[self._unit(i)].append(contribution.squared_norms(groups, block).to(device) * scale**2)
         zero = torch.zeros(rows, dtype=torch.float64, device=device)
         total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_matrix, record_products
-from dpoptim.gradients.contributions import Outer, add_group, all_groups, at_once, flat, parts_of, sum_of_group, zero_outside
+from dpoptim.gradients.contributions import (
+    Outer,
+    add_group,
+    all_groups,
+    at_once,
+    flat,
+    kept,
+    parts_of,
+    sum_of_group,
+    zero_outside,
+)
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
@@ -21,7 +31,7 @@ CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim d
 class Positions:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
 
-    They are formed, and kept for the sum where `keeps` says so (by public numbers: see `Formed`). Where that is dear they
+    They are formed, and kept for the sum where memory allows (see `Formed`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes too much memory as well,
     `claims` gets by without: the norm that enters the clip factor is *claimed* by the Gram form
     ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are formed to be summed, part by part, and whichever
@@ -31,7 +41,7 @@ class Positions:
     g: Tensor
     a: Tensor
     claims: bool = False
-    keeps: bool = True
+    most: int = 1
     alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
     _claimed: Tensor | None = field(default=None, repr=False)
@@ -80,7 +90,7 @@ class Positions:
                 raised(self._claimed, self.entries, block).mul_(1 + CLAIM_SLACK)
             return self._claimed
         records = len(self.g)
-        if self.keeps:
+        if kept(self.most, self.entries):
             self._kept = self._room(records)
         squared = []
         for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):

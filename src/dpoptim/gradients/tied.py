@@ -27,7 +27,7 @@ def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribut
         assert isinstance(table, Rows)
         return TiedHead(heads[0].g, heads[0].a, heads[0].claims, alone=heads[0].alone, table=table)
 
-    def form(part: slice) -> Tensor:
+    def form(part: slice, most: int) -> Tensor:
         return sum((use.materialise(part) for use in uses[1:]), start=uses[0].materialise(part))
 
     return Formed(form, records, entries, (len(uses) + 1) * entries)

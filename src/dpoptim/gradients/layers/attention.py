@@ -112,7 +112,7 @@ class AttentionLayer:
                     found[name] = Positions(left, x)
                 return found
 
-            def form(part: slice) -> Tensor:
+            def form(part: slice, most: int) -> Tensor:
                 blocks = [record_products(left[part], x[part]) for left, x in zip(gradients, saved, strict=True)]
                 return torch.cat(blocks, 1).flatten(1)
 

@@ -13,7 +13,8 @@ from dpoptim.gradients.alike import in_company, record_products
 from dpoptim.gradients.contributions import Contribution, Direct, Formed, flat
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-TOGETHER = 32  # records in one grouped convolution
+AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
+PIECES = 4  # that the largest pass is cut into, so that zeros are few
 TOGETHER_ENTRIES = 5 << 17  # of its result: fresh memory costs more than calls
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -122,16 +123,16 @@ def rounds_alike_in_groups(module: Convolution, x: Tensor) -> bool:
     return bool(onednn) and math.prod(module.kernel_size) > 1 and len(module.kernel_size) < 3
 
 
-def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
+def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:
     """The records' weight gradients as those of convolutions that have every record in groups of its own.
 
-    Always as many records at once, zeros making up the number: the kernel, and so its rounding, must not depend on how many
-    others there are.
+    Always as many records at once, by public numbers, zeros making up the number: the kernel, and so its rounding, must not
+    depend on how many others there are.
     """
     x, g = x[part], g[part]
     entries = module.weight.numel()
     gradients = correlations if module.in_channels == 1 else grouped_weight_gradient
-    together = power_of_two(min(TOGETHER, TOGETHER_ENTRIES // entries))
+    together = power_of_two(min(max(AT_LEAST, most // PIECES), AT_MOST, TOGETHER_ENTRIES // entries))
     formed = x.new_empty(len(x), entries)
     for start in range(0, len(x), together):
         rows = slice(start, start + together)
@@ -188,7 +189,7 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
     return slid.reshape(len(x), -1)
 
 
-def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice) -> Tensor:
+def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:
     """The records' weight gradients as products of output gradients and unfolded patches, each record's in the same way."""
     left, right = g[part].flatten(2).transpose(1, 2), patches(x[part], module)  # (b, T, p), (b, T, G * features)
     G = module.groups
