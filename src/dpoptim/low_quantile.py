@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number, real_number
 from dpoptim.gate import SelectionGate
 from dpoptim.noise.stream import KeyStream
-from dpoptim.plan import positive_number, real_number
 
 CANDIDATES_PER_OCTAVE = 8  # so 9 % from one to the next
 LEAST_RANK = 10.0  # divided by epsilon: below that, the noise decides

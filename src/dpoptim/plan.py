@@ -4,17 +4,17 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from numbers import Real
 from typing import Any, Literal, Protocol
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
-from torch import Tensor
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
+from dpoptim.arguments import real_number, whole_number
 from dpoptim.clipping import ClippingRule
 from dpoptim.gate import Query
+from dpoptim.private_side import NormChoice, PrivateSide
 from dpoptim.sampling import Sampler
 
 FORMAT = "dpoptim.plan/1"
@@ -34,67 +34,6 @@ class Basis:
 
     kind: Literal["enforced", "trusted", "unproven"]
     text: str
-
-
-class PrivateSide(Protocol):
-    """What a method keeps to itself during a run, left of the gate: never shown, saved in secret files only."""
-
-    def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
-        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what the gate releases.
-
-        What it remembers changes in `released` only: an interrupted step is asked again.
-        """
-        ...
-
-    def released(self, sums: list[list[Tensor]]) -> None:
-        """What `query` returned for these sums is out."""
-        ...
-
-    def secret_state(self) -> dict[str, Any]:
-        """What a checkpoint needs: tensors, numbers and nests of them. Secret."""
-        ...
-
-    def restore(self, secret: dict[str, Any]) -> None:
-        """Go on, from a fresh state, where `secret_state` was taken."""
-        ...
-
-
-class NormChoice(Protocol):
-    """A clip norm that a run chooses from what it has released; every step is a query with norm bound 1."""
-
-    rule: ClippingRule
-    share_below: float  # the last noisy share of gradients below the clip norm; nan if none was released
-
-    @property
-    def found(self) -> bool:
-        """Whether steps train."""
-        ...
-
-    def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
-        """Squared norms of the gradients of some records of the step, float64, shape (B,), and what share of each counts
-        where huge ones fade out (None: all of it). Private.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Drop what was observed of a step that starts again."""
-        ...
-
-    def query(self, sums: list[Tensor]) -> list[Tensor]:
-        """From the step's clipped sums to what the gate releases: one record adds a vector of norm at most 1."""
-        ...
-
-    def answer(self, released: list[Tensor]) -> list[Tensor] | None:
-        """The noisy sums in what was released, or None if the step only measured; chooses the next step's ``rule``."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint needs between two steps: released numbers only."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on, from a fresh search, where `state` was taken."""
-        ...
 
 
 class Method(Protocol):
@@ -360,29 +299,6 @@ def make_plan(
     plan = Plan(method, n, batch_size, steps, noise_multiplier, relation, delta)
     _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
     return plan
-
-
-def real_number(name: str, value: object) -> float:
-    """``value`` as a float; numpy's numbers are fine, text and booleans are not."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name} must be a number, got {value!r}.")
-    return float(value)
-
-
-def positive_number(name: str, value: object) -> float:
-    number = real_number(name, value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
-    return number
-
-
-def whole_number(name: str, value: object, *, least: int) -> int:
-    number = real_number(name, value)
-    if math.isfinite(number):
-        whole = int(number)
-        if whole == number and whole >= least:
-            return whole
-    raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
 def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -> int:

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number, real_number
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import (
@@ -24,7 +25,6 @@ from dpoptim.estimators.table import (
     table,
 )
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.plan import positive_number, real_number
 from dpoptim.solvers.budget import Budget
 
 CLIPPED_SHARE = 0.1  # of the largest gradient that a row of norm data_norm can have: where records are clipped by default

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import real_number, whole_number
 from dpoptim.estimators.table import (
     bounded_targets,
     clip_rows,
@@ -27,7 +28,6 @@ from dpoptim.estimators.table import (
     table,
 )
 from dpoptim.methods import DPSGD
-from dpoptim.plan import real_number, whole_number
 from dpoptim.recipes import recipe
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, column_or_1d, validate_data
 
-from dpoptim.plan import positive_number, real_number
+from dpoptim.arguments import positive_number, real_number
 
 Floats = NDArray[np.float64]
 BLOCK = 1 << 13  # rows taken at a time

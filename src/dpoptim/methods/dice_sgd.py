@@ -23,12 +23,13 @@ from dp_accounting import NeighboringRelation
 
 from dpoptim.accounting.calibration import calibrate_noise_multiplier
 from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.arguments import real_number
 from dpoptim.clipping import AUTOMATIC_GAMMA, Clipping, SplitClipping, Style
 from dpoptim.gate import GaussianSum, ShiftedSums
 from dpoptim.methods.basis import NOISE
 from dpoptim.methods.dice_paper import PublishedSplit, certain_event, product_of_epsilon_and_noise, published_guarantee
 from dpoptim.methods.error_feedback import ErrorFeedback, run_sensitivity
-from dpoptim.plan import Basis, Plan, make_plan, real_number
+from dpoptim.plan import Basis, Plan, make_plan
 from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
 
 Accounting = Literal["proven", "paper"]

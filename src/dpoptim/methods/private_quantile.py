@@ -19,9 +19,11 @@ import torch
 from sklearn.isotonic import isotonic_regression
 from torch import Tensor
 
+from dpoptim.arguments import positive_number, real_number
 from dpoptim.clipping import Clipping, Style
 from dpoptim.gradients.products import COMMON_FACTOR_ERROR
-from dpoptim.plan import Basis, NormChoice, positive_number, real_number
+from dpoptim.plan import Basis
+from dpoptim.private_side import NormChoice
 
 LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
 LEAST_OCTAVE = -40.0  # log2 of the norm above which records vote, fully an octave further up

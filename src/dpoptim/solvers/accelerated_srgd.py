@@ -18,10 +18,10 @@ from torch import Tensor
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, parse_neighboring
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import real_number, whole_number
 from dpoptim.gate import CorrelatedSum, Gate
 from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Mechanism
 from dpoptim.noise.stream import KeyStream
-from dpoptim.plan import real_number, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Constraint, Everywhere
 from dpoptim.solvers.problem import Problem

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.plan import whole_number
+from dpoptim.arguments import whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.kl_spider import CONSTANTS, Constants
 from dpoptim.solvers.objective import Objective

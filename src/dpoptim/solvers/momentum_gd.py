@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.plan import real_number, whole_number
+from dpoptim.arguments import real_number, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, positive, starting_point

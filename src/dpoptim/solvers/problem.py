@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dpoptim.arguments import whole_number
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.linear import LinearModel, as_rows, as_tensor, scaled
-from dpoptim.plan import whole_number
 
 Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
 

@@ -15,9 +15,9 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import real_number
 from dpoptim.gate import FilteredGate, accurate_norm
 from dpoptim.noise.stream import KeyStream
-from dpoptim.plan import real_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import Terms

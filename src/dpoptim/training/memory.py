@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpoptim.arguments import whole_number
 from dpoptim.gradients.oracle import Loss
 from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
-from dpoptim.plan import Plan, whole_number
+from dpoptim.plan import Plan
 from dpoptim.training.engines import engine_for
 from dpoptim.training.refusals import refuse_model
 

@@ -13,12 +13,13 @@ from torch.utils.data import Dataset
 
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import whole_number
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.noise.stream import KeyStream
-from dpoptim.plan import Basis, Plan, whole_number
+from dpoptim.plan import Basis, Plan
 from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss
 from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
