@@ -14,8 +14,6 @@ it is installed (extra ``bench``).
 import argparse
 import gc
 import math
-import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -206,15 +204,21 @@ def measure(work: Workload, names: list[str], rounds: int) -> tuple[dict[str, fl
     return {name: statistics.median(values) for name, values in times.items()}, missing
 
 
+def resident(which: str) -> float:
+    """MiB of this process that are in memory now ("VmRSS"), or were at most ("VmHWM")."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(which))
+    return int(line.split()[1]) / 1024
+
+
 def one_alone(work: Workload, name: str) -> tuple[float, float]:
     """MiB at the peak above the process after model and batch exist, and seconds a step; in a process of its own."""
     torch.manual_seed(0)
     VARIANTS[PLAIN](work)  # the allocator's and libraries' own
     gc.collect()
     step = VARIANTS[name](work)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    before = resident("VmRSS")
     taken = [seconds(step, 1) for _ in range(3)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    peak = resident("VmHWM") - before  # getrusage's would begin with that of the process that started this one
     repeats = min(200, max(5, int(1 / min(taken))))
     return peak, statistics.median(seconds(step, 1) for _ in range(repeats))
 
