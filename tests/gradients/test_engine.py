@@ -8,7 +8,14 @@ from torch import nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.contributions import zero_outside
-from dpoptim.gradients.layers.convolution import Convolution, ConvolutionRule, formed_by_groups, formed_by_patches
+from dpoptim.gradients.layers import convolution as convolution_module
+from dpoptim.gradients.layers.convolution import (
+    Convolution,
+    ConvolutionRule,
+    formed_by_groups,
+    formed_by_patches,
+    grouped_weight_gradient,
+)
 from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
@@ -207,6 +214,24 @@ def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
         for most in (1, 200):  # public
             alone = formed(1, most)
             assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records, most))
+
+
+@pytest.mark.parametrize(("most", "together"), [(1, 8), (64, 16), (1000, 32)])
+def test_records_are_convolved_together_by_public_numbers(most: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many whatever the batch, and few where passes are small: the rest of a convolution is zeros."""
+    seen = set()
+
+    def spied(module: Convolution, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        seen.add(len(x))
+        return grouped_weight_gradient(module, x, g)
+
+    monkeypatch.setattr(convolution_module, "grouped_weight_gradient", spied)
+    layer = nn.Conv2d(2, 3, 3)
+    for records in (1, 8, 40):
+        x, g = torch.randn(records, 2, 5, 5), torch.randn(records, 3, 3, 3)
+        formed = formed_by_groups(layer, x, g, slice(0, records), most)
+        torch.testing.assert_close(formed, formed_by_patches(layer, x, g, slice(0, records), most))
+    assert seen == {together}
 
 
 @pytest.mark.parametrize("kind", ["norm", "lstm", "rnn", "attention"])
