@@ -7,7 +7,6 @@ Run: ``python benchmarks/growth.py --out benchmarks/results``.
 """
 
 import argparse
-import csv
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +20,11 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.training.memory import LiveTensors
+from saving import save_csv
 
 BASE = {"batch": 16, "length": 64, "width": 128, "vocabulary": 1024}
 DOUBLINGS = 5
+COLUMNS = ("plain_cpu_s", "ours_cpu_s", "plain_mib", "ours_mib")
 TABLE_ROWS = [20_000 * 2**i for i in range(DOUBLINGS)]
 Job = tuple[nn.Module, Tensor, Tensor, int]  # model, inputs, targets, positions
 
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for growth.csv")
     parser.add_argument("--steps", type=int, default=9)
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, object]] = []
     axes = {axis: [first * 2**i for i in range(DOUBLINGS)] for axis, first in BASE.items()} | {"rows of a table": TABLE_ROWS}
     for axis, sizes in axes.items():
         found = []
@@ -117,11 +118,11 @@ def main() -> None:
             f"{ours[-1] / plain[-1]:.2f} times the time, {our_memory[-1] / plain_memory[-1]:.2f} times the memory",
             flush=True,
         )
-        rows += [(axis, size, *(f"{value:.5g}" for value in each)) for size, each in zip(sizes, found, strict=True)]
+        for size, each in zip(sizes, found, strict=True):
+            values = (f"{value:.5g}" for value in each)
+            rows.append({"axis": axis, "size": size, **dict(zip(COLUMNS, values, strict=True))})
     if options.out is not None:
-        with (options.out / "growth.csv").open("w", newline="") as file:
-            header = ("axis", "size", "plain_cpu_s", "ours_cpu_s", "plain_mib", "ours_mib")
-            csv.writer(file).writerows([header, *rows])
+        save_csv(rows, options.out / "growth.csv")
 
 
 if __name__ == "__main__":
