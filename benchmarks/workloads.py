@@ -184,11 +184,11 @@ class Residual(nn.Module):
         return F.relu(self.norms[1](self.second(h)) + self.short(x))
 
 
-def resnet() -> nn.Module:
+def resnet(width: int = 32) -> nn.Module:
     """A small ResNet with group normalisation for 3 x 32 x 32."""
-    stages = [Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 128, 2)]
-    stem = [nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.GroupNorm(8, 32), nn.ReLU()]
-    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+    stages = [Residual(width, width, 1), Residual(width, 2 * width, 2), Residual(2 * width, 4 * width, 2)]
+    stem = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
+    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
 
 
 class LstmClassifier(nn.Module):
@@ -246,6 +246,7 @@ WORKLOADS = {
         Workload("Llama-like", llama, words, words, tokens),
         Workload("ViT", VisionTransformer, image(64, 64, 48), labels(64, 10), classes),
         Workload("ResNet, GroupNorm", resnet, image(64, 3, 32, 32), labels(64, 10), classes),
+        Workload("ResNet, wide", lambda: resnet(64), image(64, 3, 32, 32), labels(64, 10), classes),
         Workload("LSTM", LstmClassifier, labels(64, 5000, 50), labels(64, 2), classes),
         Workload("embedding bag", Bag, labels(4096, 1_000_000, 20), labels(4096, 10), classes, huge_table=True),
     )

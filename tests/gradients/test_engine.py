@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.contributions import zero_outside
+from dpoptim.gradients.contributions import Formed, zero_outside
 from dpoptim.gradients.layers import convolution as convolution_module
 from dpoptim.gradients.layers.convolution import (
     Convolution,
@@ -190,6 +190,16 @@ PLACES = [
 ]
 
 
+def one_by_one(weight: Formed) -> torch.Tensor:
+    """All gradients, formed one after the other in the same memory."""
+    out, rows = torch.zeros(1, weight.entries), []
+    form = weight.one_by_one(out)
+    for record in range(weight.records):
+        form(record)
+        rows.append(out.clone())
+    return torch.cat(rows)
+
+
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("onednn", [True, False], ids=["oneDNN", "without"])
@@ -207,18 +217,20 @@ def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
         given, slopes = (t.expand(records, *t.shape[1:]).contiguous() for t in (x, g))
         weight = ConvolutionRule().contributions(layer, (given,), slopes)["weight"]
         weight.most = most
+        if most == 0:
+            return one_by_one(weight)
         weight.squared_norms([[records]])
         return weight.materialise(slice(0, records))
 
     with torch.backends.mkldnn.flags(enabled=onednn):
-        for most in (1, 200):  # public
+        onednn_convolves = bool(ConvolutionRule().contributions(layer, (x,), g)["weight"].few)
+        for most in (0, 1, 200) if onednn_convolves else (1, 200):  # public; 0: record by record
             alone = formed(1, most)
             assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records, most))
 
 
-@pytest.mark.parametrize(("most", "together"), [(1, 8), (64, 16), (1000, 32)])
-def test_records_are_convolved_together_by_public_numbers(most: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many whatever the batch, and few where passes are small: the rest of a convolution is zeros."""
+def spied_convolutions(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """How many records they convolved at once."""
     seen = set()
 
     def spied(module: Convolution, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -226,12 +238,29 @@ def test_records_are_convolved_together_by_public_numbers(most: int, together: i
         return grouped_weight_gradient(module, x, g)
 
     monkeypatch.setattr(convolution_module, "grouped_weight_gradient", spied)
+    return seen
+
+
+@pytest.mark.parametrize(("most", "together"), [(1, 8), (64, 16), (1000, 32)])
+def test_records_are_convolved_together_by_public_numbers(most: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many whatever the batch, and few where passes are small: the rest of a convolution is zeros."""
+    seen = spied_convolutions(monkeypatch)
     layer = nn.Conv2d(2, 3, 3)
     for records in (1, 8, 40):
         x, g = torch.randn(records, 2, 5, 5), torch.randn(records, 3, 3, 3)
         formed = formed_by_groups(layer, x, g, slice(0, records), most)
         torch.testing.assert_close(formed, formed_by_patches(layer, x, g, slice(0, records), most))
-    assert seen == {together}
+        assert seen == {together}
+
+
+def test_records_one_by_one_are_convolved_a_few_at_once_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spied_convolutions(monkeypatch)
+    layer = nn.Conv2d(2, 3, 3)
+    for records in (1, 8, 200):
+        x, g = torch.randn(records, 2, 5, 5), torch.randn(records, 3, 3, 3)
+        weight = ConvolutionRule().contributions(layer, (x,), g)["weight"]
+        torch.testing.assert_close(one_by_one(weight), formed_by_patches(layer, x, g, slice(0, records), records))
+        assert seen == {weight.few}
 
 
 @pytest.mark.parametrize("kind", ["norm", "lstm", "rnn", "attention"])

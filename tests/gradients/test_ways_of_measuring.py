@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
 from dpoptim.gradients import engine as engine_module
+from dpoptim.gradients.contributions import Formed
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import GROUP_ROWS, Groups
@@ -22,7 +23,12 @@ WAYS: dict[str, dict[str, bool]] = {"kept": {}, "claimed": {"claims": True}, "re
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setattr(Engine, "_cheapest", lambda self, layer, contribution: replace(contribution, **WAYS[way]))
+    def chosen(self: Engine, layer: str, contribution: Formed | Positions) -> Formed | Positions:
+        if isinstance(contribution, Formed):
+            return replace(contribution, alone=way == "record by record" and contribution.few > 0)
+        return replace(contribution, **WAYS[way])
+
+    monkeypatch.setattr(Engine, "_cheapest", chosen)
 
 
 class Language(nn.Module):
@@ -52,6 +58,19 @@ def sums_of(
         found = [[total.clone() for total in engine.split(sums)] for sums in engine.take_sums()]
     engine.detach()
     return found
+
+
+class Images(nn.Module):
+    """Convolutions of which some are formed a few records at a time, beside a layer over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 4, 3, groups=2, stride=2)
+        self.point, self.head = nn.Conv2d(4, 5, 1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.head(self.point(h).flatten(2))
 
 
 def weights(x: Tensor) -> Tensor:
@@ -91,16 +110,19 @@ def test_any_model_has_the_sums_of_whole_model_vmap(case: Case, way: str, monkey
     [Clipping(0.02), Clipping(0.02, "automatic"), Clipping(0.02, "per-layer"), SplitClipping(0.02, 0.05)],
     ids=["flat", "automatic", "per-layer", "error feedback"],
 )
-@pytest.mark.parametrize("tied", [False, True], ids=["free", "tied"])
+@pytest.mark.parametrize("kind", ["free", "tied", "images"])
 @pytest.mark.parametrize("records", [9, GROUP_ROWS + 1])
 def test_every_way_gives_every_rule_the_same_sums(
-    rule: ClippingRule, tied: bool, records: int, monkeypatch: pytest.MonkeyPatch
+    rule: ClippingRule, kind: str, records: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    model = Language(tied=tied)
-    x, targets = torch.randint(0, WORDS, (records, T)), torch.randn(records, T, WORDS)
+    if kind == "images":
+        model, x, targets = Images(), torch.randn(records, 2, 7, 7), torch.randn(records, 5, 3)
+    else:
+        model, x = Language(tied=kind == "tied"), torch.randint(0, WORDS, (records, T))
+        targets = torch.randn(records, T, WORDS)
     targets[3] = math.nan
-    groups = [[records - 4, 0, 4]]  # the first is beyond what one float32 product may sum, where there are that many
+    groups = [[records - 5, 0, 5]]  # the first is beyond what one float32 product may sum, where there are that many
     found, seen = {}, spied(monkeypatch)
     for way in WAYS:
         measured(monkeypatch, way)
@@ -124,6 +146,23 @@ def test_large_layers_go_record_by_record_by_public_numbers(dtype: torch.dtype, 
             engine.attach()
             engine.deliver(records)
             model(torch.randn(records, length, 128, dtype=dtype)).square().sum().backward()
+            engine.detach()
+            assert sum(seen) == (expected if dtype == torch.float32 else 0)
+            seen.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_kernels_go_record_by_record_by_public_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above; small kernels, and those of a single place, are kept."""
+    seen = spied(monkeypatch)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 2), nn.Conv2d(64, 600, 1)).to(dtype)
+    for capacity, expected in ((100, 1), (20, 0)):
+        for records in (1, 5):
+            engine = Engine(model, Clipping(1.0), capacity=capacity, reduction="sum")
+            engine.attach()
+            engine.deliver(records)
+            model(torch.randn(records, 64, 4, 4, dtype=dtype)).square().sum().backward()
             engine.detach()
             assert sum(seen) == (expected if dtype == torch.float32 else 0)
             seen.clear()
@@ -156,6 +195,20 @@ def test_record_by_record_a_record_adds_the_same_in_any_company(threads: int, mo
     assert 0.9 < float(sums[0].norm()) <= 1.0
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
+
+
+def test_float32_models_are_measured_in_float32_whatever_the_default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, "record by record")
+    model, x = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(2), nn.Linear(4, 5)), torch.randn(3, 2, 4, 4)
+    seen = spied(monkeypatch)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        sums = by_engine(model, x, torch.zeros(3), Clipping(1.0), capacity=3, reduction="sum")
+    finally:
+        torch.set_default_dtype(before)
+    assert seen == [2]
+    assert 0 < joint_norm(sums) <= 3
 
 
 LAYOUTS = {"rows": (0, 1, 2), "time first": (1, 0, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1)}

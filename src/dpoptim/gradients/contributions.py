@@ -161,6 +161,8 @@ class Formed:
         keep: records that count (bool, shape (B,)); None: all of them.
         most: records that a pass may have. Public, as it decides how they are formed, and whether they are kept for the
             sum, which rounds otherwise then.
+        few: how many are formed in one go for `record_by_record`; a public constant, 0 if they cannot be.
+        alone: whether they are formed in that way, and not kept.
     """
 
     form: Callable[[slice, int], Tensor]
@@ -169,7 +171,22 @@ class Formed:
     per_record: int
     keep: Tensor | None = None
     most: int = 1
+    few: int = 0
+    alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
+
+    def one_by_one(self, out: Tensor) -> Callable[[int], None]:
+        """Returns what writes the gradient of one record to ``out``, (1, entries)."""
+        start, formed = -1, out
+
+        def form(record: int) -> None:
+            nonlocal start, formed
+            if start != record - record % self.few:
+                start = record - record % self.few
+                formed = self.form(slice(start, min(start + self.few, self.records)), self.few)
+            out.copy_(formed[record - start])
+
+        return form
 
     def materialise(self, records: slice) -> Tensor:
         values = self.form(records, self.most) if self._kept is None else self._kept[records]

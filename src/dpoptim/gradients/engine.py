@@ -28,6 +28,7 @@ from dpoptim.sampling import number_of_groups
 Reduction = Literal["mean", "sum"]
 KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
 WORTH_A_CALL = 1 << 19  # multiplications for one record's gradient that take longer than asking for them
+LARGE_KERNEL = 1 << 15  # entries of a convolution's kernel that make as much work
 
 
 class Engine:
@@ -203,20 +204,25 @@ class Engine:
             contributions = entry.contributions()
             for key, place in held.items():
                 contribution = contributions[key]
-                if isinstance(contribution, Positions):
+                if isinstance(contribution, Formed | Positions):
                     contribution = self._cheapest(entry.layer, contribution)
                 uses.setdefault(place, []).append(contribution)
         return uses, 0 if first is None else first.records
 
-    def _cheapest(self, layer: str, contribution: Positions) -> Positions:
+    def _cheapest(self, layer: str, contribution: Formed | Positions) -> Formed | Positions:
         """How a layer's gradients are best measured. By public numbers alone, so that no record's factor depends on the
         others."""
-        T = self.positions.get(layer)
-        p, d = contribution.g.shape[2], contribution.a.shape[2]
-        if T is None or self.capacity * p * d <= KEPT_GRADIENTS:
+        if self.capacity * contribution.entries <= KEPT_GRADIENTS:
             return contribution
+        room = self._size <= MEMORY_CAP
+        if isinstance(contribution, Formed):
+            return replace(contribution, alone=room and contribution.few > 0 and contribution.entries >= LARGE_KERNEL)
+        T = self.positions.get(layer)
+        if T is None:
+            return contribution
+        p, d = contribution.g.shape[2], contribution.a.shape[2]
         usual = contribution.g.device.type == "cpu" and contribution.g.dtype == torch.float32
-        if usual and self._size <= MEMORY_CAP and T * p * d >= WORTH_A_CALL:
+        if usual and room and T * p * d >= WORTH_A_CALL:
             return replace(contribution, alone=True)
         return replace(contribution, claims=T * (p + d) < 0.8 * p * d)
 
@@ -234,7 +240,7 @@ class Engine:
         scale = self._from_loss_to_records(rows)
         groups = self._groups_of(rows)
         device, block = self.parameters[0].device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
-        alone = {i: use for i, use in merged.items() if isinstance(use, Positions) and use.alone}
+        alone = {i: use for i, use in merged.items() if isinstance(use, Formed | Positions) and use.alone}
         whole = {i: use for i, use in merged.items() if i not in alone}
         squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
         for i, contribution in whole.items():

@@ -1,25 +1,39 @@
 """Layers whose gradients are formed for one record after the other: measured, weighted and summed before the next one's.
 
 Clipping needs the norm of a record's whole gradient before it can add the first number of it. To form all gradients and
-keep them takes memory for every record; to claim their norms first (`positions`) takes arithmetic. The gradients of a
-single record take neither, and mostly stay in cache.
+keep them takes memory for every record, mostly fresh pages; to claim their norms first (`positions`) takes arithmetic. The
+gradients of a single record take neither, and mostly stay in cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.contributions import all_groups
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
-from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
+
+
+class Alone(Protocol):
+    """Gradients that can be formed for one record after the other."""
+
+    @property
+    def entries(self) -> int:
+        """Of the parameter."""
+        ...
+
+    def one_by_one(self, out: Tensor) -> Callable[[int], None]:
+        """Returns what forms the gradient of one record in ``out``, (1, entries), float32, on a 64-byte boundary."""
+        ...
+
 
 Weigh = Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def add_record_by_record(
-    layers: Mapping[int, Positions],
+    layers: Mapping[int, Alone],
     units: Mapping[int, str],
     sums: Sequence[Sums],
     groups: Groups,
@@ -41,8 +55,8 @@ def add_record_by_record(
     else is in the batch and whatever other layers run in the pass: conditions 2 to 4 of the theorem in `products`.
     """
     parameters, wholes, entries = side_by_side(layers, units)
-    first, layer = next(iter(layers.items()))
-    row = layer.g.new_zeros(1, entries)  # also between the layers
+    first = next(iter(layers))
+    row = torch.zeros(1, entries, dtype=torch.float32, device=sums[first].totals[0].device)  # also between the layers
     formed = [layer.one_by_one(row[:, parameters[place]]) for place, layer in layers.items()]
     for group in all_groups(groups):
         if group.stop == group.start:
@@ -62,9 +76,7 @@ def add_record_by_record(
             sums[place].add(of_group[:, span])
 
 
-def side_by_side(
-    layers: Mapping[int, Positions], units: Mapping[int, str]
-) -> tuple[dict[int, slice], dict[str, slice], int]:
+def side_by_side(layers: Mapping[int, Alone], units: Mapping[int, str]) -> tuple[dict[int, slice], dict[str, slice], int]:
     """Where each parameter and each unit lies in a row of float32, and how long the row is.
 
     Those of a unit lie one after the other. Each starts with a block of `row_squared_norms`, for whatever other layers run

@@ -107,7 +107,8 @@ class ConvolutionRule:
         by_groups = rounds_alike_in_groups(module, x)
         form = partial(formed_by_groups if by_groups else formed_by_patches, module, x, g)
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
-        weight = Formed(form, len(g), module.weight.numel(), per_record)
+        entries = module.weight.numel()
+        weight = Formed(form, len(g), entries, per_record, few=together(entries, AT_LEAST) if by_groups else 0)
         if module.bias is None:
             return {"weight": weight}
         return {"weight": weight, "bias": Direct(in_company(g).flatten(2).sum(2)[: len(g)])}
@@ -132,13 +133,20 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, mos
     x, g = x[part], g[part]
     entries = module.weight.numel()
     gradients = correlations if module.in_channels == 1 else grouped_weight_gradient
-    together = power_of_two(min(max(AT_LEAST, most // PIECES), AT_MOST, TOGETHER_ENTRIES // entries))
+    number = together(entries, most)
+    if len(x) <= number:
+        return gradients(module, filled(x, number), filled(g, number))[: len(x)]
     formed = x.new_empty(len(x), entries)
-    for start in range(0, len(x), together):
-        rows = slice(start, start + together)
-        whole = gradients(module, filled(x[rows], together), filled(g[rows], together))
+    for start in range(0, len(x), number):
+        rows = slice(start, start + number)
+        whole = gradients(module, filled(x[rows], number), filled(g[rows], number))
         formed[rows] = whole[: len(x) - start]
     return formed
+
+
+def together(entries: int, most: int) -> int:
+    """How many records are convolved at once, of as many entries, in passes of at most ``most``."""
+    return power_of_two(min(max(AT_LEAST, most // PIECES), AT_MOST, TOGETHER_ENTRIES // entries))
 
 
 def power_of_two(number: int) -> int:
