@@ -1,7 +1,8 @@
 """What per-record weight gradients of convolutions cost by each way of forming them, beside the ordinary weight gradient.
 
-What limits the convolutional rows of `step_time.py`. The engine's way includes putting the results side by side, and takes a
-number of records at a time that does not depend on the batch; the others are the kernels alone.
+What limits the convolutional rows of `step_time.py`. The engine's ways take a number of records at a time that does not
+depend on the batch, and include putting the results side by side ("kept"), or each where the one before was ("record by
+record", for large kernels); the others are the kernels alone.
 
 Run: ``python benchmarks/convolutions.py [--out benchmarks/results]``.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dpoptim.gradients.contributions import Formed
 from dpoptim.gradients.layers import convolution
 from saving import save_csv
 
@@ -45,13 +47,22 @@ def ordinary(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
     )[1]
 
 
+def one_by_one(layer: nn.Conv2d, x: Tensor, g: Tensor) -> None:
+    weight = convolution.ConvolutionRule().contributions(layer, (x,), g)["weight"]
+    assert isinstance(weight, Formed)
+    form = weight.one_by_one(torch.empty(1, weight.entries))
+    for record in range(len(x)):
+        form(record)
+
+
 def measure(layer: nn.Conv2d, shape: tuple[int, ...]) -> dict[str, object]:
     x = torch.randn(shape)
     g = torch.randn_like(layer(x))
     everything = slice(0, len(x))
     with torch.no_grad():
         found: dict[str, object] = {"ordinary": milliseconds(lambda: ordinary(layer, x, g))}
-        found["by the engine"] = milliseconds(lambda: convolution.formed_by_groups(layer, x, g, everything, len(x)))
+        found["kept"] = milliseconds(lambda: convolution.formed_by_groups(layer, x, g, everything, len(x)))
+        found["record by record"] = milliseconds(lambda: one_by_one(layer, x, g))
         for count in TOGETHER:
 
             def by(way: Callable[[nn.Conv2d, Tensor, Tensor], Tensor], count: int = count) -> list[Tensor]:
