@@ -232,6 +232,8 @@ def alone(work: str, names: list[str]) -> dict[str, tuple[float, float]]:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 measured.append(done.stdout.split()[-2:])
+            else:
+                print(f"{work}, {name}, alone: {(done.stderr.splitlines() or ['no reason given'])[-1]}", file=sys.stderr)
     return {
         name: (statistics.median(float(peak) for peak, _ in measured), statistics.median(float(s) for _, s in measured))
         for name, measured in found.items()

@@ -23,12 +23,12 @@ WAYS: dict[str, dict[str, bool]] = {"kept": {}, "claimed": {"claims": True}, "re
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    def chosen(self: Engine, layer: str, contribution: Formed | Positions) -> Formed | Positions:
+    def chosen(contribution: Formed | Positions, *public: int | None) -> Formed | Positions:
         if isinstance(contribution, Formed):
             return replace(contribution, alone=way == "record by record" and contribution.few > 0)
         return replace(contribution, **WAYS[way])
 
-    monkeypatch.setattr(Engine, "_cheapest", chosen)
+    monkeypatch.setattr(engine_module, "cheapest", chosen)
 
 
 class Language(nn.Module):
@@ -168,11 +168,10 @@ def test_large_kernels_go_record_by_record_by_public_numbers(dtype: torch.dtype,
             seen.clear()
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_record_by_record_a_record_adds_the_same_in_any_company(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [1, 4], indirect=True)
+def test_record_by_record_a_record_adds_the_same_in_any_company(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit, also of a gradient that cancels down to rounding."""
-    seen, before = spied(monkeypatch), torch.get_num_threads()
-    torch.set_num_threads(threads)
+    seen = spied(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(128, 160, bias=False))
     half = torch.randn(16, 1) * 1e7
@@ -190,7 +189,6 @@ def test_record_by_record_a_record_adds_the_same_in_any_company(threads: int, mo
         (model(x) * g).sum().backward()
         sums.append(engine.split(engine.take())[0].clone())
         engine.detach()
-    torch.set_num_threads(before)
     assert seen == [1, 1, 1]
     assert 0.9 < float(sums[0].norm()) <= 1.0
     assert torch.equal(sums[0], sums[1])
@@ -211,15 +209,41 @@ def test_float32_models_are_measured_in_float32_whatever_the_default_dtype(monke
     assert 0 < joint_norm(sums) <= 3
 
 
+@pytest.mark.parametrize("removed", [0, 4, 13, 29])
+def test_one_record_of_large_kernels_moves_the_sum_by_the_clip_norm_at_most(
+    removed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where gradients cancel inside every third record, and lengths differ by many orders."""
+    seen = spied(monkeypatch)
+    torch.manual_seed(removed)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.Conv2d(64, 128, 3, 2, bias=False))
+    x, g = torch.randn(30, 64, 6, 6), torch.randn(30, 128, 2, 2)
+    x, g = (each * 10 ** torch.empty(30, 1, 1, 1).uniform_(-3, 3) for each in (x, g))
+    x[::3] = torch.randn(10, 64, 1, 1)
+    g[::3] = (g[::3] - g[::3].mean((2, 3), keepdim=True)) * 1e6
+    sums = []
+    for keep, sizes in (
+        (range(30), [14, 16]),
+        ([i for i in range(30) if i != removed], [13, 16] if removed < 14 else [14, 15]),
+    ):
+        rows = list(keep)
+        engine = Engine(model, Clipping(1.0), capacity=100, reduction="sum")
+        engine.attach()
+        engine.deliver(len(rows), groups=[sizes])
+        (model(x[rows]) * g[rows]).sum().backward()
+        sums.append([total.clone() for total in engine.split(engine.take())])
+        engine.detach()
+    assert seen == [2, 2]
+    assert 0.9 < joint_norm([a - b for a, b in zip(*sums, strict=True)]) <= 1.0
+
+
 LAYOUTS = {"rows": (0, 1, 2), "time first": (1, 0, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1)}
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [1, 4], indirect=True)
 @pytest.mark.parametrize("shape", [(600, 2, 800), (600, 900, 1), (32, 129, 161)], ids=str)
-def test_one_record_is_formed_alike_however_the_batch_lies(shape: tuple[int, int, int], threads: int) -> None:
+def test_one_record_is_formed_alike_however_the_batch_lies(shape: tuple[int, int, int], threads: None) -> None:
     """What an elementwise operation returns may lie otherwise for one record than for two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
     length, p, d = shape
     g, a = torch.randn(1, length, p), torch.randn(1, length, d)
@@ -235,7 +259,6 @@ def test_one_record_is_formed_alike_however_the_batch_lies(shape: tuple[int, int
             for record in range(records):
                 form(record)
                 seen.add(out.numpy().tobytes())
-    torch.set_num_threads(before)
     assert len(seen) == 1
     torch.testing.assert_close(out.view(p, d), g[0].T @ a[0])
 

@@ -3,7 +3,7 @@
 Tries to falsify ``|sum(D) - sum(D')| <= C`` by the place of records in memory, and by how many they are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,14 +15,6 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from dpoptim.gradients.products import Sums, add_weighted_outer, add_weighted_rows
-
-
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def cancelling(T: int, p: int, seed: int, size: float = 1e7) -> Tensor:

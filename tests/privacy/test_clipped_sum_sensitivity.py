@@ -456,9 +456,8 @@ def test_one_record_with_extreme_factors_adds_at_most_the_bound(
 @pytest.fixture(params=["claims", "alone"])
 def cheaply_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim all norms of sequences first; or form one record's gradients after the other's."""
-    monkeypatch.setattr(
-        Engine, "_cheapest", lambda self, layer, contribution: replace(contribution, **{request.param: True})
-    )
+    way = {request.param: True}
+    monkeypatch.setattr("dpoptim.gradients.engine.cheapest", lambda contribution, *public: replace(contribution, **way))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

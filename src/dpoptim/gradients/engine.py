@@ -4,7 +4,6 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +15,8 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.booking import Booking
 from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.contributions import MEMORY_CAP, Contribution, Formed, Outer
+from dpoptim.gradients.cheapest import cheapest
+from dpoptim.gradients.contributions import Contribution, Formed, Outer
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
@@ -26,9 +26,6 @@ from dpoptim.gradients.tied import merge
 from dpoptim.sampling import number_of_groups
 
 Reduction = Literal["mean", "sum"]
-KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
-WORTH_A_CALL = 1 << 19  # multiplications for one record's gradient that take longer than asking for them
-LARGE_KERNEL = 1 << 15  # entries of a convolution's kernel that make as much work
 
 
 class Engine:
@@ -205,26 +202,9 @@ class Engine:
             for key, place in held.items():
                 contribution = contributions[key]
                 if isinstance(contribution, Formed | Positions):
-                    contribution = self._cheapest(entry.layer, contribution)
+                    contribution = cheapest(contribution, self.positions.get(entry.layer), self.capacity, self._size)
                 uses.setdefault(place, []).append(contribution)
         return uses, 0 if first is None else first.records
-
-    def _cheapest(self, layer: str, contribution: Formed | Positions) -> Formed | Positions:
-        """How a layer's gradients are best measured. By public numbers alone, so that no record's factor depends on the
-        others."""
-        if self.capacity * contribution.entries <= KEPT_GRADIENTS:
-            return contribution
-        room = self._size <= MEMORY_CAP
-        if isinstance(contribution, Formed):
-            return replace(contribution, alone=room and contribution.few > 0 and contribution.entries >= LARGE_KERNEL)
-        T = self.positions.get(layer)
-        if T is None:
-            return contribution
-        p, d = contribution.g.shape[2], contribution.a.shape[2]
-        usual = contribution.g.device.type == "cpu" and contribution.g.dtype == torch.float32
-        if usual and room and T * p * d >= WORTH_A_CALL:
-            return replace(contribution, alone=True)
-        return replace(contribution, claims=T * (p + d) < 0.8 * p * d)
 
     def _places_of(self, module: nn.Module) -> dict[str, int]:
         """Where a layer's trainable parameters stand in `parameters`. They stay the same while the model is attached."""
