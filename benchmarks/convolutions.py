@@ -50,7 +50,7 @@ def ordinary(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
 def one_by_one(layer: nn.Conv2d, x: Tensor, g: Tensor) -> None:
     weight = convolution.ConvolutionRule().contributions(layer, (x,), g)["weight"]
     assert isinstance(weight, Formed)
-    form = weight.one_by_one(torch.empty(1, weight.entries))
+    form = weight.one_by_one()
     for record in range(len(x)):
         form(record)
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from dpoptim.gradients import multiplication
+
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)  # pytest --hypothesis-profile=explore
 settings.load_profile("repeatable")
@@ -25,3 +27,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> Iterator[str]:
+    """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes (`indirect=True`)."""
+    if request.param == "oneDNN" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this PyTorch has no products by oneDNN")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiplication, "onednn_is_faster", lambda: request.param == "oneDNN")
+        patch.setattr(multiplication, "WORTH_A_CALL", 0)
+        yield str(request.param)

@@ -170,6 +170,8 @@ def sequential(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+LIBRARIES = ("MKL", "oneDNN")  # see the fixture `library`
+
 CASES = [
     Case("linear-2d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (7,)),
     Case("linear-3d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (4, 7)),

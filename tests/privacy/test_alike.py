@@ -15,6 +15,9 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from dpoptim.gradients.products import Sums, add_weighted_outer, add_weighted_rows
+from support import LIBRARIES
+
+pytestmark = [pytest.mark.usefixtures("library"), pytest.mark.parametrize("library", LIBRARIES, indirect=True)]
 
 
 def cancelling(T: int, p: int, seed: int, size: float = 1e7) -> Tensor:

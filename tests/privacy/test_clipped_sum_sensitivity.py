@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,13 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
+from dpoptim.gradients import products as products_module
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import BLOCK_GROUPS, GROUP_ROWS, Groups, Sums, add_weighted_outer, consecutive_groups, margin
 from dpoptim.sampling import number_of_groups
-from support import CASES, WITHOUT_ORACLE, Case, by_engine, clipped, joint_norm, vmap_gradients
+from support import CASES, LIBRARIES, WITHOUT_ORACLE, Case, by_engine, clipped, joint_norm, vmap_gradients
 
+pytestmark = [pytest.mark.usefixtures("library"), pytest.mark.parametrize("library", LIBRARIES, indirect=True)]
 FLOAT_CASES = [case for case in CASES + WITHOUT_ORACLE if not case.integers]
 
 
@@ -273,13 +276,13 @@ def test_two_sums_are_formed_together_within_the_errors_of_one(
 def test_each_direction_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Error feedback must not cost a second product where no record needs one."""
     multiplied: list[int] = []
-    honest = torch.mm
 
-    def counted(left: Tensor, right: Tensor, **options: Tensor | None) -> Tensor:
+    def counted(honest: Callable[..., Tensor], left: Tensor, right: Tensor, **options: Tensor | None) -> Tensor:
         multiplied.append(left.shape[0])
         return honest(left, right, **options)
 
-    monkeypatch.setattr(torch, "mm", counted)
+    for owner, name in ((torch, "mm"), (products_module, "by_onednn")):  # by the processor
+        monkeypatch.setattr(owner, name, partial(counted, getattr(owner, name)))
     g, a, first = torch.randn(160, 70), torch.randn(160, 65), torch.rand(160, dtype=torch.float64)
     for second, products in ((0 * first, [70]), (3 * first, [70]), (first, [140])):
         sums = Sums([torch.empty(70, 65, dtype=torch.float64) for _ in range(2)], DIRECTIONS)

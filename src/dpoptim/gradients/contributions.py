@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.alike import aligned
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums, add_weighted_outer, add_weighted_rows, slices
 
@@ -175,16 +176,16 @@ class Formed:
     alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
 
-    def one_by_one(self, out: Tensor) -> Callable[[int], None]:
-        """Returns what writes the gradient of one record to ``out``, (1, entries)."""
-        start, formed = -1, out
+    def one_by_one(self) -> Callable[[int], Tensor]:
+        """Returns what forms the gradient of one record, (entries,), on a 64-byte boundary."""
+        start, formed = -1, torch.empty(0)
 
-        def form(record: int) -> None:
+        def form(record: int) -> Tensor:
             nonlocal start, formed
             if start != record - record % self.few:
                 start = record - record % self.few
                 formed = self.form(slice(start, min(start + self.few, self.records)), self.few)
-            out.copy_(formed[record - start])
+            return aligned(formed[record - start])
 
         return form
 

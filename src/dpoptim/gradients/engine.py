@@ -231,12 +231,11 @@ class Engine:
         total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
         longest = self._longest(whole, zero, scale) if self.reduction == "mean" else None
 
-        def weigh(record: int, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            own = slice(record, record + 1)
+        def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             for unit, each in measured.items():
-                total[unit][own] += each.to(device) * scale**2
-            known = {unit: each[own] for unit, each in total.items()}
-            factors, _ = self._factors(known, None if longest is None else longest[own])
+                total[unit][part] += each.to(device) * scale**2
+            known = {unit: each[part] for unit, each in total.items()}
+            factors, _ = self._factors(known, None if longest is None else longest[part])
             return {unit: each * scale for unit, each in factors.items()}
 
         if alone:

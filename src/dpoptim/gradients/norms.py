@@ -1,5 +1,7 @@
 """Squared norms of records, never read low, and what becomes of records too long to be measured."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,17 +46,33 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     return squared
 
 
+def squared_norm_of_parts(parts: Sequence[Tensor], *, block: int = NORM_BLOCK) -> Tensor:
+    """`row_squared_norms` of one record whose numbers lie in several places: dense vectors of float32 -> float64, (1,)."""
+    if parts[0].is_cuda:
+        return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
+    blocks = torch.cat([piece.view(-1) for part in parts for piece in block_norms(part[None], block)])
+    squared = raised(blocks.double().square_().sum(0, keepdim=True), sum(map(len, parts)), block)
+    if not SAFE_SQUARES[0] < float(squared) < SAFE_SQUARES[1]:  # also where it is NaN
+        return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
+    return squared
+
+
+def block_norms(rows: Tensor, block: int) -> Iterator[Tensor]:
+    """Norms of the blocks of dense rows of float32 (B, entries): (B, whole ones), and (B, 1) of a shorter one at the end."""
+    entries = rows.shape[1]
+    whole = entries - entries % block
+    if whole:
+        yield torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, block)), dim=2)
+    if whole < entries:
+        yield torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
+
+
 def in_blocks(rows: Tensor, block: int) -> Tensor:
     """Squared norms of dense rows of float32 (B, entries) as they are read, to be `raised`: float64, (B,)."""
-    entries = rows.shape[1]
-    if entries <= block:
+    if rows.shape[1] <= block:
         return torch.linalg.vector_norm(rows, dim=1).double().square_()
-    whole = entries - entries % block
-    blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, block)), dim=2)
-    squared = blocks.double().square_().sum(1)
-    if whole < entries:
-        squared += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
-    return squared
+    parts = [norms.double().square_().sum(1) for norms in block_norms(rows, block)]
+    return parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
 
 
 def raised(squared: Tensor, entries: int, block: int) -> Tensor:

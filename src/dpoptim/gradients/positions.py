@@ -20,6 +20,7 @@ from dpoptim.gradients.contributions import (
     sum_of_group,
     zero_outside,
 )
+from dpoptim.gradients.multiplication import by_onednn, onednn_multiplies
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
@@ -64,15 +65,18 @@ class Positions:
         room = None if out is None else self._as_matrices(out)
         return flat(record_products(self.g[part], self.a[part], room, together=at_once(self.entries)))
 
-    def one_by_one(self, out: Tensor) -> Callable[[int], None]:
-        """Returns what forms the gradient of one record in ``out``, (1, entries), on a 64-byte boundary."""
-        room = self._as_matrices(out)[0]
-        freely = large(self.g.shape[1], *room.shape)
-        records = self.g.unbind(), self.a.unbind()
+    def one_by_one(self) -> Callable[[int], Tensor]:
+        """Returns what forms the gradient of one record, (entries,), on a 64-byte boundary."""
+        p, d = self.g.shape[2], self.a.shape[2]
+        onednn = onednn_multiplies(self.g, p, d)
+        freely = large(self.g.shape[1], p, d)
+        left, right = self.g.unbind(), self.a.unbind()
 
-        def form(record: int) -> None:
-            g, a = (record_matrix(each[record], freely=freely) for each in records)
-            torch.mm(g.T, a, out=room)
+        def form(record: int) -> Tensor:
+            if onednn:  # which makes a copy of the left side, however it lies
+                return by_onednn(left[record].T, record_matrix(right[record], freely=False).T).view(-1)
+            g, a = (record_matrix(side[record], freely=freely) for side in (left, right))
+            return torch.mm(g.T, a).view(-1)
 
         return form
 

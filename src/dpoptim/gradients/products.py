@@ -63,6 +63,7 @@ from torch import Tensor
 
 from dpoptim.clipping import Directions
 from dpoptim.gradients.alike import aligned
+from dpoptim.gradients.multiplication import by_onednn, onednn_multiplies
 
 Groups = Sequence[Sequence[int]]
 
@@ -239,8 +240,11 @@ def add_products(
     def product(part: slice, room: Tensor | None) -> Tensor:
         part = slice(part.start + start, part.stop + start)
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
+            left, right = side_by_side(g[part], narrow[part]), aligned(a[part])
+            if onednn_multiplies(left, left.shape[1], right.shape[1]):
+                return by_onednn(left.T, right.T)
             room = room if room is not None and room.dtype == g.dtype else None
-            return torch.mm(side_by_side(g[part], narrow[part]).T, aligned(a[part]), out=room)
+            return torch.mm(left.T, right, out=room)
         exact = g.new_zeros(g.shape[1] * weights.shape[1], a.shape[1], dtype=torch.float64)
         for first in range(part.start, part.stop, FLOAT64_ROWS):
             rows = slice(first, min(first + FLOAT64_ROWS, part.stop))

@@ -66,12 +66,13 @@ class TiedHead(Positions):
         self._look_up(part, formed)
         return formed
 
-    def one_by_one(self, out: Tensor) -> Callable[[int], None]:
-        head = super().one_by_one(out)
+    def one_by_one(self) -> Callable[[int], Tensor]:
+        head = super().one_by_one()
 
-        def form(record: int) -> None:
-            head(record)
-            self._look_up(slice(record, record + 1), out)
+        def form(record: int) -> Tensor:
+            formed = head(record)
+            self._look_up(slice(record, record + 1), formed[None])
+            return formed
 
         return form
 

@@ -16,6 +16,7 @@ from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.layers.shared import SharedParameter
+from dpoptim.gradients.multiplication import linear_of_constants
 from dpoptim.gradients.positions import Positions
 
 ARGUMENTS = (
@@ -87,7 +88,7 @@ class AttentionLayer:
         def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
             return {"in_proj_weight": Positions(g, saved[0]), "in_proj_bias": Direct(sum_positions(g))}
 
-        z = F.linear(x, detached(module.in_proj_weight), detached(module.in_proj_bias))
+        z = linear_of_constants(x, detached(module.in_proj_weight), detached(module.in_proj_bias))
         q, k, v = tap(Use(self.books, self.label, self.projection, contributions), z, x).chunk(3, -1)
         return q, k, v
 
@@ -119,7 +120,7 @@ class AttentionLayer:
             entries = module.in_proj_weight.numel()
             return found | {"in_proj_weight": Formed(form, len(g), entries, 2 * entries)}
 
-        z = torch.cat([F.linear(x, w, b) for x, w, b in zip(inputs, matrices, biases, strict=True)], 1)
+        z = torch.cat([linear_of_constants(x, w, b) for x, w, b in zip(inputs, matrices, biases, strict=True)], 1)
         q, k, v = tap(Use(self.books, self.label, self.projection, contributions), z, *inputs).split(lengths, 1)
         return q, k, v
 

@@ -5,12 +5,12 @@ Their RMSNorms need none: they scale normalised data by a bare parameter (see `s
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.alike import sum_positions
 from dpoptim.gradients.contributions import Contribution, Direct
+from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.positions import positions
 
 
@@ -38,10 +38,10 @@ class TransposedLinearRule:
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
-        return F.linear(x, weight.T, bias), (x, weight)
+        return linear(x, weight.T, bias), (x, weight)
 
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
-        return g @ saved[1].T
+        return linear(g, saved[1])
 
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         x, weight = saved

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.alike import sum_positions
 from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
+from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.positions import positions
 
 
@@ -27,10 +27,10 @@ class LinearRule:
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         assert isinstance(module, nn.Linear)
-        return F.linear(x, module.weight, module.bias), (x, module.weight)
+        return linear(x, module.weight, module.bias), (x, module.weight)
 
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
-        return g @ saved[1]
+        return linear(g, saved[1].T)
 
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         assert isinstance(module, nn.Linear)

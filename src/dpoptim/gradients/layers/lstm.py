@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dpoptim.gradients.multiplication import linear
+
 
 def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
     """What came before each step: x (B, T, H) one step later, with ``start`` (B, H) before the first."""
@@ -20,16 +22,16 @@ class LSTMRun(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
         B, T, H = *given.shape[:2], h.shape[1]
-        gates = given.clone(memory_format=torch.contiguous_format)
-        by_step = [x.unbind(1) for x in (gates, gates[..., : 2 * H], *gates.chunk(4, 2))]
+        gates = given.new_empty(given.shape)
+        by_step = [x.unbind(1) for x in (given, gates, gates[..., : 2 * H], *gates.chunk(4, 2))]
         cells, outputs = (given.new_empty(B, T, H) for _ in range(2))
         tanhs = torch.empty_like(cells)
         states = [x.unbind(1) for x in (cells, tanhs, outputs)]
-        start, recurrent = c, w_hh.T
+        start = c
         for t in reversed(range(T)) if reverse else range(T):
-            all_gates, i_and_f, i, f, g, o = (x[t] for x in by_step)
+            of_input, all_gates, i_and_f, i, f, g, o = (x[t] for x in by_step)
             cell, tanh, output = (x[t] for x in states)
-            all_gates.addmm_(h, recurrent)
+            torch.add(of_input, linear(h, w_hh), out=all_gates)
             i_and_f.sigmoid_()
             g.tanh_()
             o.sigmoid_()
@@ -65,5 +67,5 @@ class LSTMRun(torch.autograd.Function):
             torch.mul(dc[:, None], three[0][t], out=three[1][t])
             torch.mul(dh, o_t, out=last[t])
             dc = dc * f_t
-            dh = all_deltas[t] @ w_hh
+            dh = linear(all_deltas[t], w_hh.T)
         return deltas, dh, dc, None, None

@@ -19,6 +19,7 @@ from dpoptim.gradients.books import Books, full_precision
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.runner import Use, holder, tap
+from dpoptim.gradients.multiplication import linear_of_constants
 from dpoptim.gradients.positions import Positions
 
 KINDS = (nn.LSTM, nn.GRU, nn.RNN)
@@ -67,7 +68,7 @@ class Direction:
         bias = weights.get("b_ih")
         if bias is not None and "b_hh" in self.gates_of_input:
             bias = bias + weights["b_hh"]
-        z = F.linear(x, weights["w_ih"], bias)
+        z = linear_of_constants(x, weights["w_ih"], bias)
         z = tap(self._use(self.gates_of_input, steps), z, x)
         if c is not None and valid is None and "w_hr" not in weights:
             output, c = LSTMRun.apply(z, h, c, weights["w_hh"], self.reverse)

@@ -1,0 +1,115 @@
+"""Products by oneDNN: those of torch, and each row of them the same to the last bit in any company."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients import multiplication
+from dpoptim.gradients.multiplication import linear, linear_of_constants, onednn_multiplies
+from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
+
+ONEDNN = pytest.mark.parametrize("library", ["oneDNN"], indirect=True)
+SIZES = [(3, 5), (784, 10), (10, 784), (256, 1024), (1500, 130), (333, 77), (50, 192)]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many products oneDNN made."""
+    seen = []
+    honest = multiplication.by_onednn
+
+    def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append(len(w))
+        return honest(x, w, bias)
+
+    monkeypatch.setattr(multiplication, "by_onednn", by_onednn)
+    return seen
+
+
+@ONEDNN
+@pytest.mark.parametrize("columns", SIZES)
+@pytest.mark.parametrize("shape", [(1,), (7,), (2, 3), (1, 1), (0,), (2, 0)], ids=str)
+def test_products_are_those_of_torch(
+    columns: tuple[int, int], shape: tuple[int, ...], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = counted(monkeypatch)
+    torch.manual_seed(0)
+    k, n = columns
+    x, w, bias = torch.randn(*shape, k), torch.randn(n, k), torch.randn(n)
+    for each in (w, w.T.contiguous().T):
+        for offset in (None, bias):
+            expected = F.linear(x.double(), w.double(), None if offset is None else offset.double())
+            found = linear(x, each, offset)
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+    assert len(seen) == (4 if x.numel() else 0)
+
+
+@ONEDNN
+@pytest.mark.parametrize("threads", [1, 4], indirect=True)
+@pytest.mark.parametrize("columns", SIZES)
+def test_a_row_is_rounded_alike_in_any_company(columns: tuple[int, int], library: str, threads: None) -> None:
+    torch.manual_seed(0)
+    k, n = columns
+    x, w = torch.randn(300, k), torch.randn(n, k)
+    together = linear(x, w)
+    apart = torch.empty(x.numel() + 3)[3:].view_as(x).copy_(x)
+    assert torch.equal(linear(apart, torch.empty(w.numel() + 1)[1:].view_as(w).copy_(w)), together)
+    assert torch.equal(linear(x.T.contiguous().T, w.T.contiguous().T), together)
+    for rows in (1, 2, 3, 7, 16, 31, 64, 65, 127, 299):
+        assert torch.equal(linear(x[-rows:], w), together[-rows:])
+
+
+@ONEDNN
+def test_what_is_not_finite_stays_in_its_row(library: str) -> None:
+    x, w = torch.randn(40, 64), torch.randn(80, 64)
+    expected = linear(x, w)
+    x[3], x[4, 5], x[39, 0] = torch.inf, torch.nan, torch.finfo(torch.float32).max
+    others = [i for i in range(40) if i not in (3, 4, 39)]
+    assert torch.equal(linear(x, w)[others], expected[others])
+    assert not linear(x, w)[[3, 4]].isfinite().any()
+
+
+@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
+def test_constants_pass_gradients_on(library: str) -> None:
+    torch.manual_seed(0)
+    w, bias = torch.randn(30, 20), torch.randn(30)
+    x = torch.randn(4, 5, 20, requires_grad=True)
+    g = torch.randn(4, 5, 30)
+    linear_of_constants(x, w, bias).backward(g)
+    torch.testing.assert_close(x.grad, g @ w)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear_of_constants(x, w, bias), F.linear(x, w, bias))
+
+
+@ONEDNN
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+def test_other_precisions_and_switches_are_left_to_torch(library: str) -> None:
+    assert onednn_multiplies(torch.ones(1), 8, 8)
+    assert not onednn_multiplies(torch.ones(1), 1, 64)
+    assert not onednn_multiplies(torch.ones(1), 64, 1)
+    assert not onednn_multiplies(torch.ones(1, dtype=torch.float64), 8, 8)
+    assert not onednn_multiplies(torch.ones(1, dtype=torch.bfloat16), 8, 8)
+    assert not onednn_multiplies(torch.ones(1, device="meta"), 8, 8)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not onednn_multiplies(torch.ones(1), 8, 8)
+    before, torch.backends.mkldnn.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision, "bf16"
+    try:
+        assert not onednn_multiplies(torch.ones(1), 8, 8)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@ONEDNN
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_sums_by_onednn_are_those_of_whole_model_vmap(case: Case, library: str) -> None:
+    torch.manual_seed(0)
+    model = case.build()
+    x, target = case.inputs(8, torch.float32)
+    truth = vmap_gradients(model, x, target)
+    clipping = Clipping(float(torch.cat([g.flatten(1) for g in truth], 1).norm(dim=1).median()))
+    expected = clipped(truth, clipping, 8, "sum")
+    sums = by_engine(model, x, target, clipping, capacity=8, reduction="sum")
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
