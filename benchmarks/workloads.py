@@ -17,7 +17,7 @@ class Workload:
     Attributes:
         loss: of outputs and targets, the mean over records of one term each; also per record, shape (B,), with
             ``reduction="none"``.
-        positions: of a record in every linear layer but the last, where there are several.
+        looked_up: builds the same model without a bag, for peers that have no rule for bags.
     """
 
     name: str
@@ -25,8 +25,8 @@ class Workload:
     inputs: Callable[[], Tensor]
     targets: Callable[[], Tensor]
     loss: Callable[[Tensor, Tensor, str], Tensor]
-    tied: bool = False
     huge_table: bool = False
+    looked_up: Callable[[], nn.Module] | None = None
 
     def data(self) -> tuple[Tensor, Tensor]:
         torch.manual_seed(1)
@@ -116,7 +116,7 @@ class LanguageModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.words(x)
         if self.places is not None:
-            h = h + self.places(torch.arange(x.shape[1]).expand(len(x), -1))
+            h = h + self.places(torch.arange(x.shape[1]).repeat(len(x), 1))
         for block in self.blocks:
             h = block(h)
         return self.head(self.norm(h))
@@ -165,7 +165,7 @@ class VisionTransformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x) + self.places(torch.arange(64).expand(len(x), -1))
+        h = self.embed(x) + self.places(torch.arange(64).repeat(len(x), 1))
         for block in self.blocks:
             h = block(h)
         return self.head(self.norm(h).mean(1))
@@ -211,6 +211,17 @@ class Bag(nn.Module):
         return self.head(self.table(x))
 
 
+class LookedUp(nn.Module):
+    """`Bag` with a plain table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(1_000_000, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x).mean(1))
+
+
 def mnist_net() -> nn.Module:
     """Opacus' MNIST example."""
     return nn.Sequential(
@@ -241,13 +252,15 @@ WORKLOADS = {
         Workload("MLP 784-256-10", mlp, image(256, 784), labels(256, 10), classes),
         Workload("small CNN", mnist_net, image(256, 1, 28, 28), labels(256, 10), classes),
         Workload("GPT", gpt, words, words, tokens),
-        Workload("GPT, tied", lambda: gpt(tied=True), words, words, tokens, tied=True),
+        Workload("GPT, tied", lambda: gpt(tied=True), words, words, tokens),
         Workload("GPT, LoRA", adapted_gpt, words, words, tokens),
         Workload("Llama-like", llama, words, words, tokens),
         Workload("ViT", VisionTransformer, image(64, 64, 48), labels(64, 10), classes),
         Workload("ResNet, GroupNorm", resnet, image(64, 3, 32, 32), labels(64, 10), classes),
         Workload("ResNet, wide", lambda: resnet(64), image(64, 3, 32, 32), labels(64, 10), classes),
         Workload("LSTM", LstmClassifier, labels(64, 5000, 50), labels(64, 2), classes),
-        Workload("embedding bag", Bag, labels(4096, 1_000_000, 20), labels(4096, 10), classes, huge_table=True),
+        Workload(
+            "embedding bag", Bag, labels(4096, 1_000_000, 20), labels(4096, 10), classes, huge_table=True, looked_up=LookedUp
+        ),
     )
 }
