@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import multiplication
+from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import linear, linear_of_constants, onednn_multiplies
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
@@ -113,3 +114,43 @@ def test_sums_by_onednn_are_those_of_whole_model_vmap(case: Case, library: str) 
     expected = clipped(truth, clipping, 8, "sum")
     sums = by_engine(model, x, target, clipping, capacity=8, reduction="sum")
     assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
+
+
+class Adapted(nn.Module):
+    """A frozen layer, called by keyword, beside an adapter of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(20, 30).requires_grad_(False)
+        self.down, self.up = nn.Linear(20, 4, bias=False), nn.Linear(4, 30, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(input=x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
+def test_frozen_layers_are_multiplied_alike_and_restored(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = counted(monkeypatch)
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(), nn.Tanh(), Adapted())
+    model[2].down = nn.Linear(30, 4, bias=False)
+    model[2].frozen = nn.Linear(30, 30).requires_grad_(False)
+    x, target = torch.randn(6, 3, 20), torch.randn(6)
+    truth = vmap_gradients(model, x, target)
+    seen.clear()
+    sums = by_engine(model, x, target, Clipping(1.0), capacity=6, reduction="sum")
+    assert seen.count(30) == (6 if library == "oneDNN" else 0)  # four layers forward, two back to their inputs
+    assert not any("forward" in vars(module) for module in model.modules())
+    expected = clipped(truth, Clipping(1.0), 6, "sum")
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
+
+
+@pytest.mark.parametrize("library", ["oneDNN"], indirect=True)
+def test_a_frozen_layer_with_a_forward_pass_of_its_own_keeps_it(library: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+    own = model[0].forward = lambda x: x + 1  # type: ignore[method-assign]
+    engine = Engine(model, Clipping(1.0), capacity=6, reduction="sum")
+    engine.attach()
+    assert model[0].forward is own
+    engine.detach()
+    assert model[0].forward is own

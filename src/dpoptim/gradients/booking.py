@@ -16,6 +16,7 @@ from dpoptim.gradients.books import BookedLayer, Books, narrow_dtype
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.choice import rule_for, runner_for
 from dpoptim.gradients.layers.fallback import AS_THEY_ARE
+from dpoptim.gradients.layers.frozen import faster_forward
 from dpoptim.gradients.layers.rule import LayerRule
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
@@ -96,6 +97,7 @@ class Booking:
             return
         if not keys:
             self._watch_frozen(module, name)
+            self._speed_up_frozen(module)
             return
         self._booked.add(module)
         label = name or type(module).__name__
@@ -121,6 +123,12 @@ class Booking:
                 continue  # activations and the like: autocast leaves them in the dtype of their input
             hook = FrozenHook(self.books, key)
             self._undo.append(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def _speed_up_frozen(self, module: nn.Module) -> None:
+        for part in module.modules():
+            faster = None if "forward" in vars(part) else faster_forward(part)
+            if faster is not None:
+                self._replace_forward(part, faster)
 
     def _run_layer(self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any) -> Tensor:
         (x,) = (*args, *kwargs.values())

@@ -1,0 +1,27 @@
+"""Linear layers that do not train, as under low-rank adapters: not on the books, but multiplied as fast as others."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from dpoptim.gradients.layers.hugging_face import is_transposed_linear
+from dpoptim.gradients.multiplication import linear_of_constants, onednn_multiplies
+
+
+def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
+    """A forward pass that takes the place of a frozen module's own; None where nothing would be gained."""
+    transposed = is_transposed_linear(module)
+    if not transposed and not (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward):
+        return None
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() != 2 or not onednn_multiplies(weight, *weight.shape):
+        return None
+    return partial(multiply, module, transposed)
+
+
+def multiply(module: nn.Module, transposed: bool, *args: Any, **kwargs: Any) -> Tensor:
+    (x,) = (*args, *kwargs.values())
+    weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
+    return linear_of_constants(x, weight.T if transposed else weight, bias)
