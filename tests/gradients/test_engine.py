@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients.alike import ALIGNMENT
 from dpoptim.gradients.contributions import Formed, zero_outside
 from dpoptim.gradients.layers import convolution as convolution_module
+from dpoptim.gradients.layers import kernels as kernels_module
 from dpoptim.gradients.layers.convolution import (
     Convolution,
     ConvolutionRule,
@@ -16,8 +18,9 @@ from dpoptim.gradients.layers.convolution import (
     formed_by_patches,
     grouped_weight_gradient,
 )
+from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
 from dpoptim.gradients.positions import Positions, claimed_squared_norms
-from support import CASES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
+from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
 
@@ -193,17 +196,29 @@ PLACES = [
 def one_by_one(weight: Formed) -> torch.Tensor:
     """All gradients, formed one after the other."""
     form = weight.one_by_one()
-    return torch.stack([form(record) for record in range(weight.records)])
+    formed = [form(record) for record in range(weight.records)]
+    assert all(each.data_ptr() % ALIGNMENT == 0 for each in formed)
+    return weight.in_order(torch.stack(formed))
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("onednn", [True, False], ids=["oneDNN", "without"])
+@pytest.mark.parametrize("patches", [True, False], ids=["patches", "as chosen"])
 @pytest.mark.parametrize(("layer", "size"), PLACES, ids=str)
+@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
 def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
-    layer: Convolution, size: tuple[int, ...], dtype: torch.dtype, onednn: bool
+    layer: Convolution,
+    size: tuple[int, ...],
+    dtype: torch.dtype,
+    onednn: bool,
+    patches: bool,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Matrix products inside grouped convolutions lie anywhere: up to 78 C."""
+    if patches:
+        monkeypatch.setattr(convolution_module, "WORTH_PATCHES", 0)
     torch.manual_seed(0)
     layer = copy.deepcopy(layer).to(dtype)
     x = torch.randn(1, layer.in_channels, *size, dtype=dtype)
@@ -219,10 +234,42 @@ def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
         return weight.materialise(slice(0, records))
 
     with torch.backends.mkldnn.flags(enabled=onednn):
-        onednn_convolves = bool(ConvolutionRule().contributions(layer, (x,), g)["weight"].few)
-        for most in (0, 1, 200) if onednn_convolves else (1, 200):  # public; 0: record by record
+        singly = ConvolutionRule().contributions(layer, (x,), g)["weight"].singly
+        for most in (1, 200) if singly is None else (0, 1, 200):  # public; 0: record by record
             alone = formed(1, most)
             assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records, most))
+
+
+PATCHED = [
+    (nn.Conv2d(3, 5, 3, padding=1), (9, 7)),
+    (nn.Conv2d(6, 4, (3, 2), (2, 1), (0, 2), (1, 3)), (11, 12)),
+    (nn.Conv2d(7, 5, 1, 2), (6, 5)),
+    (nn.Conv1d(4, 6, 5, 3, 2, 2), (40,)),
+    (nn.Conv3d(2, 3, (2, 1, 3), (1, 2, 1), (1, 0, 1)), (5, 6, 7)),
+]
+
+
+@pytest.mark.parametrize("library", ["oneDNN"], indirect=True)
+@pytest.mark.parametrize("entries", [1, 500, 1 << 21])
+@pytest.mark.parametrize(("layer", "size"), PATCHED, ids=str)
+def test_kernels_by_patches_are_those_of_the_batch(
+    layer: Convolution, size: tuple[int, ...], entries: int, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many patches are multiplied at once, and however images lie."""
+    monkeypatch.setattr(convolution_module, "WORTH_PATCHES", 0)
+    monkeypatch.setattr(kernels_module, "PATCH_ENTRIES", entries)
+    torch.manual_seed(0)
+    x = torch.randn(3, layer.in_channels, *size)
+    g = torch.randn_like(layer(x)).detach()
+    expected = formed_by_patches(layer, x, g, slice(0, 3), 3)
+    turned = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    found = []
+    for image, slopes in ((x, g), (turned, g.movedim(1, -1).contiguous().movedim(-1, 1))):
+        weight = ConvolutionRule().contributions(layer, (image,), slopes)["weight"]
+        assert isinstance(weight.singly, ByPatches)
+        found.append(one_by_one(weight))
+        torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(*found)
 
 
 def spied_convolutions(monkeypatch: pytest.MonkeyPatch) -> set[int]:
@@ -256,7 +303,8 @@ def test_records_one_by_one_are_convolved_a_few_at_once_whatever_the_batch(monke
         x, g = torch.randn(records, 2, 5, 5), torch.randn(records, 3, 3, 3)
         weight = ConvolutionRule().contributions(layer, (x,), g)["weight"]
         torch.testing.assert_close(one_by_one(weight), formed_by_patches(layer, x, g, slice(0, records), records))
-        assert seen == {weight.few}
+        assert isinstance(weight.singly, AFewAtOnce)
+        assert seen == {weight.singly.few}
 
 
 @pytest.mark.parametrize("kind", ["norm", "lstm", "rnn", "attention"])

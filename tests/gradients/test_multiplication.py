@@ -63,6 +63,16 @@ def test_a_row_is_rounded_alike_in_any_company(columns: tuple[int, int], library
 
 
 @ONEDNN
+def test_rows_may_overlap_or_repeat(library: str) -> None:
+    torch.manual_seed(0)
+    long = torch.randn(200)
+    windows, repeated, apart = long.as_strided((30, 20), (3, 1)), long[:20].expand(30, 20), torch.randn(30, 40)[:, ::2]
+    for x in (windows, repeated, apart):
+        for w in (windows, repeated, apart):
+            assert torch.equal(linear(x, w), linear(x.contiguous(), w.contiguous()))
+
+
+@ONEDNN
 def test_what_is_not_finite_stays_in_its_row(library: str) -> None:
     x, w = torch.randn(40, 64), torch.randn(80, 64)
     expected = linear(x, w)

@@ -26,7 +26,7 @@ def cheapest(contribution: Formed | Positions, positions: int | None, capacity: 
         return contribution
     room = parameters <= MEMORY_CAP
     if isinstance(contribution, Formed):
-        return replace(contribution, alone=room and contribution.few > 0 and contribution.entries >= LARGE_KERNEL)
+        return replace(contribution, alone=room and contribution.singly is not None and contribution.entries >= LARGE_KERNEL)
     if positions is None:
         return contribution
     p, d = contribution.g.shape[2], contribution.a.shape[2]

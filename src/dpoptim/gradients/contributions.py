@@ -19,7 +19,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.alike import aligned
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums, add_weighted_outer, add_weighted_rows, slices
 
@@ -55,6 +54,18 @@ class Contribution(Protocol):
 
     def without(self, keep: Tensor) -> "Contribution":
         """The same with every number of the records outside ``keep`` (bool, shape (B,)) set to zero."""
+        ...
+
+
+class Singly(Protocol):
+    """Gradients that can be formed for one record after the other."""
+
+    def one_by_one(self) -> Callable[[int], Tensor]:
+        """Returns what forms the gradient of one record: float32, (entries,), dense, from a 64-byte boundary on."""
+        ...
+
+    def in_order(self, total: Tensor) -> Tensor:
+        """A sum of such gradients, (k, entries), with the entries in the parameter's order."""
         ...
 
 
@@ -162,7 +173,7 @@ class Formed:
         keep: records that count (bool, shape (B,)); None: all of them.
         most: records that a pass may have. Public, as it decides how they are formed, and whether they are kept for the
             sum, which rounds otherwise then.
-        few: how many are formed in one go for `record_by_record`; a public constant, 0 if they cannot be.
+        singly: what forms them for `record_by_record`, if anything does.
         alone: whether they are formed in that way, and not kept.
     """
 
@@ -172,22 +183,17 @@ class Formed:
     per_record: int
     keep: Tensor | None = None
     most: int = 1
-    few: int = 0
+    singly: Singly | None = None
     alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
 
     def one_by_one(self) -> Callable[[int], Tensor]:
-        """Returns what forms the gradient of one record, (entries,), on a 64-byte boundary."""
-        start, formed = -1, torch.empty(0)
+        assert self.singly is not None
+        return self.singly.one_by_one()
 
-        def form(record: int) -> Tensor:
-            nonlocal start, formed
-            if start != record - record % self.few:
-                start = record - record % self.few
-                formed = self.form(slice(start, min(start + self.few, self.records)), self.few)
-            return aligned(formed[record - start])
-
-        return form
+    def in_order(self, total: Tensor) -> Tensor:
+        assert self.singly is not None
+        return self.singly.in_order(total)
 
     def materialise(self, records: slice) -> Tensor:
         values = self.form(records, self.most) if self._kept is None else self._kept[records]

@@ -46,8 +46,7 @@ def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd."""
-    dense = w.is_contiguous() or w.T.is_contiguous()
-    if w.dtype != x.dtype or not dense or not x.numel() or not onednn_multiplies(x, *w.shape):
+    if w.dtype != x.dtype or not x.numel() or not onednn_multiplies(x, *w.shape):
         return F.linear(x, w, bias)
     if x.numel() > x.shape[-1]:
         return by_onednn(x, w, bias)
@@ -56,6 +55,8 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """`linear` of float32 on the CPU, in new memory."""
+    if not w.is_contiguous() and not w.T.is_contiguous():
+        w = w.contiguous()  # oneDNN knows no rows that overlap
     return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
 
 

@@ -11,21 +11,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import all_groups, parts_of
+from dpoptim.gradients.contributions import Singly, all_groups, parts_of
 from dpoptim.gradients.norms import squared_norm_of_parts
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
 
 
-class Alone(Protocol):
-    """Gradients that can be formed for one record after the other."""
-
+class Alone(Singly, Protocol):
     @property
     def entries(self) -> int:
         """Of the parameter."""
-        ...
-
-    def one_by_one(self) -> Callable[[int], Tensor]:
-        """Returns what forms the gradient of one record: float32, (entries,), dense, from a 64-byte boundary on."""
         ...
 
 
@@ -74,7 +68,7 @@ def add_record_by_record(
                         if weight != 0:  # what does not count may be anything
                             total.add_(gradient, alpha=weight)
         for place, total in of_group.items():
-            sums[place].add(total)
+            sums[place].add(layers[place].in_order(total))
 
 
 def room(sums: Sums, dtype: torch.dtype) -> Tensor:

@@ -10,45 +10,16 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.alike import in_company, record_products
-from dpoptim.gradients.contributions import Contribution, Direct, Formed, flat
+from dpoptim.gradients.contributions import Contribution, Direct, Formed, Singly, flat
+from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
+from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
+from dpoptim.gradients.multiplication import onednn_multiplies
 
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
 PIECES = 4  # that the largest pass is cut into, so that zeros are few
 TOGETHER_ENTRIES = 5 << 17  # of its result: fresh memory costs more than calls
+WORTH_PATCHES = 1 << 16  # entries of a kernel for which oneDNN's products of patches are the faster way
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-
-
-def patches(x: Tensor, module: Convolution) -> Tensor:
-    """Unfold (b, C, space...) into (b, positions, C * kernel entries), in the order of the flattened weight.
-
-    One strided copy: twice as fast as ``F.unfold``, which walks through the records one by one.
-    """
-    padding = [side for axis in reversed(padding_inside(module)) for side in (axis, axis)]
-    image = F.pad(x, padding)
-    kernel, gaps, steps = module.kernel_size, module.dilation, module.stride
-    positions = [
-        (size - gap * (k - 1) - 1) // step + 1
-        for size, k, gap, step in zip(image.shape[2:], kernel, gaps, steps, strict=True)
-    ]
-    records, channels, *space = image.stride()
-    inside = [gap * stride for gap, stride in zip(gaps, space, strict=True)]
-    between = [step * stride for step, stride in zip(steps, space, strict=True)]
-    windows = image.as_strided(
-        (*image.shape[:2], *kernel, *positions), (records, channels, *inside, *between), image.storage_offset()
-    )
-    return windows.reshape(len(image), -1, math.prod(positions)).transpose(1, 2)
-
-
-def padding_outside(module: Convolution) -> bool:
-    """Whether the padding is done before the layer: other values than zero, or 'same', which may be lopsided."""
-    return module.padding_mode != "zeros" or isinstance(module.padding, str)
-
-
-def padding_inside(module: Convolution) -> tuple[int, ...]:
-    if padding_outside(module) or isinstance(module.padding, str):
-        return (0,) * len(module.kernel_size)
-    return tuple(module.padding)
 
 
 class ConvolutionRule:
@@ -108,7 +79,12 @@ class ConvolutionRule:
         form = partial(formed_by_groups if by_groups else formed_by_patches, module, x, g)
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         entries = module.weight.numel()
-        weight = Formed(form, len(g), entries, per_record, few=together(entries, AT_LEAST) if by_groups else 0)
+        singly: Singly | None = None
+        if entries >= WORTH_PATCHES and module.groups == 1 and onednn_multiplies(x, len(module.weight), entries):
+            singly = ByPatches(module, x, g)
+        elif by_groups:
+            singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST))
+        weight = Formed(form, len(g), entries, per_record, singly=singly)
         if module.bias is None:
             return {"weight": weight}
         return {"weight": weight, "bias": Direct(in_company(g).flatten(2).sum(2)[: len(g)])}
