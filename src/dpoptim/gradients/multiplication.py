@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 WORTH_A_CALL = 1 << 12  # entries of a matrix above which oneDNN's longer way to its kernel pays
@@ -31,10 +31,13 @@ def onednn_is_faster() -> bool:
 def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
     """Whether oneDNN multiplies a tensor like ``x`` with a (rows, columns) matrix, or to one.
 
-    Not vectors: how it adds up their products depends on how they lie (`alike`).
+    Not vectors: how it adds up their products depends on how they lie (`alike`). Nor what only looks like a tensor, such as
+    those that `shared` and torch.func follow through a model: they would lose sight of it.
     """
     return (
         min(rows, columns) > 1
+        and type(x) in (Tensor, nn.Parameter)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         and rows * columns > WORTH_A_CALL
         and x.dtype == torch.float32
         and x.device.type == "cpu"
@@ -62,7 +65,11 @@ def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear_of_constants(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """`linear` for autograd, of detached weights, under torch.autocast as torch runs it."""
-    if torch.is_autocast_enabled(x.device.type) or not x.numel() or not onednn_multiplies(x, *w.shape):
+    if (
+        torch.is_autocast_enabled(x.device.type)
+        or type(w) not in (Tensor, nn.Parameter)
+        or not onednn_multiplies(x, *w.shape)
+    ):
         return F.linear(x, w, bias)
     return LinearOfConstants.apply(x, w, bias)
 
