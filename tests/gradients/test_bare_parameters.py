@@ -32,7 +32,7 @@ def falls_back(model: nn.Module, x: Tensor) -> bool:
     try:
         model(x)
         runner = next(
-            c.cell_contents for c in model.forward._booked.__closure__ if isinstance(c.cell_contents, BareParameters)
+            c.cell_contents for c in model.forward._forward.__closure__ if isinstance(c.cell_contents, BareParameters)
         )
         assert runner.falls_back is not None
         assert not any(key in vars(m) for m in model.modules() for key in m._parameters)  # nothing is left on the module

@@ -116,7 +116,8 @@ def test_sums_are_those_of_micro_batches(case: str) -> None:
 def runners(model: nn.Module) -> list[BareParameters | FallbackLayer]:
     """What runs the modules of an attached model that have no rule."""
     forwards = (vars(m).get("forward") for m in model.modules())
-    cells = [cell.cell_contents for f in forwards if f is not None for cell in getattr(f._booked, "__closure__", None) or ()]
+    closures = (getattr(f._forward, "__closure__", None) or () for f in forwards if f is not None)
+    cells = [cell.cell_contents for closure in closures for cell in closure]
     return [c for c in cells if isinstance(c, BareParameters | FallbackLayer)]
 
 

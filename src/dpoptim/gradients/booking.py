@@ -1,10 +1,9 @@
 """Putting a model's layers on the books, and taking every trace away again."""
 
-import types
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.books import BookedLayer, Books, narrow_dtype
+from dpoptim.gradients.forwards import BookedForward, FrozenForward, OwnForward
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.choice import rule_for, runner_for
 from dpoptim.gradients.layers.fallback import AS_THEY_ARE
@@ -105,14 +105,15 @@ class Booking:
         rule = rule_for(module)
         if rule is not None:
             rule.check(module, label)
-            self._replace_forward(module, partial(self._run_layer, rule, module, label))
+            self._replace_forward(module, BookedForward(module, partial(self._run_layer, rule, module, label)))
             return
         runner = runner_for(self.books, module, label, keys)
         if runner is None or runner.books_children:
             for key, child in module.named_children():
                 self._book(child, f"{name}.{key}" if name else key)
         if runner is not None:
-            self._replace_forward(module, lambda *args, **kwargs: runner(self.rows, args, kwargs))
+            booked = BookedForward(module, lambda *args, **kwargs: runner(self.rows, args, kwargs))
+            self._replace_forward(module, booked)
 
     def _watch_frozen(self, module: nn.Module, name: str) -> None:
         """What keeps no books may still round gradients on their way to what does."""
@@ -128,7 +129,7 @@ class Booking:
         for part in module.modules():
             faster = None if "forward" in vars(part) else faster_forward(part)
             if faster is not None:
-                self._replace_forward(part, faster)
+                self._replace_forward(part, FrozenForward(part, faster))
 
     def _run_layer(self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any) -> Tensor:
         (x,) = (*args, *kwargs.values())
@@ -136,8 +137,8 @@ class Booking:
         parameters = [p for p in module._parameters.values() if p is not None]
         return BookedLayer.apply(self.books, rule, module, label, x, *parameters)
 
-    def _replace_forward(self, module: nn.Module, booked: Callable[..., Any]) -> None:
-        module.forward = BookedForward(module, booked)
+    def _replace_forward(self, module: nn.Module, forward: OwnForward) -> None:
+        vars(module)["forward"] = forward
         self._undo.append(lambda: vars(module).pop("forward", None))
 
     def _reached(self, name: str, place: int, g: Tensor | None) -> None:
@@ -159,28 +160,6 @@ def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What training leaves alone: buffers and frozen parameters."""
     yield from model.named_buffers()
     yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
-
-
-class BookedForward:
-    """The forward pass of an instance while it is on the books.
-
-    A deep copy of the module (a moving average, say) gets its class's own forward pass back, bound to the copy.
-    """
-
-    def __init__(self, module: nn.Module, booked: Callable[..., Any]) -> None:
-        self._module, self._original, self._booked = module, module.forward, booked
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or AS_THEY_ARE.get():
-            return self._original(*args, **kwargs)
-        return self._booked(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return types.MethodType(type(self._module).forward, memo[id(self._module)])
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivacyError("an attached model cannot be pickled. Fix: save model.state_dict(), or leave the `with` first.")
 
 
 class InputHook:

@@ -25,7 +25,7 @@ from torch import Tensor
 from dpoptim.clipping import SMALLEST_NORM, Clipping
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.contributions import zero_outside
-from dpoptim.gradients.multiplication import by_onednn, onednn_multiplies
+from dpoptim.gradients.multiplication import linear, onednn_multiplies
 from dpoptim.gradients.norms import row_squared_norms
 from dpoptim.gradients.products import Sums, add_weighted_outer, consecutive_groups, margin
 
@@ -86,10 +86,9 @@ class LinearModel:
         matrix = w.view(self.outputs, self.columns).to(x)
         weight, bias = matrix[:, : self.features], matrix[:, self.features :]
         few = 1 < self.outputs <= FEW
-        if len(x) and onednn_multiplies(x, self.outputs, self.features):
-            weight, x = weight.contiguous(), x.contiguous()
-            scores = by_onednn(weight, x).T if few else by_onednn(x, weight)
-            return scores.add_(bias.T) if self.intercept else scores
+        if onednn_multiplies(x, self.outputs, self.features):
+            scores = linear(x, weight, bias[:, 0] if self.intercept else None)
+            return scores.T.contiguous().T if few else scores
         if few:
             return (torch.addmm(bias, weight, x.T) if self.intercept else torch.mm(weight, x.T)).T
         return torch.addmm(bias.T, x, weight.T) if self.intercept else torch.mm(x, weight.T)

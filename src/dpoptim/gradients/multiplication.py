@@ -4,6 +4,9 @@ PyTorch multiplies float32 matrices with MKL, which uses the wide vectors (AVX-5
 PyTorch carries for convolutions, uses them on all, and there multiplies in half the time. Which library is used depends on
 the processor, on the user's switch (``torch.backends.mkldnn``) and on the size of one matrix, never on how many rows there
 are, which records could influence.
+
+oneDNN compiles a kernel for each shape, and keeps it. Batches have any number of rows, and texts any length, so products are
+cut and filled up to few shapes: else memory would grow with every new one.
 """
 
 from functools import cache
@@ -12,9 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-WORTH_A_CALL = 1 << 12  # entries of a matrix above which oneDNN's longer way to its kernel pays
+LEAST_ENTRIES = 1 << 13  # of a matrix above which oneDNN's longer way to its kernel pays
+BLOCKS = (256, 128, 64, 32)  # rows that are multiplied at once; what is left is filled up to the last
+INNER = 32  # that inner lengths are filled up to multiples of
 
 
 @cache
@@ -36,40 +40,61 @@ def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
     """
     return (
         min(rows, columns) > 1
-        and type(x) in (Tensor, nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        and rows * columns > WORTH_A_CALL
+        and rows * columns > LEAST_ENTRIES
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and onednn_is_faster()
         and bool(torch.backends.mkldnn.enabled)
         and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined]
+        and plain(x)
     )
+
+
+def plain(x: Tensor) -> bool:
+    """Whether this is a tensor with numbers in rows, and nothing else."""
+    dense = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_nested
+    return dense and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd."""
-    if w.dtype != x.dtype or not x.numel() or not onednn_multiplies(x, *w.shape):
+    usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
+    if w.dtype != x.dtype or not usual or not x.numel() or not onednn_multiplies(x, *w.shape):
         return F.linear(x, w, bias)
-    if x.numel() > x.shape[-1]:
-        return by_onednn(x, w, bias)
-    return by_onednn(torch.cat([x.reshape(1, -1)] * 2), w, bias)[:1].view(*x.shape[:-1], -1)  # one row has another kernel
+    bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) in BLOCKS:
+        return by_onednn(rows, w, bias).view(*x.shape[:-1], -1)
+    result = x.new_empty(len(rows), len(w))
+    start = 0
+    for size in BLOCKS:
+        while len(rows) - start >= size:
+            result[start : start + size] = by_onednn(rows[start : start + size], w, bias)
+            start += size
+    if start < len(rows):
+        rest = F.pad(rows[start:], (0, 0, 0, BLOCKS[-1] - len(rows) + start))
+        result[start:] = by_onednn(rest, w, bias)[: len(rows) - start]
+    return result.view(*x.shape[:-1], -1)
+
+
+def transposed_product(left: Tensor, right: Tensor) -> Tensor:
+    """``left.T @ right`` by oneDNN: (k, m), (k, n) -> (m, n), float32 on the CPU, in new memory."""
+    missing = -len(left) % INNER
+    if missing:
+        return by_onednn(F.pad(left.T, (0, missing)), F.pad(right, (0, 0, 0, missing)).T)
+    return by_onednn(left.T, right.T) if len(left) else left.new_zeros(left.shape[1], right.shape[1])
 
 
 def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` of float32 on the CPU, in new memory."""
+    """``x @ w.T + bias`` as one call of one shape."""
     if not w.is_contiguous() and not w.T.is_contiguous():
         w = w.contiguous()  # oneDNN knows no rows that overlap
     return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
 
 
 def linear_of_constants(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` for autograd, of detached weights, under torch.autocast as torch runs it."""
-    if (
-        torch.is_autocast_enabled(x.device.type)
-        or type(w) not in (Tensor, nn.Parameter)
-        or not onednn_multiplies(x, *w.shape)
-    ):
+    """`linear` for autograd, of weights that get no gradient; under torch.autocast as torch runs it."""
+    if torch.is_autocast_enabled(x.device.type) or not plain(w) or not onednn_multiplies(x, *w.shape):
         return F.linear(x, w, bias)
     return LinearOfConstants.apply(x, w, bias)
 
@@ -83,7 +108,6 @@ class LinearOfConstants(torch.autograd.Function):
         return linear(x, w, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (w,) = ctx.saved_tensors
-        return linear(g, w.T), None, None
+        return linear_of_constants(g, w.T), None, None

@@ -51,7 +51,8 @@ def squared_norm_of_parts(parts: Sequence[Tensor], *, block: int = NORM_BLOCK) -
     if parts[0].is_cuda:
         return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
     blocks = torch.cat([piece.view(-1) for part in parts for piece in block_norms(part[None], block)])
-    squared = raised(blocks.double().square_().sum(0, keepdim=True), sum(map(len, parts)), block)
+    # By as much for short parts, whatever other parts there are.
+    squared = raised(blocks.double().square_().sum(0, keepdim=True), max(block, sum(map(len, parts))), block)
     if not SAFE_SQUARES[0] < float(squared) < SAFE_SQUARES[1]:  # also where it is NaN
         return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
     return squared

@@ -20,7 +20,7 @@ from dpoptim.gradients.contributions import (
     sum_of_group,
     zero_outside,
 )
-from dpoptim.gradients.multiplication import by_onednn, onednn_multiplies
+from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
@@ -73,8 +73,8 @@ class Positions:
         left, right = self.g.unbind(), self.a.unbind()
 
         def form(record: int) -> Tensor:
-            if onednn:  # which makes a copy of the left side, however it lies
-                return by_onednn(left[record].T, record_matrix(right[record], freely=False).T).view(-1)
+            if onednn:
+                return transposed_product(left[record], record_matrix(right[record], freely=False)).view(-1)
             g, a = (record_matrix(side[record], freely=freely) for side in (left, right))
             return torch.mm(g.T, a).view(-1)
 

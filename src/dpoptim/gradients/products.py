@@ -63,7 +63,7 @@ from torch import Tensor
 
 from dpoptim.clipping import Directions
 from dpoptim.gradients.alike import aligned
-from dpoptim.gradients.multiplication import by_onednn, onednn_multiplies
+from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
 
 Groups = Sequence[Sequence[int]]
 
@@ -242,7 +242,7 @@ def add_products(
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
             left, right = side_by_side(g[part], narrow[part]), aligned(a[part])
             if onednn_multiplies(left, left.shape[1], right.shape[1]):
-                return by_onednn(left.T, right.T)
+                return transposed_product(left, right)
             room = room if room is not None and room.dtype == g.dtype else None
             return torch.mm(left.T, right, out=room)
         exact = g.new_zeros(g.shape[1] * weights.shape[1], a.shape[1], dtype=torch.float64)

@@ -48,27 +48,40 @@ def add_record_by_record(
     **Guarantee.** What is formed, measured and weighed of a record is a function of its own rows, to the last bit, whoever
     else is in the batch and whatever other layers run in the pass: conditions 2 to 4 of the theorem in `products`.
     """
-    of_unit = {unit: [place for place in layers if units[place] == unit] for unit in units.values()}
     forms = {place: layer.one_by_one() for place, layer in layers.items()}
+    entries = sum(layer.entries for layer in layers.values())
     for group in all_groups(groups):
         if group.stop == group.start:
             continue
         dtype = torch.float64 if group.stop - group.start > GROUP_ROWS else torch.float32
         of_group = {place: room(sums[place], dtype) for place in layers}
-        for part in parts_of(group, sum(layer.entries for layer in layers.values())):
-            formed = [{place: form(record) for place, form in forms.items()} for record in range(part.start, part.stop)]
-            squared = {
-                unit: torch.cat([squared_norm_of_parts([each[place] for place in places], block=block) for each in formed])
-                for unit, places in of_unit.items()
-            }
-            weights = {unit: each.T.tolist() for unit, each in weigh(part, squared).items()}
-            for i, gradients in enumerate(formed):
-                for place, gradient in gradients.items():
-                    for total, weight in zip(of_group[place], weights[units[place]][i], strict=True):
-                        if weight != 0:  # what does not count may be anything
-                            total.add_(gradient, alpha=weight)
-        for place, total in of_group.items():
-            sums[place].add(layers[place].in_order(total))
+        for part in parts_of(group, entries):
+            add_part(of_group, forms, units, part, block, weigh)
+        for place, layer in layers.items():
+            sums[place].add(layer.in_order(of_group.pop(place)))
+
+
+def add_part(
+    of_group: Mapping[int, Tensor],
+    forms: Mapping[int, Callable[[int], Tensor]],
+    units: Mapping[int, str],
+    part: slice,
+    block: int,
+    weigh: Weigh,
+) -> None:
+    """Form the gradients of a few records, and add them to those of the group."""
+    formed = [{place: form(record) for place, form in forms.items()} for record in range(part.start, part.stop)]
+    of_unit = {unit: [place for place in forms if units[place] == unit] for unit in units.values()}
+    squared = {
+        unit: torch.cat([squared_norm_of_parts([each[place] for place in places], block=block) for each in formed])
+        for unit, places in of_unit.items()
+    }
+    weights = {unit: each.T.tolist() for unit, each in weigh(part, squared).items()}
+    for i, gradients in enumerate(formed):
+        for place, gradient in gradients.items():
+            for total, weight in zip(of_group[place], weights[units[place]][i], strict=True):
+                if weight != 0:  # what does not count may be anything
+                    total.add_(gradient, alpha=weight)
 
 
 def room(sums: Sums, dtype: torch.dtype) -> Tensor:

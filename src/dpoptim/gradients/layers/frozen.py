@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
@@ -22,6 +23,9 @@ def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
 
 
 def multiply(module: nn.Module, transposed: bool, *args: Any, **kwargs: Any) -> Tensor:
+    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    learns = any(p is not None and p.requires_grad for p in (weight, bias))
+    if weight is None or learns or torch.compiler.is_compiling():  # others may have taken their place, or be traced
+        return type(module).forward(module, *args, **kwargs)
     (x,) = (*args, *kwargs.values())
-    weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
     return linear_of_constants(x, weight.T if transposed else weight, bias)

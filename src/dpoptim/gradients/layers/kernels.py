@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpoptim.gradients.alike import aligned
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
-from dpoptim.gradients.multiplication import by_onednn
+from dpoptim.gradients.multiplication import transposed_product
 
 PATCH_ENTRIES = 1 << 21  # of patches that are multiplied at once
 
@@ -76,8 +76,8 @@ class ByPatches:
             for start in range(0, places[0], rows):
                 patches = windows[start : start + rows].reshape(-1, features)
                 first = start * math.prod(places[1:])
-                product = by_onednn(g[record, :, first : first + len(patches)], patches.T)
-                formed = product if formed is None else formed.add_(product)
+                part = transposed_product(g[record, :, first : first + len(patches)].T, patches)
+                formed = part if formed is None else formed.add_(part)
             assert formed is not None
             return formed.view(-1)
 

@@ -1,0 +1,44 @@
+"""Forward passes that take the place of an instance's own while its model is attached."""
+
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.layers.fallback import AS_THEY_ARE
+
+
+class OwnForward:
+    """A forward pass of an instance's own. A deep copy of the module (a moving average, say) gets its class's back."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._module, self._original, self._forward = module, module.forward, forward
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return types.MethodType(type(self._module).forward, memo[id(self._module)])
+
+
+class BookedForward(OwnForward):
+    """The forward pass of an instance while it is on the books."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or AS_THEY_ARE.get():
+            return self._original(*args, **kwargs)
+        return self._forward(*args, **kwargs)
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError("an attached model cannot be pickled. Fix: save model.state_dict(), or leave the `with` first.")
+
+
+class FrozenForward(OwnForward):
+    """That of an instance without books: it may be compiled, and saved."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, "forward")  # of the module that is read back, which has none of its own yet
