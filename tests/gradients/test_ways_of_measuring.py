@@ -332,6 +332,17 @@ def test_short_layers_are_read_alike_beside_others(block: int) -> None:
         assert float(alone) >= float(part.double().square().sum())
 
 
+@pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e-12, 1e18, 1e30, 1e37])
+def test_norms_of_parts_are_never_read_low_and_hardly_high(block: int, size: float) -> None:
+    torch.manual_seed(0)
+    parts = [torch.randn(entries) * size for entries in (3000, 1, 700)]
+    truth = sum(float(part.double().square().sum()) for part in parts)
+    assert truth <= float(squared_norm_of_parts(parts, block=block)) <= truth * 1.001
+    parts[1][0] = math.nan
+    assert math.isnan(float(squared_norm_of_parts(parts, block=block)))
+
+
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)
 def test_records_without_positions_add_nothing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, "record by record")
