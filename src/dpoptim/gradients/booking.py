@@ -127,7 +127,9 @@ class Booking:
 
     def _speed_up_frozen(self, module: nn.Module) -> None:
         for part in module.modules():
-            faster = None if "forward" in vars(part) else faster_forward(part)
+            own = vars(part).get("forward")
+            usual = own is None or getattr(own, "__func__", None) is type(part).forward  # as a deep copy's
+            faster = faster_forward(part) if usual else None
             if faster is not None:
                 self._replace_forward(part, FrozenForward(part, faster))
 

@@ -152,7 +152,7 @@ class BookedLayer(torch.autograd.Function):
         ctx.books, ctx.rule, ctx.module, ctx.name = books, rule, module, name
         ctx.parameters = len(parameters)
         ctx.forward_task = torch._C._current_graph_task_id()
-        return output
+        return output.detach() if output._is_view() else output  # autograd lets nobody change a view in place
 
     @staticmethod
     @once_differentiable

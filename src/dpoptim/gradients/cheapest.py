@@ -9,7 +9,7 @@ from dpoptim.gradients.positions import Positions
 
 KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is cheapest
 WORTH_A_CALL = 1 << 19  # multiplications for one record's gradient that take longer than asking for them
-LARGE_KERNEL = 1 << 15  # entries of a convolution's kernel that make as much work
+LARGE_KERNEL = 1 << 15  # entries of a convolution's kernel that make as much work, by whatever products
 
 
 def cheapest(contribution: Formed | Positions, positions: int | None, capacity: int, parameters: int) -> Formed | Positions:

@@ -35,8 +35,9 @@ class BookedForward(OwnForward):
 
 
 class FrozenForward(OwnForward):
-    """That of an instance without books: it may be compiled, and saved."""
+    """That of an instance without books: it may be saved."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
 

@@ -1,9 +1,9 @@
 """Matrix products by the faster of the two libraries that PyTorch has for them.
 
 PyTorch multiplies float32 matrices with MKL, which uses the wide vectors (AVX-512) of Intel's processors only. oneDNN, which
-PyTorch carries for convolutions, uses them on all, and there multiplies in half the time. Which library is used depends on
-the processor, on the user's switch (``torch.backends.mkldnn``) and on the size of one matrix, never on how many rows there
-are, which records could influence.
+PyTorch carries for convolutions, uses them on all, and there multiplies large matrices in half the time. Which library is
+used depends on the processor, on the user's switch (``torch.backends.mkldnn``) and on the size of one matrix, never on how
+many rows there are, which records could influence.
 
 oneDNN compiles a kernel for each shape, and keeps it. Batches have any number of rows, and texts any length, so products are
 cut and filled up to few shapes: else memory would grow with every new one.
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEAST_ENTRIES = 1 << 13  # of a matrix above which oneDNN's longer way to its kernel pays
-BLOCKS = (256, 128, 64, 32)  # rows that are multiplied at once; what is left is filled up to the last
+LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
+BLOCKS = (256, 128, 64, 32, 16, 8, 4)  # rows that are multiplied at once; what is left is filled up to the last
 INNER = 32  # that inner lengths are filled up to multiples of
 
 
@@ -59,22 +59,26 @@ def plain(x: Tensor) -> bool:
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd."""
     usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
-    if w.dtype != x.dtype or not usual or not x.numel() or not onednn_multiplies(x, *w.shape):
+    fits = usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
+    if not fits or not onednn_multiplies(x, *w.shape):
         return F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
-    rows = x.reshape(-1, x.shape[-1])
-    if len(rows) in BLOCKS:
-        return by_onednn(rows, w, bias).view(*x.shape[:-1], -1)
-    result = x.new_empty(len(rows), len(w))
+    if x.dim() == 2 and len(x) in BLOCKS:
+        return by_onednn(x, w, bias)
+    result = x.new_empty(*x.shape[:-1], len(w))  # in its own shape: a view must not be changed in place
+    in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, len(w)))
+    return result
+
+
+def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
     start = 0
     for size in BLOCKS:
-        while len(rows) - start >= size:
-            result[start : start + size] = by_onednn(rows[start : start + size], w, bias)
+        while len(x) - start >= size:
+            out[start : start + size] = by_onednn(x[start : start + size], w, bias)
             start += size
-    if start < len(rows):
-        rest = F.pad(rows[start:], (0, 0, 0, BLOCKS[-1] - len(rows) + start))
-        result[start:] = by_onednn(rest, w, bias)[: len(rows) - start]
-    return result.view(*x.shape[:-1], -1)
+    rest = len(x) - start
+    if rest:
+        out[start:] = by_onednn(F.pad(x[start:], (0, 0, 0, BLOCKS[-1] - rest)), w, bias)[:rest]
 
 
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:

@@ -24,8 +24,7 @@ def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
 
 def multiply(module: nn.Module, transposed: bool, *args: Any, **kwargs: Any) -> Tensor:
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
-    learns = any(p is not None and p.requires_grad for p in (weight, bias))
-    if weight is None or learns or torch.compiler.is_compiling():  # others may have taken their place, or be traced
+    learns = any(p is not None and p.requires_grad for p in (weight, bias))  # others may have taken their place
+    if weight is None or learns or kwargs or len(args) != 1 or not torch.is_grad_enabled() or torch._C._is_tracing():
         return type(module).forward(module, *args, **kwargs)
-    (x,) = (*args, *kwargs.values())
-    return linear_of_constants(x, weight.T if transposed else weight, bias)
+    return linear_of_constants(args[0], weight.T if transposed else weight, bias)

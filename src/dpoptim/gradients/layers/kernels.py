@@ -30,14 +30,14 @@ class AFewAtOnce:
     def one_by_one(self) -> Callable[[int], Tensor]:
         start, formed = -1, torch.empty(0)
 
-        def form(record: int) -> Tensor:
+        def one(record: int) -> Tensor:
             nonlocal start, formed
             if start != record - record % self.few:
                 start = record - record % self.few
                 formed = self.form(slice(start, min(start + self.few, self.records)), self.few)
             return aligned(formed[record - start])
 
-        return form
+        return one
 
     def in_order(self, total: Tensor) -> Tensor:
         return total
