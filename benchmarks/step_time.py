@@ -230,6 +230,8 @@ def one_alone(work: Workload, name: str) -> tuple[float, float]:
     """MiB at the peak above the process after model and batch exist, and seconds a step; in a process of its own."""
     torch.manual_seed(0)
     VARIANTS[PLAIN](work)  # the allocator's and libraries' own
+    square = torch.ones(64, 64)
+    multiplication.by_onednn(square, square @ square)
     gc.collect()
     step = VARIANTS[name](work)
     before = resident("VmRSS")

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
-BLOCKS = (256, 128, 64, 32, 16, 8, 4)  # rows that are multiplied at once; what is left is filled up to the last
+BLOCKS = (256, 128, 64, 32, 16, 8, 4)  # rows that are multiplied at once
+WELL_FILLED = 7 / 8  # of a block, so that zeros make up the rest
 INNER = 32  # that inner lengths are filled up to multiples of
 
 
@@ -72,13 +73,13 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
     start = 0
-    for size in BLOCKS:
-        while len(x) - start >= size:
-            out[start : start + size] = by_onednn(x[start : start + size], w, bias)
-            start += size
-    rest = len(x) - start
-    if rest:
-        out[start:] = by_onednn(F.pad(x[start:], (0, 0, 0, BLOCKS[-1] - rest)), w, bias)[:rest]
+    while start < len(x):
+        left = len(x) - start
+        size = next((size for size in BLOCKS if left >= WELL_FILLED * size), BLOCKS[-1])
+        rows = x[start : start + size]
+        filled = rows if len(rows) == size else F.pad(rows, (0, 0, 0, size - len(rows)))
+        out[start : start + size] = by_onednn(filled, w, bias)[: len(rows)]
+        start += size
 
 
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:
