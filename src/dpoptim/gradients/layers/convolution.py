@@ -80,7 +80,7 @@ class ConvolutionRule:
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         entries = module.weight.numel()
         singly: Singly | None = None
-        if entries >= WORTH_PATCHES and module.groups == 1 and onednn_multiplies(x, len(module.weight), entries):
+        if entries >= WORTH_PATCHES and module.groups == 1 and onednn_multiplies(x, *module.weight.flatten(1).shape):
             singly = ByPatches(module, x, g)
         elif by_groups:
             singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST))
