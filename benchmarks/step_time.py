@@ -279,7 +279,7 @@ def main() -> None:
         work = WORKLOADS[title]
         found, missing = measure(work, names, options.rounds)
         records = len(work.data()[0])
-        lonely = alone(title, [name for name in found if "compiled" not in name]) if options.alone else {}
+        lonely = alone(title, list(found)) if options.alone else {}
         for name in names:
             taken, (peak, apart) = found.get(name), lonely.get(name, (math.nan, math.nan))
             rows.append(

@@ -1,5 +1,6 @@
 """What is timed: models that people train, each with a batch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -171,6 +172,28 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(h).mean(1))
 
 
+class FeedForward(nn.Module):
+    """Two layers with the GELU of GPT-2, written out as there: something for torch.compile to fuse."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(self.norm(x))
+        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        return x + self.down(h)
+
+
+class FeedForwards(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(*(FeedForward(128) for _ in range(3))), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x).mean(1))
+
+
 class Residual(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -256,6 +279,7 @@ WORKLOADS = {
         Workload("GPT, LoRA", adapted_gpt, words, words, tokens),
         Workload("Llama-like", llama, words, words, tokens),
         Workload("ViT", VisionTransformer, image(64, 64, 48), labels(64, 10), classes),
+        Workload("GELU written out", FeedForwards, image(64, 64, 128), labels(64, 10), classes),
         Workload("ResNet, GroupNorm", resnet, image(64, 3, 32, 32), labels(64, 10), classes),
         Workload("ResNet, wide", lambda: resnet(64), image(64, 3, 32, 32), labels(64, 10), classes),
         Workload("LSTM", LstmClassifier, labels(64, 5000, 50), labels(64, 2), classes),
