@@ -1,6 +1,6 @@
-"""How fast the two libraries that PyTorch has multiply float32 matrices on this processor: billions of operations a second.
+"""How fast MKL and the engine's choice multiply float32 matrices on this processor: billions of operations a second.
 
-Layers forward on a whole batch, and one record's weight gradient: rows x inner x columns. One thread; the two take turns.
+Layers forward on a whole batch, one record's weight gradient, and few rows: rows x inner x columns. One thread, in turns.
 
 Run: ``python benchmarks/multiplication.py [--out benchmarks/results]``.
 """
@@ -14,19 +14,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.multiplication import by_onednn, onednn_is_faster
+from dpoptim.gradients.multiplication import linear, onednn_is_faster, transposed_product
 from saving import save_csv
 
 SHAPES = {
-    "softmax regression": (500, 784, 10),
     "MLP, first layer": (256, 784, 256),
     "GPT, up": (2048, 256, 1024),
     "GPT, down": (2048, 1024, 256),
     "GPT, head": (2048, 256, 8192),
-    "GPT, up, one record": (1024, 128, 256),
-    "ViT, up, one record": (768, 64, 192),
     "LSTM, one step": (64, 128, 512),
+    "1 row": (1, 512, 512),
+    "4 rows": (4, 512, 512),
+    "33 rows": (33, 512, 512),
 }
+RECORDS = {"GPT, up, one record": (1024, 128, 256), "ViT, up, one record": (768, 64, 192)}  # weight gradients
 ROUNDS = 31
 
 
@@ -36,14 +37,19 @@ def billions_per_second(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, 
     return 2e-9 * len(x) * w.numel() / (time.perf_counter() - started)
 
 
+def by_columns(x: Tensor, w: Tensor) -> Tensor:
+    return transposed_product(x.T, w.T)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    libraries = {"MKL": lambda x, w: x @ w.T, "oneDNN": by_onednn}
     rows = []
-    for name, (m, k, n) in SHAPES.items():
+    for name, (m, k, n) in (SHAPES | RECORDS).items():
+        ours = linear if name in SHAPES or not onednn_is_faster() else by_columns
+        libraries = {"MKL": lambda x, w: x @ w.T, "ours": ours}
         x, w = torch.randn(m, k), torch.randn(n, k)
         found: dict[str, list[float]] = {library: [] for library in libraries}
         for _ in range(ROUNDS):

@@ -15,7 +15,7 @@ class OwnForward:
     """A forward pass of an instance's own. A deep copy of the module (a moving average, say) gets its class's back."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        self._module, self._original, self._forward = module, module.forward, forward
+        self._module, self._forward = module, forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return types.MethodType(type(self._module).forward, memo[id(self._module)])
@@ -23,6 +23,10 @@ class OwnForward:
 
 class BookedForward(OwnForward):
     """The forward pass of an instance while it is on the books."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__(module, forward)
+        self._original = module.forward
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

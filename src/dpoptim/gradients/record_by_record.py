@@ -17,6 +17,8 @@ from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
 
 
 class Alone(Singly, Protocol):
+    """Those of a whole parameter."""
+
     @property
     def entries(self) -> int:
         """Of the parameter."""
@@ -46,7 +48,8 @@ def add_record_by_record(
             weights in each unit, float64 of shape (k, b), one for each sum; zero where a record does not count.
 
     **Guarantee.** What is formed, measured and weighed of a record is a function of its own rows, to the last bit, whoever
-    else is in the batch and whatever other layers run in the pass: conditions 2 to 4 of the theorem in `products`.
+    else is in the batch: conditions 2 to 4 of the theorem in `products`. Other layers that run in the pass without adding
+    to the record change its norm by the rounding of float64 sums.
     """
     forms = {place: layer.one_by_one() for place, layer in layers.items()}
     entries = sum(layer.entries for layer in layers.values())
