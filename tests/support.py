@@ -15,7 +15,7 @@ from dpoptim.gradients.products import margin
 def record_loss(output: Tensor, target: Tensor) -> Tensor:
     """One smooth number per record from outputs of any shape: (B, ...) -> (B,)."""
     flat = output.flatten(1)
-    weights = torch.linspace(-1, 2, flat.shape[1], dtype=flat.dtype)
+    weights = torch.linspace(-1, 2, flat.shape[1], dtype=flat.dtype, device=flat.device)
     return (flat * weights).sum(1).tanh() * 3 + 0.1 * (flat - target[:, None]).square().mean(1)
 
 
@@ -106,7 +106,7 @@ class Positions(nn.Module):
         self.head = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.token(x) + self.position(torch.arange(x.shape[1])[None]))
+        return self.head(self.token(x) + self.position(torch.arange(x.shape[1], device=x.device)[None]))
 
 
 class TiedHead(nn.Module):
@@ -324,7 +324,7 @@ class WeightedBag(nn.Module):
         self.bag, self.head = nn.EmbeddingBag(7, 4, mode="sum"), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        index = torch.tensor([1, 3, 3, 0, 6, 1]).expand(x.shape[0], -1)
+        index = torch.tensor([1, 3, 3, 0, 6, 1], device=x.device).expand(x.shape[0], -1)
         return self.head(torch.tanh(self.bag(index, per_sample_weights=x)))
 
 

@@ -59,7 +59,7 @@ def private_low_quantile(
     low, high = positive_number("low", low), positive_number("high", high)
     if not low < high:
         raise ValueError(f"low={low:g} must be below high={high:g}.")
-    numbers = torch.as_tensor(values).to(torch.float64)
+    numbers = torch.as_tensor(values).to("cpu", torch.float64)
     if numbers.dim() != 1:  # several numbers of a record would be several votes
         raise ValueError(f"values must have one number for each record, shape (n,); got shape {tuple(numbers.shape)}.")
     rank = quantile * len(numbers)
@@ -71,7 +71,7 @@ def private_low_quantile(
     octaves = math.log2(high / low)
     candidates = [low * 2 ** (i / CANDIDATES_PER_OCTAVE) for i in range(math.floor(octaves * CANDIDATES_PER_OCTAVE) + 1)]
     ordered = torch.where(numbers.isnan(), math.inf, numbers).sort().values
-    below = torch.searchsorted(ordered, torch.tensor(candidates, dtype=torch.float64))
+    below = torch.searchsorted(ordered, torch.tensor(candidates, dtype=torch.float64, device="cpu"))
     scores = [-abs(float(count) - rank) for count in below]
     seeded = noise_seed is not None
     noise = KeyStream.from_seed(noise_seed, "low quantile") if noise_seed is not None else KeyStream()

@@ -116,7 +116,7 @@ class _Network(BaseEstimator):
         torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
         layers: list[nn.Module] = []
         for inputs, width in itertools.pairwise(widths):
-            layers += [nn.Linear(inputs, width), ACTIVATIONS[self.activation]()]
+            layers += [nn.Linear(inputs, width, device="cpu"), ACTIVATIONS[self.activation]()]
         return nn.Sequential(*layers[:-1])
 
     @torch.no_grad()

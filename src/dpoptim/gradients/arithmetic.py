@@ -6,6 +6,12 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 
+def kinds_of_device() -> list[str]:
+    """The kinds of device that something may run on here: "cpu", and that of the accelerator, if PyTorch has one."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ["cpu", accelerator.type] if accelerator else ["cpu"]
+
+
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
     """Keep the books' products in the precision that the theorem in `products` assumes: no TF32, bfloat16 or autocast."""
@@ -16,7 +22,7 @@ def exact_arithmetic() -> Iterator[None]:
             backend.fp32_precision = "ieee"
     try:
         with ExitStack() as off:
-            for device in ("cpu", "cuda"):
+            for device in kinds_of_device():
                 if torch.is_autocast_enabled(device):
                     off.enter_context(torch.autocast(device, enabled=False))
             yield

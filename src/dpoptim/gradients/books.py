@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.arithmetic import kinds_of_device
 from dpoptim.gradients.contributions import Contribution
 from dpoptim.gradients.layers.rule import LayerRule
 
@@ -58,7 +59,7 @@ class Books:
 
     def _refuse_autocast(self) -> None:
         """A backward pass under autocast rounds what plain operations hand back, wherever the forward pass ran."""
-        for device in ("cpu", "cuda"):
+        for device in kinds_of_device():
             if torch.is_autocast_enabled(device):
                 narrow_dtype(self, "(loss.backward())", torch.device(device))
 

@@ -35,7 +35,7 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
         if bool(tiny.any()):
             squared[tiny] += SMALLEST_SQUARE_64 * (rows[tiny] != 0).sum(1, dtype=torch.float64)
         return squared
-    if rows.is_cuda:  # bound by memory; and asking for extremes would wait for the device
+    if not rows.is_cpu:  # bound by memory; and asking for extremes would wait for the device
         return in_float64(rows)
     squared = raised(in_blocks(rows, block), rows.shape[1], block)
     if len(squared):
@@ -48,7 +48,7 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
 
 def squared_norm_of_parts(parts: Sequence[Tensor], *, block: int = NORM_BLOCK) -> Tensor:
     """`row_squared_norms` of one record whose numbers lie in several places: dense vectors of float32 -> float64, (1,)."""
-    if parts[0].is_cuda:
+    if not parts[0].is_cpu:
         return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
     blocks = torch.cat([piece.view(-1) for part in parts for piece in block_norms(part[None], block)])
     # By as much for short parts, whatever other parts there are.

@@ -184,7 +184,7 @@ def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups
         weights: float64, shape (k, R); zero where a row does not count.
         groups: that the rows are summed in; they add up to R.
     """
-    if len(weights) == 1 or g.is_cuda or g.shape[1] * a.shape[1] <= SMALL_RESULT:
+    if len(weights) == 1 or not g.is_cpu or g.shape[1] * a.shape[1] <= SMALL_RESULT:
         add_products(sums, g, a, weights, groups)
         return
     for rows, block, direction in populations(sums.directions, weights, groups):

@@ -131,7 +131,7 @@ class QuantileSearch(NormChoice):
         self._batch_size = batch_size
         self._shrunk = 1 / (1 + SLOPE * capacity * COMMON_FACTOR_ERROR)
         self._measuring = quantile.measuring_steps(steps)
-        self._histogram = torch.zeros(BINS, dtype=torch.float64)
+        self._histogram = torch.zeros(BINS, dtype=torch.float64, device="cpu")
         self._count = 0.0  # of norms at most C, less half of the records
         self.observed = torch.zeros_like(self._histogram)
         self.rule = Clipping(quantile.start, style)
@@ -160,7 +160,7 @@ class QuantileSearch(NormChoice):
         if self._settings.when == "at the start":
             return [total.div_(self.rule.norm) for total in sums]
         kept, spent = math.sqrt(1 - self._settings.share), math.sqrt(self._settings.share)
-        count = torch.tensor([2 * spent * self._count], dtype=torch.float64)
+        count = torch.tensor([2 * spent * self._count], dtype=torch.float64, device="cpu")
         return [*(total.mul_(kept / self.rule.norm) for total in sums), count]
 
     def answer(self, released: list[Tensor]) -> list[Tensor] | None:
@@ -208,7 +208,7 @@ def histogram(octaves: Tensor, votes: Tensor) -> Tensor:
     places = ((octaves - LOWEST) * BINS_PER_OCTAVE + 0.5).clamp(0, BINS - 1)
     lower = places.floor().clamp(max=BINS - 2)
     upper_share = places - lower
-    counts = torch.zeros(BINS, dtype=torch.float64)
+    counts = torch.zeros(BINS, dtype=torch.float64, device="cpu")
     counts.index_add_(0, lower.long(), votes * (1 - upper_share))
     return counts.index_add_(0, lower.long() + 1, votes * upper_share)
 

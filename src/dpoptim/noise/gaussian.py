@@ -81,7 +81,7 @@ def _draw(stream: KeyStream, out: Tensor, std: float | None, threads: int | None
 def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
     """Draw in pinned memory, a piece at a time. The copies block, so a piece is there before the next one."""
     for piece in flat.split(_PIECE):
-        host = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=piece.device.type == "cuda")
+        host = torch.empty(piece.shape, dtype=piece.dtype, device="cpu", pin_memory=piece.device.type == "cuda")
         if std is not None:
             host.copy_(piece)
         _draw_on_cpu(stream, host, std, workers)
@@ -138,6 +138,6 @@ def _put(target: Tensor, z: Tensor, std: float | None) -> None:
 def _buffers() -> tuple[Scratch, Tensor]:
     """This thread's own, made once: the scratch of `throw`, and a block of draws."""
     if not hasattr(_local, "buffers"):
-        _local.buffers = Scratch.of(BLOCK_WORDS), torch.empty(BLOCK_WORDS, dtype=torch.float64)
+        _local.buffers = Scratch.of(BLOCK_WORDS), torch.empty(BLOCK_WORDS, dtype=torch.float64, device="cpu")
     buffers: tuple[Scratch, Tensor] = _local.buffers
     return buffers

@@ -61,7 +61,7 @@ class Objective:
 
         **Guarantee.** Zeroing out a record changes it by at most ``bound``, replacing one by at most twice that.
         """
-        total = torch.zeros(self.dimension, dtype=torch.float64)
+        total = torch.zeros(self.dimension, dtype=torch.float64, device="cpu")
         for batch in self._prepared or self._stream():
             total += self.problem.clipped_sum(batch, terms, bound)
         return total

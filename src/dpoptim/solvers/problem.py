@@ -76,7 +76,7 @@ class LinearProblem:
         return self.model.dimension
 
     def initial(self) -> Tensor:
-        return torch.zeros(self.dimension, dtype=torch.float64)
+        return torch.zeros(self.dimension, dtype=torch.float64, device="cpu")
 
     def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
         x, y = as_rows(records[0]), as_tensor(records[1])

@@ -154,9 +154,10 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
     if sum(p.numel() for p in model.parameters()) <= COPIED_PARAMETERS:  # of larger ones there may be no room for two
         copied += model.parameters()
     before = {t: t.detach().clone() for t in copied}
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
+    indices, kinds = sorted({device.index or 0 for device in elsewhere}), {device.type for device in elsewhere}
     try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
+        with torch.random.fork_rng(indices, device_type=kinds.pop() if kinds else "cuda"), torch.enable_grad():
             for module in modes:
                 if isinstance(module, nn.modules.dropout._DropoutNd):
                     module.eval()

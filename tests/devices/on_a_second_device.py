@@ -1,0 +1,262 @@
+"""Models that live on another device than the CPU: the same sums, the same runs, and no tensor left behind on the CPU.
+
+Run by `test_second_device.py`. No accelerator is needed: `pretend.cpp` makes a device of the CPU's memory. PyTorch refuses
+operations that mix it with CPU tensors, as it does with CUDA's, so a tensor made on the wrong device fails here as it would
+there. The kernels are the CPU's: what a real accelerator rounds otherwise, and how fast it is, is not seen.
+"""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.base import BaseEstimator
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from devices.pretend import register
+from dpoptim.clipping import Clipping
+from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier, DPSGDRegressor
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.gradients.oracle import engine_sums
+from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, noisy_gd
+from support import CASES, Case, by_engine, joint_norm, record_loss
+
+ROWS, N, FEATURES, CLASSES = 9, 60, 4, 3
+STYLES = ("flat", "automatic")
+FUSED = ("lstm", "lstm-time-major", "gru-both-ways")  # the pretended device has no kernel for PyTorch's own
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return register(Path(os.environ["SECOND_DEVICE"]))
+
+
+def test_it_is_a_device_of_its_own(device: torch.device) -> None:
+    there = torch.ones(3, device=device)
+    for mixed in (lambda: there + torch.ones(3), lambda: there @ torch.ones(3), lambda: torch.cat([there, torch.ones(3)])):
+        with pytest.raises(RuntimeError, match="same device|CPU tensor"):
+            mixed()
+    with pytest.raises(TypeError, match="numpy"):
+        there.numpy()
+
+
+def moved(model: nn.Module, device: torch.device | str) -> nn.Module:
+    """``model.to(device)``, which on a device that is not PyTorch's own would untie tied weights."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return model.to(device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_sums_are_those_of_the_cpu(case: Case, style: str, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(0)
+    model = case.build().to(dtype)
+    x, target = case.inputs(ROWS, dtype)
+    clipping = Clipping(0.5, style)
+    expected = by_engine(copy.deepcopy(model), x, target, clipping, capacity=ROWS)
+    sums = by_engine(moved(model, device), x.to(device), target.to(device), clipping, capacity=ROWS, pieces=2)
+    assert {total.device.type for total in sums} == {device.type}
+    differences = [a.cpu() - b for a, b in zip(sums, expected, strict=True)]
+    assert joint_norm(differences) < (1e-5 if dtype == torch.float32 else 1e-12) * joint_norm(expected)
+
+
+@pytest.mark.parametrize("length", [1, 6])
+def test_large_layers_give_the_sums_of_the_cpu(length: int, device: torch.device) -> None:
+    """Their norms are claimed from Gram matrices there, and record by record on the CPU."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 300), nn.Tanh(), nn.Linear(300, 200))
+    x, target = torch.randn(20, length, 128), torch.randn(20)
+    expected = by_engine(copy.deepcopy(model), x, target, Clipping(0.5), capacity=100)
+    sums = by_engine(model.to(device), x.to(device), target.to(device), Clipping(0.5), capacity=100)
+    assert joint_norm([a.cpu() - b for a, b in zip(sums, expected, strict=True)]) < 1e-4 * joint_norm(expected)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in FUSED], ids=lambda case: case.name)
+def test_check_passes(case: Case, device: torch.device) -> None:
+    torch.manual_seed(0)
+    model = moved(case.build().double(), device)
+    batch = tuple(part.to(device) for part in case.inputs(5, torch.float64))
+    found = dpoptim.check(model, lambda model, batch: record_loss(model(batch[0]), batch[1]).mean(), batch)
+    assert found.loss_reduction == "mean"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_language_model_of_hugging_face(device: torch.device) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.LlamaConfig(vocab_size=29, num_key_value_heads=1, max_position_embeddings=8, **sizes)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).double()
+    ids = torch.randint(0, 29, (5, 6))
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        logits = model(input_ids=ids).logits[:, :-1]
+        return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(1).mean()
+
+    expected = engine_sums(copy.deepcopy(model), loss, ids, 5, Clipping(0.5), "mean")
+    sums = engine_sums(moved(model, device), loss, ids.to(device), 5, Clipping(0.5), "mean")
+    assert joint_norm([a.cpu() - b for a, b in zip(sums, expected, strict=True)]) < 1e-6 * joint_norm(expected)
+
+
+METHODS = {
+    "flat": dpoptim.DPSGD(clip_norm=1.0),
+    "automatic": dpoptim.DPSGD(clip_norm=1.0, clipping="automatic"),
+    "per-layer": dpoptim.DPSGD(clip_norm=1.0, clipping="per-layer"),
+    "quantile-at-the-start": dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.5, share=0.3)),
+    "quantile-all-along": dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.5, share=0.3, when="all along")),
+    "values": dpoptim.ValueClippedSGD(clip_norm=1.0),
+    "error-feedback": dpoptim.DiceSGD(clip_norm=1.0),
+    "correlated-noise": dpoptim.DPFTRL(clip_norm=1.0),
+}
+
+
+def problem(device: torch.device | str) -> tuple[nn.Module, TensorDataset]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double().to(device)
+    x = torch.randn(N, FEATURES, dtype=torch.float64)
+    return model, TensorDataset(x.to(device), (x @ torch.randn(FEATURES, CLASSES).double()).argmax(1).to(device))
+
+
+def train(method: Any, device: torch.device | str, folder: Path, stop: int | None = None, **options: Any) -> nn.Module:
+    """Six steps with a fixed noise seed; saved and ended after ``stop`` of them."""
+    model, data = problem(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    plan = method.plan(n=N, batch_size=30, steps=6, noise_multiplier=0.5, delta=1e-5)
+    with dpoptim.attach(plan, model, optimizer, data, noise_seed=1, **options) as private:
+        for x, y in private.batches(physical_batch_size=16):
+            if isinstance(method, dpoptim.ValueClippedSGD):
+                private.loss(F.cross_entropy(model(x), y, reduction="none")).backward()
+            else:
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if private.finished_step and private.steps_done == stop:
+                private.save(folder / "checkpoint")
+                break
+    return model
+
+
+@pytest.fixture
+def by_default(device: torch.device) -> Iterator[None]:
+    """Whatever says nothing of a device is made on this one, as after ``torch.set_default_device("cuda")``."""
+    torch.set_default_device(device)
+    yield
+    torch.set_default_device(None)
+
+
+def parameters(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_runs_are_those_of_the_cpu(method: str, device: torch.device, tmp_path: Path) -> None:
+    there, here = (parameters(train(METHODS[method], where, tmp_path)) for where in (device, "cpu"))
+    assert not torch.equal(here, parameters(problem("cpu")[0]))
+    torch.testing.assert_close(there, here)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_goes_on_from_a_checkpoint(method: str, device: torch.device, tmp_path: Path) -> None:
+    train(METHODS[method], device, tmp_path, stop=3)
+    model = train(METHODS[method], device, tmp_path, resume=tmp_path / "checkpoint")
+    assert {p.device.type for p in model.parameters()} == {device.type}
+    assert bool(parameters(model).isfinite().all())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_goes_on_elsewhere(method: str, device: torch.device, tmp_path: Path) -> None:
+    """Saved on one device, taken up on another."""
+    train(METHODS[method], device, tmp_path, stop=3)
+    elsewhere = train(METHODS[method], "cpu", tmp_path, resume=tmp_path / "checkpoint")
+    train(METHODS[method], "cpu", tmp_path, stop=3)
+    back = train(METHODS[method], device, tmp_path, resume=tmp_path / "checkpoint")
+    torch.testing.assert_close(parameters(back), parameters(elsewhere))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("by_default")
+def test_a_default_device_changes_nothing(method: str, device: torch.device, tmp_path: Path) -> None:
+    model = train(METHODS[method], device, tmp_path)
+    torch.set_default_device(None)
+    torch.testing.assert_close(parameters(model), parameters(train(METHODS[method], "cpu", tmp_path)))
+
+
+def test_batches_moved_in_the_loop(device: torch.device) -> None:
+    """Data on the CPU, as a loader gives them."""
+    model, _ = problem(device)
+    _, data = problem("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = parameters(model)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)
+    with dpoptim.attach(plan, model, optimizer, data) as private:
+        for x, y in private.batches(num_workers=1):
+            F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+            optimizer.step()
+    assert not torch.equal(parameters(model), before)
+
+
+def test_how_many_rows_fit(device: torch.device) -> None:
+    model, data = problem(device)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    rows = dpoptim.physical_batch_size(plan, model, loss, data[:4], max_memory=100_000)
+    assert rows > 4
+
+
+@pytest.mark.parametrize("kind", ["linear", "module"])
+def test_solvers_find_what_they_find_on_the_cpu(kind: str, device: torch.device) -> None:
+    found = []
+    for where in (device, "cpu"):
+        model, data = problem(where)
+        x, y = data.tensors
+        if kind == "linear":
+            question = LinearProblem(LinearModel("logistic", features=FEATURES), capacity=N)
+            y = (y > 0).long()
+        else:
+            question = ModuleProblem(model, lambda output, y: F.cross_entropy(output, y, reduction="none"), capacity=N)
+        objective = Objective(question, (x, y))
+        budget = Budget(epsilon=4, delta=1e-5)
+        found.append(noisy_gd(objective, None, budget, lipschitz=1.0, steps=5, step_size=0.5, noise_seed=1).weights)
+    torch.testing.assert_close(*found)
+
+
+def test_quantiles_of_values_that_lie_there(device: torch.device) -> None:
+    values = torch.linspace(0.1, 100, 2000)
+    settings = {"epsilon": 2.0, "low": 1e-3, "high": 1e3, "noise_seed": 3}
+    here, there = (dpoptim.private_low_quantile(v, 0.1, **settings)[0] for v in (values, values.to(device)))
+    assert here == there
+
+
+@pytest.mark.parametrize("kind", [DPLogisticRegression, DPLinearRegression, DPSGDClassifier, DPSGDRegressor])
+def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.device) -> None:
+    """Their tables are NumPy's, whatever the default device is."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, FEATURES))
+    y = (x[:, 0] > 0).astype(float)
+    predictions = []
+    for default in (device, None):
+        torch.set_default_device(default)
+        try:
+            options = {"random_state": 0, "epochs": 2} if kind in (DPSGDClassifier, DPSGDRegressor) else {"steps": 5}
+            fitted = kind(epsilon=4.0, delta=1e-5, noise_seed=0, **options).fit(x, y)
+            predictions.append(fitted.predict(x))
+        finally:
+            torch.set_default_device(None)
+    np.testing.assert_allclose(*predictions)

@@ -1,0 +1,26 @@
+"""Runs `on_a_second_device.py` in a process of its own: a device that is registered stays, for all tests that follow."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devices.pretend import build
+
+
+def test_everything_works_on_a_second_device(tmp_path: Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs Linux and a C++ compiler, g++ or clang++, to make a second device")
+    library = tmp_path / "pretend.so"
+    build(compiler, library)
+    tests = Path(__file__).with_name("on_a_second_device.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", str(tests)]
+    run = subprocess.run(
+        command, env=os.environ | {"SECOND_DEVICE": str(library)}, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert " passed" in run.stdout
