@@ -221,22 +221,26 @@ def measure(work: Workload, names: list[str], rounds: int) -> tuple[dict[str, fl
 
 
 def resident(which: str) -> float:
-    """MiB of this process that are in memory now ("VmRSS"), or were at most ("VmHWM")."""
+    """MiB of this process that are in memory now ("VmRSS"; "RssFile": code and other files), or were at most ("VmHWM")."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(which))
     return int(line.split()[1]) / 1024
 
 
 def one_alone(work: Workload, name: str) -> tuple[float, float]:
-    """MiB at the peak above the process after model and batch exist, and seconds a step; in a process of its own."""
+    """MiB at the peak above the process after model and batch exist, and seconds a step; in a process of its own.
+
+    Pages of files that a step reads in are left out: they are the libraries' code, which all processes share.
+    """
     torch.manual_seed(0)
     VARIANTS[PLAIN](work)  # the allocator's and libraries' own
     square = torch.ones(64, 64)
     multiplication.by_onednn(square, square @ square)
     gc.collect()
     step = VARIANTS[name](work)
-    before = resident("VmRSS")
+    before, files = resident("VmRSS"), resident("RssFile")
     taken = [seconds(step, 1) for _ in range(3)]
     peak = resident("VmHWM") - before  # getrusage's would begin with that of the process that started this one
+    peak -= resident("RssFile") - files
     repeats = min(200, max(5, int(1 / min(taken))))
     return peak, statistics.median(seconds(step, 1) for _ in range(repeats))
 

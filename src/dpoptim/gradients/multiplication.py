@@ -80,6 +80,8 @@ def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) ->
     while start < len(x):
         left = len(x) - start
         size = next((size for size in BLOCKS if left >= WELL_FILLED * size), BLOCKS[-1])
+        if left < size <= len(x):  # a part of the last block once more, to the same bits, rather than zeros
+            start = len(x) - size
         rows = x[start : start + size]
         filled = rows if len(rows) == size else F.pad(rows, (0, 0, 0, size - len(rows)))
         out[start : start + size] = by_onednn(filled, w, bias)[: len(rows)]

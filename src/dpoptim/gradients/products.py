@@ -71,7 +71,8 @@ UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 SUM_MARGIN = 2.0**-8  # of float32 sums
 GROUP_ROWS = 160  # k of the theorem
 BLOCK_GROUPS = 4  # m of the theorem
-FLOAT64_ROWS = 1024  # rows converted to float64 at a time: they stay in cache
+FLOAT64_ROWS = 1024  # rows that are multiplied in float64 at a time
+FLOAT64_ENTRIES = 1 << 15  # that are converted to float64 at a time: they stay in cache
 NARROW = 512  # columns up to which one float64 product is as fast as a float32 product for each group
 SMALL_RESULT = 1 << 12  # entries up to which groups are multiplied in one batched product
 LEAST_BATCHED = 8  # blocks
@@ -237,11 +238,13 @@ def add_products(
             sums.add(torch.bmm(left.transpose(1, 2), right).sum(0, dtype=torch.float64), direction)
         groups = groups[start // (BLOCK_GROUPS * GROUP_ROWS) :]
 
+    by_onednn = onednn_multiplies(g, g.shape[1] * weights.shape[1], a.shape[1])
+
     def product(part: slice, room: Tensor | None) -> Tensor:
         part = slice(part.start + start, part.stop + start)
         if narrow is not None and part.stop - part.start <= GROUP_ROWS:
             left, right = side_by_side(g[part], narrow[part]), aligned(a[part])
-            if onednn_multiplies(left, left.shape[1], right.shape[1]):
+            if by_onednn:
                 return transposed_product(left, right)
             room = room if room is not None and room.dtype == g.dtype else None
             return torch.mm(left.T, right, out=room)
@@ -251,7 +254,7 @@ def add_products(
             exact.addmm_(side_by_side(g[rows].double(), weights[rows]).T, a[rows].double())
         return exact
 
-    add_groups(sums, product, groups, direction)
+    add_groups(sums, product, groups, direction, in_room=not by_onednn)
 
 
 def equal_groups(groups: Groups) -> int:
@@ -266,8 +269,7 @@ def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Group
     if values.stride(1) != 1 or values.stride(0) < values.shape[1]:
         values = values.contiguous()  # another layout has another kernel, and who is left out decides whether it is copied
     if values.shape[1] <= NARROW:
-        exact = values.double().T
-        sums.add(torch.stack([exact @ each for each in weights]))
+        sums.add(exact_weighted_rows(values, weights))
         return
     narrow = None if values.dtype == torch.float64 else weights.to(values.dtype)
 
@@ -279,14 +281,20 @@ def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Group
             for each, out in zip(narrow, room, strict=True):
                 torch.mv(rows, each[part], out=out)
             return room
-        exact = values.new_zeros(len(weights), values.shape[1], dtype=torch.float64)
-        for start in range(part.start, part.stop, FLOAT64_ROWS):
-            rows = values[start : min(start + FLOAT64_ROWS, part.stop)].double().T
-            for each, out in zip(weights[:, start : start + rows.shape[1]], exact, strict=True):
-                out.addmv_(rows, each)
-        return exact
+        return exact_weighted_rows(values[part], weights[:, part])
 
     add_groups(sums, product, groups)
+
+
+def exact_weighted_rows(values: Tensor, weights: Tensor) -> Tensor:
+    """``weights @ values`` in float64: (R, N), (k, R) -> (k, N)."""
+    total = values.new_zeros(len(weights), values.shape[1], dtype=torch.float64)
+    at_a_time = max(1, FLOAT64_ENTRIES // values.shape[1])
+    for start in range(0, len(values), at_a_time):
+        rows = values[start : start + at_a_time].double().T
+        for each, out in zip(weights[:, start : start + at_a_time], total, strict=True):
+            out.addmv_(rows, each)
+    return total
 
 
 def add_groups(
@@ -294,12 +302,15 @@ def add_groups(
     product: Callable[[slice, Tensor | None], Tensor],
     groups: Groups,
     direction: Sequence[float] | None = None,
+    *,
+    in_room: bool = True,
 ) -> None:
     """Add the groups' products to ``sums``: those of a block in their own dtype first.
 
     Args:
         product: of the rows of a group, for all sums; in the given memory, if its dtype allows. Fresh pages cost as much as
             an addition.
+        in_room: whether it ever takes the given memory; else none is kept for it.
     """
     room: Tensor | None = None
     for block in slices(groups):
@@ -312,8 +323,9 @@ def add_groups(
                 of_block = term
             elif term.dtype == of_block.dtype:
                 of_block += term
-                room = term
+                room = term if in_room else None
             else:
                 sums.add(term, direction)
+            del term
         if of_block is not None:
             sums.add(of_block, direction)
