@@ -83,6 +83,54 @@ def test_sums_over_positions_do_not_depend_on_place(kind: str, T: int, p: int) -
             assert float((run(rows) - run(rows - 1)).norm()) <= 1.0
 
 
+class Uses(nn.Module):
+    """A parameter that its module uses itself, on all positions."""
+
+    def __init__(self, shape: tuple[int, ...], use: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.p, self.use = nn.Parameter(torch.ones(shape)), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(x, self.p)
+
+
+USES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
+    "scale": ((8,), lambda x, p: x * p),
+    "number": ((), lambda x, p: x * p),
+    "one for each head": ((4, 1, 1), lambda x, p: (x.unflatten(2, (4, 2)).transpose(1, 2) * p).transpose(1, 2).flatten(2)),
+    "one for each position": ((64, 1), lambda x, p: x * p),
+    "all positions": ((1, 64, 8), lambda x, p: x * p),
+    "spread before": ((8,), lambda x, p: x * (p * 2).expand(64, 8)),
+    "two at once": ((8,), lambda x, p: torch.addcmul(x, x, p)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)])
+@pytest.mark.parametrize("threads", [1, 4], indirect=True)
+def test_bare_parameters_add_up_alike_in_any_company(use: str, order: tuple[int, int, int], threads: None) -> None:
+    """Autograd adds up positions as they lie, and other records decide that: 2 C."""
+    T, d = 64, 8
+    model = Uses(*USES[use])
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        half, factors = torch.randn(T // 2, d, generator=generator), torch.randn(1, d, generator=generator)
+        places = torch.randperm(T, generator=generator)
+        x = torch.cat([half, half])[places] * 1e7
+        g = (torch.cat([torch.ones(T // 2, d), -torch.ones(T // 2, d)]) * factors)[places]
+        sums = []
+        for rows, place in ((1, 0), (2, 0), (2, 1), (3, 1), (9, 8), (17, 4)):
+            inputs, slopes = torch.zeros(rows, T, d), torch.zeros(rows, T, d)
+            inputs[place], slopes[place] = x, g
+
+            def loss(output: Tensor, slopes: Tensor = slopes) -> Tensor:
+                return (output.permute(order).contiguous() * slopes.permute(order).contiguous()).sum()
+
+            sums.append(clipped_sum(model, inputs, loss))
+        assert 0.9 < float(sums[0].norm()) <= 1.0  # nothing but rounding, as long as it may be
+        assert all(torch.equal(other, sums[0]) for other in sums[1:])
+
+
 def test_rms_norm_does_not_depend_on_the_layout_of_its_input() -> None:
     """Features first: the means of one record were rounded otherwise than those of two, 2.3 C."""
     T, p = 16, 33

@@ -12,6 +12,9 @@ turn what all others add (`products`, condition 2). Kernels are the vendor's: te
 * Sums over positions want one record after the other in memory: else kernels run across records.
 """
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -111,3 +114,11 @@ def in_company(x: Tensor) -> Tensor:
 def sum_positions(x: Tensor) -> Tensor:
     """Sum (B, T, p) over T: shape (B, p)."""
     return in_company(x).sum(1)[: len(x)]
+
+
+def sum_over(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Sum (B, ...) over axes after the first, which stay, with size 1."""
+    kept = [axis for axis in range(1, x.dim()) if axis not in axes]
+    positions, columns = (math.prod(x.shape[axis] for axis in some) for some in (axes, kept))
+    sums = sum_positions(x.permute(0, *axes, *kept).reshape(len(x), positions, columns))
+    return sums.view(len(x), *(1 if axis in axes else x.shape[axis] for axis in range(1, x.dim())))

@@ -45,14 +45,14 @@ well (by 2 (k + 2) u B C in the worst case), and so does every operation of the 
 inside down to that rounding moves as a whole (106 records by 106 C), as does one that leaves float32's range on the
 way. `attach` lists this among what is trusted. Sums cost nothing.
 
-What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round record
-j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers without a
-rule, that torch.func does, and for parameters that a module uses itself, that autograd adds up their positions so. That
-other operations round a record alike wherever it lies is arranged (`alike`; a fixed number of records in a convolution)
-and tested, not proved: kernels are the vendor's. Nor that a record runs through other formulas in other company: how
-often a layer is used, and on how many axes, is taken as public. Under torch.autocast those roundings are of 8 or 11
-bits. The books widen what was saved to float32 before anything is measured or summed, where products of two bfloat16
-numbers are exact, so the theorem holds with float32's u; the loss must be a sum (condition 1).
+What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round
+record j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers
+without a rule, that torch.func does. That other operations round a record alike wherever it lies is arranged
+(`alike`; a fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a
+record runs through other formulas in other company: how often a layer is used, and on how many axes, is taken as
+public. Under torch.autocast those roundings are of 8 or 11 bits. The books widen what was saved to float32 before
+anything is measured or summed, where products of two bfloat16 numbers are exact, so the theorem holds with float32's
+u; the loss must be a sum (condition 1).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -107,8 +107,9 @@ class SharedParameter(torch.Tensor):
         if rows is None or (rows == 1 and owner.rows not in (None, 1)):  # one row for all records is no data
             raise unsupported
         axes = max(t.dim() for t in data)
+        joint = torch.broadcast_shapes(*(t.shape for t in leaves)) if spread is spread_elementwise else None
         args, kwargs = pytree.tree_map(
-            lambda leaf: leaf.per_record(rows, axes) if isinstance(leaf, SharedParameter) else leaf, (args, kwargs)
+            lambda leaf: leaf.per_record(rows, axes, joint) if isinstance(leaf, SharedParameter) else leaf, (args, kwargs)
         )
         return func(*args, **kwargs)
 
@@ -116,13 +117,15 @@ class SharedParameter(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return self.detach().as_subclass(Tensor)
 
-    def per_record(self, rows: int, axes: int) -> Tensor:
-        """One row per record: shape (rows, ...) of so many axes, on the books."""
+    def per_record(self, rows: int, axes: int, joint: torch.Size | None = None) -> Tensor:
+        """One row per record: shape (rows, ...) of so many axes, on the books; in an elementwise operation of a joint shape,
+        of that one."""
         value, make = self.plain(), self.make
         if value.dim() == axes and value.shape[0] == rows and rows != 1:
             value, original = value[:1], make  # all rows are equal
             make = lambda values: original(values)[:1]  # noqa: E731
-        return Spread.apply(self.owner, make, self.parameters, value, rows, axes, *self.parameters)
+        shape = joint or torch.broadcast_shapes(value.shape, (rows, *[1] * (axes - 1)))
+        return Spread.apply(self.owner, make, self.parameters, value, shape, *self.parameters)
 
 
 def as_parameter(leaf: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.alike import in_company, sum_over
 from dpoptim.gradients.books import Books, Entry, narrow_dtype, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.layers.functional import layer_of
@@ -76,8 +77,11 @@ class Parameter:
 
 
 class Spread(torch.autograd.Function):
-    """One row per record of what all records share. Inputs: owner, recipe, its parameters, value, rows, axes, and the
-    parameters again (for the graph's edges)."""
+    """One row per record of what all records share. Inputs: owner, recipe, its parameters, value, the shape (rows first)
+    that it takes, and the parameters again (for the graph's edges).
+
+    Of the whole shape, so that positions are added up here (`alike`), not by autograd, which lets others change the order.
+    """
 
     @staticmethod
     def forward(
@@ -86,23 +90,24 @@ class Spread(torch.autograd.Function):
         make: Callable[[Values], Tensor],
         parameters: tuple[nn.Parameter, ...],
         value: Tensor,
-        rows: int,
-        axes: int,
+        shape: torch.Size,
         *edges: Tensor,
     ) -> Tensor:
         narrow_dtype(owner.books, owner.label, value.device)
         ctx.owner, ctx.make, ctx.parameters, ctx.shape = owner, make, parameters, value.shape
         ctx.forward_task = torch._C._current_graph_task_id()
         ctx.save_for_backward(*edges)
-        leading = value.shape[1:] if value.dim() == axes else value.shape
-        return value.reshape(1, *[1] * (axes - 1 - len(leading)), *leading).expand(rows, *[-1] * (axes - 1))
+        one = value.reshape(*[1] * (len(shape) - value.dim()), *value.shape)  # a record's
+        ctx.repeated = [axis for axis in range(1, len(shape)) if one.shape[axis] < shape[axis]]
+        return one.expand(shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, ...]:
         refuse_nested_backward(ctx.owner.label, ctx.forward_task)
         owner, make, parameters = ctx.owner, ctx.make, ctx.parameters
-        values, per_record = ctx.saved_tensors, g.reshape(g.shape[0], *ctx.shape)
+        values = ctx.saved_tensors
+        per_record = (sum_over(g, ctx.repeated) if ctx.repeated else g).reshape(g.shape[0], *ctx.shape)
         owner.books.enter(
             Entry(
                 owner.label,
@@ -111,7 +116,7 @@ class Spread(torch.autograd.Function):
                 lambda: pull_back(owner.label, make, parameters, values, per_record),
             )
         )
-        return (None,) * (6 + len(parameters))
+        return (None,) * (5 + len(parameters))
 
 
 def pull_back(
@@ -128,11 +133,11 @@ def pull_back(
         return tuple(torch.func.vjp(again, *values)[1](g))
 
     try:
-        rows = torch.func.vmap(one, randomness="error")(g)
+        rows = torch.func.vmap(one, randomness="error")(in_company(g))
     except RuntimeError as error:
         # The text of torch's error speaks of operators, never of values.
         raise PrivacyError(
             f"what module {label!r} makes of its parameters before they meet data cannot be differentiated record by "
             f"record: {str(error).splitlines()[0].rstrip('.')}. Fix: apply dropout after parameters and data have met."
         ) from error
-    return {str(i): Direct(row.reshape(len(row), -1)) for i, row in enumerate(rows)}
+    return {str(i): Direct(row[: len(g)].reshape(len(g), -1)) for i, row in enumerate(rows)}
