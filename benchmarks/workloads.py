@@ -68,7 +68,8 @@ class Attention(nn.Module):
 
 def rotated(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    angles = torch.outer(torch.arange(x.shape[-2]), 10_000.0 ** -(torch.arange(half) / half))
+    steps, places = (torch.arange(count, device=x.device) for count in (half, x.shape[-2]))
+    angles = torch.outer(places, 10_000.0 ** -(steps / half))
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
 
@@ -105,32 +106,42 @@ class LlamaBlock(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    def __init__(self, blocks: list[nn.Module], norm: nn.Module, width: int, *, places: bool, tied: bool) -> None:
+    def __init__(
+        self, blocks: list[nn.Module], norm: nn.Module, width: int, *, vocabulary: int, places: int | None, tied: bool
+    ) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, width)
-        self.places = nn.Embedding(LENGTH, width) if places else None
+        self.words = nn.Embedding(vocabulary, width)
+        self.places = None if places is None else nn.Embedding(places, width)
         self.blocks, self.norm = nn.ModuleList(blocks), norm
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
         if tied:
             self.head.weight = self.words.weight
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.words(x)
         if self.places is not None:
-            h = h + self.places(torch.arange(x.shape[1]).repeat(len(x), 1))
+            h = h + self.places(torch.arange(x.shape[1], device=x.device).repeat(len(x), 1))
         for block in self.blocks:
             h = block(h)
         return self.head(self.norm(h))
 
 
-def gpt(*, tied: bool = False) -> nn.Module:
-    blocks: list[nn.Module] = [Block(256, 4, causal=True) for _ in range(4)]
-    return LanguageModel(blocks, nn.LayerNorm(256), 256, places=True, tied=tied)
+def gpt(
+    width: int = 256,
+    depth: int = 4,
+    heads: int = 4,
+    *,
+    vocabulary: int = VOCABULARY,
+    length: int = LENGTH,
+    tied: bool = False,
+) -> nn.Module:
+    blocks: list[nn.Module] = [Block(width, heads, causal=True) for _ in range(depth)]
+    return LanguageModel(blocks, nn.LayerNorm(width), width, vocabulary=vocabulary, places=length, tied=tied)
 
 
 def llama() -> nn.Module:
     blocks: list[nn.Module] = [LlamaBlock(256, 8, 2) for _ in range(4)]
-    return LanguageModel(blocks, nn.RMSNorm(256), 256, places=False, tied=False)
+    return LanguageModel(blocks, nn.RMSNorm(256), 256, vocabulary=VOCABULARY, places=None, tied=False)
 
 
 class Adapted(nn.Module):
@@ -156,17 +167,19 @@ def adapted_gpt() -> nn.Module:
 
 
 class VisionTransformer(nn.Module):
-    """6 layers of width 192 on 64 patches of 48 numbers."""
+    """On so many patches of so many numbers each; 6 layers of width 192 on 64 of 48 unless told otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, width: int = 192, depth: int = 6, heads: int = 3, *, patches: int = 64, numbers: int = 48, classes: int = 10
+    ) -> None:
         super().__init__()
-        self.embed = nn.Linear(48, 192)
-        self.places = nn.Embedding(64, 192)
-        self.blocks = nn.ModuleList(Block(192, 3, causal=False) for _ in range(6))
-        self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 10)
+        self.embed = nn.Linear(numbers, width)
+        self.places = nn.Embedding(patches, width)
+        self.blocks = nn.ModuleList(Block(width, heads, causal=False) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x) + self.places(torch.arange(64).repeat(len(x), 1))
+        h = self.embed(x) + self.places(torch.arange(x.shape[1], device=x.device).repeat(len(x), 1))
         for block in self.blocks:
             h = block(h)
         return self.head(self.norm(h).mean(1))

@@ -25,6 +25,8 @@ from dpoptim.clipping import Clipping
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier, DPSGDRegressor
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.gradients.oracle import engine_sums
+from dpoptim.noise import KeyStream, add_normal
+from dpoptim.noise.on_device import normals
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, noisy_gd
 from support import CASES, Case, by_engine, joint_norm, record_loss
 
@@ -260,3 +262,22 @@ def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.dev
         finally:
             torch.set_default_device(None)
     np.testing.assert_allclose(*predictions)
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_of_large_tensors_is_drawn_there(dtype: torch.dtype, default: bool, device: torch.device) -> None:
+    """The draws that the same operations make on the CPU, in pieces; small tensors get those of the CPU's own noise."""
+    sizes = (1000, (1 << 18) + 5)
+    torch.set_default_device(device if default else None)
+    try:
+        small, large = (torch.ones(size, dtype=dtype, device=device) for size in sizes)
+        for out in (small, large):
+            add_normal(KeyStream.from_seed(1, "noise"), out, 3.0)
+    finally:
+        torch.set_default_device(None)
+    expected = torch.ones(sizes[0], dtype=dtype)
+    add_normal(KeyStream.from_seed(1, "noise"), expected, 3.0)
+    assert torch.equal(small.cpu(), expected)
+    drawn = normals(KeyStream.from_seed(1, "noise").branch(), sizes[1], torch.device("cpu"))
+    assert torch.equal(large.cpu(), torch.ones(sizes[1], dtype=torch.float64).add(drawn, alpha=3.0).to(dtype))

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from dpoptim.noise.stream import KeyStream
 
-__all__ = ["LAYERS", "TAIL_START", "Scratch", "settle", "tail", "throw"]
+__all__ = ["LAYERS", "TAIL_START", "Scratch", "places_of", "settle", "tables", "tail", "throw"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -68,6 +68,11 @@ _FLOOR = _HEIGHTS[:-1].copy()
 _RISE = np.diff(_HEIGHTS)
 
 
+def tables() -> tuple[Floats, Floats]:
+    """For each layer: what a signed word is multiplied with, and the edge of its inner part."""
+    return _STEP, _INNER
+
+
 @dataclass(frozen=True)
 class Scratch:
     """Buffers for blocks of up to `size` draws, kept because fresh pages cost more than the drawing."""
@@ -90,9 +95,15 @@ def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> tuple[Indices, Fl
     yet, because their place is outside the inner part of its layer. They must be replaced by
     `settle(stream, place, layer)`.
     """
-    n = len(out)
-    words, layer, edge, outside = scratch.words[:n], scratch.layer[:n], scratch.edge[:n], scratch.outside[:n]
+    words = scratch.words[: len(out)]
     stream.words(words)
+    return places_of(words, out, scratch)
+
+
+def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> tuple[Indices, Floats, Indices]:
+    """`throw` with these words, whose memory is overwritten."""
+    n = len(out)
+    layer, edge, outside = scratch.layer[:n], scratch.edge[:n], scratch.outside[:n]
     signed = words.view(np.int64)
     # The layer's bits stay at the low end of the place: they shift its points by less than their distance.
     np.bitwise_and(signed, _LAYER_BITS, layer)
