@@ -154,7 +154,7 @@ class Positions:
             factors = factors.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
             return values, weights[:, part] * torch.where(held[part], 1.0, factors)
 
-        if self.g.dtype == torch.float32 and not self.g.is_cuda:  # there, asking what was held would wait for the device
+        if self.g.dtype == torch.float32 and self.g.is_cpu:  # elsewhere, asking what was held would wait for the device
             of_group = sum_of_group(group, parts_of(group, self.entries), as_claimed)
             held[group] = raised(measured[group], self.entries, self._block) <= claimed[group]  # no if NaN
             if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):

@@ -1,0 +1,195 @@
+"""Time and memory of private steps on an accelerator, as multiples of plain PyTorch's: GPT-2 small and ViT-B, in bfloat16.
+
+Variants take turns on one model and batch, all under torch.autocast; medians. "ours" clips and sums, "ours, noise" also
+draws the noise, on the device. Memory is the allocator's peak above model, optimizer and batch. ``--profile`` prints the
+kernels that take longest.
+
+Run: ``python benchmarks/accelerator.py [--workload GPT-2] [--profile] [--out DIR]``. Without an accelerator, and for a look
+at whether it runs: ``--device cpu --tiny``.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients.engine import Engine
+from dpoptim.noise.gaussian import add_normal
+from dpoptim.noise.stream import KeyStream
+from dpoptim.training.probe import positions_per_layer
+from saving import save_csv
+from workloads import VisionTransformer, Workload, classes, gpt, image, labels, tokens
+
+Step = Callable[[], None]
+WARM, ROUNDS = 3, 9
+
+
+def workloads(*, tiny: bool) -> dict[str, Workload]:
+    width, depth, heads = (64, 2, 2) if tiny else (768, 12, 12)
+    vocabulary, length = (512, 32) if tiny else (50_257, 1024)
+    words = labels(2 if tiny else 8, vocabulary, length)
+    patches, pixels, images, kinds = (16, 48, 4, 10) if tiny else (196, 768, 64, 1000)
+    return {
+        work.name: work
+        for work in (
+            Workload(
+                "GPT-2",
+                lambda: gpt(width, depth, heads, vocabulary=vocabulary, length=length, tied=True),
+                words,
+                words,
+                tokens,
+            ),
+            Workload(
+                "ViT-B",
+                lambda: VisionTransformer(width, depth, heads, patches=patches, numbers=pixels, classes=kinds),
+                image(images, patches, pixels),
+                labels(images, kinds),
+                classes,
+            ),
+        )
+    }
+
+
+def made(work: Workload, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    x, y = work.data()
+    model = work.build().to(device)
+    return model, x.to(device), y.to(device), torch.optim.SGD(model.parameters(), lr=1e-4)
+
+
+def plain(work: Workload, device: torch.device, *, compiled: bool = False) -> Step:
+    model, x, y, optimizer = made(work, device)
+    forward = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = work.loss(forward(x), y, "mean")
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(work: Workload, device: torch.device, *, noise: bool = False, compiled: bool = False) -> Step:
+    model, x, y, optimizer = made(work, device)
+    positions = positions_per_layer(model, torch.utils.data.TensorDataset(x, y))
+    engine = Engine(model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions)
+    engine.attach()
+    forward, stream = torch.compile(model) if compiled else model, KeyStream()
+
+    def step() -> None:
+        engine.deliver(len(x))
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = work.loss(forward(x), y, "none").sum()
+        loss.backward()
+        sums = engine.take()
+        if noise:
+            for total in sums:
+                add_normal(stream, total, 1.0)
+        engine.write_means(sums, len(x))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+VARIANTS: dict[str, Callable[[Workload, torch.device], Step]] = {
+    "plain": plain,
+    "ours": ours,
+    "ours, noise": lambda work, device: ours(work, device, noise=True),
+    "plain, compiled": lambda work, device: plain(work, device, compiled=True),
+    "ours, compiled": lambda work, device: ours(work, device, compiled=True),
+}
+
+
+def seconds(step: Step, device: torch.device) -> float:
+    wait(device)
+    started = time.perf_counter()
+    step()
+    wait(device)
+    return time.perf_counter() - started
+
+
+def wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def peak(step: Step, device: torch.device) -> float:
+    """MiB that a step takes beyond what is there before; NaN on the CPU."""
+    if device.type == "cpu":
+        return float("nan")
+    before = torch.accelerator.memory_allocated(device)
+    torch.accelerator.reset_peak_memory_stats(device)
+    step()
+    wait(device)
+    return (torch.accelerator.max_memory_allocated(device) - before) / 2**20
+
+
+def kernels(step: Step, device: torch.device) -> str:
+    """Where a step's time goes, by kernel."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profile(activities=activities) as seen:
+        step()
+        wait(device)
+    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    return str(seen.key_averages(group_by_input_shape=False).table(sort_by=by, row_limit=15))
+
+
+def main() -> None:
+    found = torch.accelerator.current_accelerator()
+    parser = argparse.ArgumentParser(description="Private steps on an accelerator, against plain ones.")
+    parser.add_argument("--device", default=found.type if found else "cpu")
+    parser.add_argument("--workload", nargs="*", choices=["GPT-2", "ViT-B"], default=["GPT-2", "ViT-B"])
+    parser.add_argument("--variant", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--tiny", action="store_true", help="small models, to see that all of it runs")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step of ours")
+    parser.add_argument("--out", type=Path, help="folder for accelerator.csv")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    rows: list[dict[str, object]] = []
+    for name, work in workloads(tiny=options.tiny).items():
+        if name not in options.workload:
+            continue
+        steps = {variant: VARIANTS[variant](work, device) for variant in dict.fromkeys(["plain", *options.variant])}
+        for step in steps.values():
+            for _ in range(WARM):
+                step()
+        memory = {variant: peak(step, device) for variant, step in steps.items()}
+        times: dict[str, list[float]] = {variant: [] for variant in steps}
+        for _ in range(ROUNDS):
+            for variant, step in steps.items():
+                times[variant].append(seconds(step, device))
+        for variant, taken in times.items():
+            middle, base = statistics.median(taken), statistics.median(times["plain"])
+            rows.append(
+                {
+                    "workload": name,
+                    "variant": variant,
+                    "milliseconds": f"{middle * 1e3:.4g}",
+                    "ratio": f"{middle / base:.3g}",
+                    "samples_per_second": f"{len(work.data()[0]) / middle:.4g}",
+                    "peak_mib": f"{memory[variant]:.0f}",
+                }
+            )
+        if options.profile:
+            print(kernels(steps.get("ours", steps["plain"]), device))
+    table = Table(*rows[0], title=f"{device}, torch {torch.__version__}, bfloat16")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console(width=120).print(table)
+    if options.out is not None:
+        save_csv(rows, options.out / "accelerator.csv")
+
+
+if __name__ == "__main__":
+    main()
