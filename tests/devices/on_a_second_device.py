@@ -86,6 +86,46 @@ def test_large_layers_give_the_sums_of_the_cpu(length: int, device: torch.device
     assert joint_norm([a.cpu() - b for a, b in zip(sums, expected, strict=True)]) < 1e-4 * joint_norm(expected)
 
 
+class Split(nn.Module):
+    """The first layers here, the last ones there, as a model too large for one device."""
+
+    def __init__(self, there: torch.device | str) -> None:
+        super().__init__()
+        self.there = there
+        self.first, self.last = nn.Linear(FEATURES, 6), nn.Linear(6, 5).to(there)
+        self.scale, self.head = nn.Parameter(torch.rand(6)), nn.Linear(5, CLASSES).to(there)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x) * self.scale)
+        return self.head(torch.tanh(self.last(h.to(self.there)))).cpu()
+
+
+@pytest.mark.parametrize("style", ["flat", "automatic", "per-layer"])
+def test_a_model_on_two_devices(style: str, device: torch.device) -> None:
+    x, target = torch.randn(ROWS, 3, FEATURES), torch.randn(ROWS)
+    found = []
+    for where in (device, "cpu"):
+        torch.manual_seed(0)
+        sums = by_engine(Split(where), x, target, Clipping(0.5, style), capacity=ROWS, pieces=3)
+        found.append([total.cpu() for total in sums])
+    assert joint_norm([a - b for a, b in zip(*found, strict=True)]) < 1e-5 * joint_norm(found[1])
+
+
+def test_check_on_two_devices(device: torch.device) -> None:
+    torch.manual_seed(0)
+    model, x, y = Split(device), torch.randn(5, FEATURES), torch.randint(0, CLASSES, (5,))
+    found = dpoptim.check(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (x, y))
+    assert found.loss_reduction == "mean"
+    lengths = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+
+    def weighted(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return (losses * batch[2]).sum() / batch[2].sum()
+
+    with pytest.raises(dpoptim.SamplesInteractError, match="weighted mean"):
+        dpoptim.check(model, weighted, (x, y, lengths))
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", [case for case in CASES if case.name not in FUSED], ids=lambda case: case.name)
 def test_check_passes(case: Case, device: torch.device) -> None:
@@ -187,6 +227,30 @@ def test_a_run_goes_on_elsewhere(method: str, device: torch.device, tmp_path: Pa
     train(METHODS[method], "cpu", tmp_path, stop=3)
     back = train(METHODS[method], device, tmp_path, resume=tmp_path / "checkpoint")
     torch.testing.assert_close(parameters(back), parameters(elsewhere))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "values"])  # which is for chains of layers
+def test_a_model_on_two_devices_is_trained(method: str, device: torch.device, tmp_path: Path) -> None:
+    """And goes on from a checkpoint."""
+    _, data = problem("cpu")
+    data = TensorDataset(data.tensors[0].float(), data.tensors[1])
+    plan = METHODS[method].plan(n=N, batch_size=30, steps=6, noise_multiplier=0.5, delta=1e-5)
+    path, resume = tmp_path / "checkpoint", None
+    for stop in (3, 6):
+        torch.manual_seed(0)
+        model = Split(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with dpoptim.attach(plan, model, optimizer, data, resume=resume) as private:
+            before = [p.detach().cpu().clone() for p in model.parameters()]
+            for x, y in private.batches():
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if private.steps_done == stop:
+                    private.save(path)
+                    break
+            assert private.steps_done == stop
+        resume = path
+        assert all(not torch.equal(p.detach().cpu(), old) for p, old in zip(model.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -28,13 +28,20 @@ def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> lis
     return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
+def squared_norms(gradients: list[Tensor]) -> Tensor:
+    """Of each record's whole gradient, on the device of its first part: float64, (B,)."""
+    device = gradients[0].device
+    return torch.stack([g.double().reshape(len(g), -1).square().sum(1).to(device) for g in gradients]).sum(0)
+
+
 def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: Reduction = "mean") -> list[Tensor]:
     """The sums that the engine should give: float64, the parameters' shapes; records that are not finite left out."""
-    squared = torch.stack([g.double().reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
+    squared = squared_norms(gradients)
     dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
     kept = factors > 0
-    return [torch.einsum("i,i...->...", factors[kept], g[kept].double()) for g in gradients]
+    weights = factors[kept]
+    return [torch.einsum("i,i...->...", weights.to(g.device), g[kept.to(g.device)].double()) for g in gradients]
 
 
 def engine_sums(

@@ -18,6 +18,7 @@ from dpoptim.gradients.oracle import (
     clipped_sums,
     engine_sums,
     gradients_alone,
+    squared_norms,
     trainable,
     worst_mismatch,
 )
@@ -91,7 +92,7 @@ class Comparison:
             SamplesInteractError: none does.
         """
         gradients = gradients_alone(self.model, self.loss, self.alone)
-        norms = torch.stack([g.double().reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt()
+        norms = squared_norms(gradients).sqrt()
         bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
         worst = ""
         for candidate in candidates:
@@ -118,8 +119,8 @@ class Comparison:
         parameters = list(trainable(self.model).values())
         found = torch.autograd.grad(self.loss(self.model, self.together), parameters, allow_unused=True)
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        rows = torch.cat([g.double().reshape(self.rows, -1) for g in gradients], 1)
-        target = torch.cat([g.double().flatten() for g in whole])
+        rows = torch.cat([g.double().reshape(self.rows, -1).cpu() for g in gradients], 1)
+        target = torch.cat([g.double().flatten().cpu() for g in whole])
         weights = torch.linalg.pinv(rows @ rows.T, hermitian=True, rtol=1e-9) @ (rows @ target)
         explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3

@@ -53,7 +53,7 @@ def probe_model(model: nn.Module, train_set: Dataset[Any]) -> Basis:
 
         def loss(model: nn.Module, batch: tuple[Tensor, list[Tensor]]) -> Tensor:
             terms = [(out * w).sum() for out, w in zip(tensors_of(model, batch[0]), batch[1], strict=True)]
-            return torch.stack(terms).sum()
+            return torch.stack([term.to(inputs.device) for term in terms]).sum()
 
         alone = [(inputs[i : i + 1], [w[i : i + 1] for w in weights]) for i in range(rows)]
         Comparison(model, loss, alone, (inputs, weights), rows).reduction(("sum",))
