@@ -1,9 +1,17 @@
 """The precision that the sums' theorem assumes, whatever mode the user trains in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import Tensor
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """float16 and bfloat16 as float32, where every product of two of them is exact."""
+    return tuple(t.float() if t.dtype in NARROW else t for t in tensors)
 
 
 def kinds_of_device() -> list[str]:

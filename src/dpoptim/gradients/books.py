@@ -7,7 +7,7 @@ finished, the books are closed: the engine turns the entries into norms, factors
 Entries are filed by autograd's graph task, so a backward pass that dies leaves nothing that a later one could count.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import kinds_of_device
+from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened
 from dpoptim.gradients.contributions import Contribution
 from dpoptim.gradients.layers.rule import LayerRule
 
 OUTSIDE_BACKWARD = -1
-NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -118,11 +117,6 @@ def full_precision(books: Books, layer: str, device: torch.device) -> Iterator[b
         yield narrow
 
 
-def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """float16 and bfloat16 as float32, where every product of two of them is exact."""
-    return tuple(t.float() if t.dtype in NARROW else t for t in tensors)
-
-
 def refuse_nested_backward(layer: str, forward_task: int) -> None:
     """A graph that was built inside a backward pass and is differentiated there has books of its own: refuse it."""
     if forward_task != OUTSIDE_BACKWARD:
@@ -162,7 +156,8 @@ class BookedLayer(torch.autograd.Function):
         saved, rule, module = ctx.saved_tensors, ctx.rule, ctx.module
 
         def contributions() -> Mapping[str, Contribution]:
-            return rule.contributions(module, widened(saved), *widened([g]))
+            given = (*saved, g) if rule.widens else widened((*saved, g))
+            return rule.contributions(module, given[:-1], given[-1])
 
         if rule.at_once:
             with torch.autocast(g.device.type, enabled=False):

@@ -30,7 +30,7 @@ def cheapest(contribution: Formed | Positions, positions: int | None, capacity: 
     if positions is None:
         return contribution
     p, d = contribution.g.shape[2], contribution.a.shape[2]
-    usual = contribution.g.device.type == "cpu" and contribution.g.dtype == torch.float32
+    usual = contribution.g.device.type == "cpu" and contribution.dtype == torch.float32
     if usual and room and positions * p * d >= WORTH_A_CALL:
         return replace(contribution, alone=True)
     return replace(contribution, claims=positions * (p + d) < 0.8 * p * d)

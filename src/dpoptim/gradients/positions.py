@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_matrix, record_products
+from dpoptim.gradients.arithmetic import NARROW, widened
 from dpoptim.gradients.contributions import (
     Outer,
     add_group,
@@ -30,7 +31,8 @@ CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim d
 
 @dataclass
 class Positions:
-    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d). What autocast made narrow is
+    widened a part at a time, where gradients are formed.
 
     They are formed, and kept for the sum where memory allows (see `Formed`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes too much memory as well,
@@ -57,26 +59,36 @@ class Positions:
     def entries(self) -> int:
         return self.g.shape[2] * self.a.shape[2]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradients."""
+        return torch.float32 if self.g.dtype in NARROW else self.g.dtype
+
+    def sides(self, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """``g`` and ``a`` of some records, in the dtype of the gradients."""
+        g, a = widened([self.g[part], self.a[part]])
+        return g, a
+
     def materialise(self, records: slice) -> Tensor:
         return self.form(records) if self._kept is None else self._kept[records]
 
     def form(self, part: slice, out: Tensor | None = None) -> Tensor:
         """The gradients of some records, (b, entries): in the rows of ``out`` where given, on 64-byte boundaries."""
         room = None if out is None else self._as_matrices(out)
-        return flat(record_products(self.g[part], self.a[part], room, together=at_once(self.entries)))
+        return flat(record_products(*self.sides(part), room, together=at_once(self.entries)))
 
     def one_by_one(self) -> Callable[[int], Tensor]:
         """Returns what forms the gradient of one record, (entries,), on a 64-byte boundary."""
         p, d = self.g.shape[2], self.a.shape[2]
-        onednn = onednn_multiplies(self.g, p, d)
+        onednn = onednn_multiplies(self.g.new_empty(0, dtype=self.dtype), p, d)
         freely = large(self.g.shape[1], p, d)
         left, right = self.g.unbind(), self.a.unbind()
 
         def form(record: int) -> Tensor:
+            g, a = widened([left[record], right[record]])
             if onednn:
-                return transposed_product(left[record], record_matrix(right[record], freely=False)).view(-1)
-            g, a = (record_matrix(side[record], freely=freely) for side in (left, right))
-            return torch.mm(g.T, a).view(-1)
+                return transposed_product(g, record_matrix(a, freely=False)).view(-1)
+            return torch.mm(record_matrix(g, freely=freely).T, record_matrix(a, freely=freely)).view(-1)
 
         return form
 
@@ -87,13 +99,13 @@ class Positions:
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
 
     def _room(self, records: int) -> Tensor:
-        return flat(matrices(records, self.g.shape[2], self.a.shape[2], like=self.g))
+        return flat(matrices(records, self.g.shape[2], self.a.shape[2], like=self.g.new_empty(0, dtype=self.dtype)))
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
         if self.claims:
             self._claimed, self._longest = self._claim(groups, block)
-            if self.g.dtype == torch.float32:  # by what measuring reads too high, so that hardly anything is shortened
+            if self.dtype == torch.float32:  # by what measuring reads too high, so that hardly anything is shortened
                 raised(self._claimed, self.entries, block).mul_(1 + CLAIM_SLACK)
             return self._claimed
         records = len(self.g)
@@ -107,7 +119,7 @@ class Positions:
 
     def _claim(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         """Claimed squared norms, and those of the longest ``g[i, t]``: float64, (B,) each."""
-        return claimed_squared_norms(self.g, self.a)
+        return claimed_squared_norms(*self.sides())
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:
@@ -154,7 +166,7 @@ class Positions:
             factors = factors.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
             return values, weights[:, part] * torch.where(held[part], 1.0, factors)
 
-        if self.g.dtype == torch.float32 and self.g.is_cpu:  # elsewhere, asking what was held would wait for the device
+        if self.dtype == torch.float32 and self.g.is_cpu:  # elsewhere, asking what was held would wait for the device
             of_group = sum_of_group(group, parts_of(group, self.entries), as_claimed)
             held[group] = raised(measured[group], self.entries, self._block) <= claimed[group]  # no if NaN
             if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):
@@ -199,4 +211,4 @@ def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | Positions:
         axis: whether the layer's input has an axis of positions. That there is one position is no reason for `Outer`, which
             rounds otherwise: how many there are may depend on the longest record of the batch.
     """
-    return Positions(g, a) if axis else Outer(g[:, 0], a[:, 0])
+    return Positions(g, a) if axis else Outer(*widened([g[:, 0], a[:, 0]]))

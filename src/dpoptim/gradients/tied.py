@@ -85,8 +85,9 @@ class TiedHead(Positions):
         assert self.table is not None
         index, rows = self.table.index, self.table.g
         # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
-        looked_up = self.g.gather(2, index[:, None, :].expand(-1, self.g.shape[1], -1))
-        products = gram(aligned_records(self.a), aligned_records(rows))[: len(rows)]
+        g, a = self.sides()
+        looked_up = g.gather(2, index[:, None, :].expand(-1, g.shape[1], -1))
+        products = gram(aligned_records(a), aligned_records(rows))[: len(rows)]
         cross = in_company(looked_up * products).sum((1, 2))[: len(rows)].double()
         head, longest = super()._claim(groups, block)
         table = self.table.squared_norms(groups, block)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.alike import in_company, record_products
+from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.contributions import Contribution, Direct, Formed, Singly, flat
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
@@ -23,7 +24,7 @@ CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class ConvolutionRule:
-    narrow, at_once = True, False
+    narrow, at_once, widens = True, False, True
 
     def check(self, module: nn.Module, name: str) -> None:
         pass
@@ -73,21 +74,21 @@ class ConvolutionRule:
 
     def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
         assert isinstance(module, Convolution)
-        x = saved[0]
+        x, (like,) = saved[0], widened([saved[0][:0]])
         T = g[0, 0].numel() if len(g) else 0
-        by_groups = rounds_alike_in_groups(module, x)
+        by_groups = rounds_alike_in_groups(module, like)
         form = partial(formed_by_groups if by_groups else formed_by_patches, module, x, g)
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         entries = module.weight.numel()
         singly: Singly | None = None
-        if entries >= WORTH_PATCHES and module.groups == 1 and onednn_multiplies(x, *module.weight.flatten(1).shape):
+        if entries >= WORTH_PATCHES and module.groups == 1 and onednn_multiplies(like, *module.weight.flatten(1).shape):
             singly = ByPatches(module, x, g)
         elif by_groups:
             singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST))
         weight = Formed(form, len(g), entries, per_record, singly=singly)
         if module.bias is None:
             return {"weight": weight}
-        return {"weight": weight, "bias": Direct(in_company(g).flatten(2).sum(2)[: len(g)])}
+        return {"weight": weight, "bias": Direct(in_company(*widened([g])).flatten(2).sum(2)[: len(g)])}
 
 
 def rounds_alike_in_groups(module: Convolution, x: Tensor) -> bool:
@@ -106,7 +107,7 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, mos
     Always as many records at once, by public numbers, zeros making up the number: the kernel, and so its rounding, must not
     depend on how many others there are.
     """
-    x, g = x[part], g[part]
+    x, g = widened([x[part], g[part]])
     entries = module.weight.numel()
     gradients = correlations if module.in_channels == 1 else grouped_weight_gradient
     number = together(entries, most)
@@ -175,7 +176,8 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
 
 def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:
     """The records' weight gradients as products of output gradients and unfolded patches, each record's in the same way."""
-    left, right = g[part].flatten(2).transpose(1, 2), patches(x[part], module)  # (b, T, p), (b, T, G * features)
+    x, g = widened([x[part], g[part]])
+    left, right = g.flatten(2).transpose(1, 2), patches(x, module)  # (b, T, p), (b, T, G * features)
     G = module.groups
     if G == 1:
         return flat(record_products(left, right))

@@ -25,7 +25,7 @@ def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
 
 
 class EmbeddingRule:
-    narrow, at_once = False, False
+    narrow, at_once, widens = False, False, False
 
     def check(self, module: nn.Module, name: str) -> None:
         assert isinstance(module, nn.Embedding)

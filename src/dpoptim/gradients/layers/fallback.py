@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books, Entry, full_precision, refuse_nested_backward, widened
+from dpoptim.gradients.arithmetic import widened
+from dpoptim.gradients.books import Books, Entry, full_precision, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution, Direct, blocks
 
 # Whether layers inside a module that the fallback runs do so off the books.

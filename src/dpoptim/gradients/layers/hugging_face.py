@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.alike import sum_positions
+from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.contributions import Contribution, Direct
 from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.positions import positions
@@ -23,7 +24,7 @@ def is_transposed_linear(module: nn.Module) -> bool:
 class TransposedLinearRule:
     """``x @ weight + bias``."""
 
-    narrow, at_once = True, False
+    narrow, at_once, widens = True, False, True
 
     def check(self, module: nn.Module, name: str) -> None:
         pass
@@ -51,4 +52,4 @@ class TransposedLinearRule:
         weight_part = positions(x.reshape(B, T, d), g, axis=axis)
         if module._parameters.get("bias") is None:
             return {"weight": weight_part}
-        return {"weight": weight_part, "bias": Direct(sum_positions(g))}
+        return {"weight": weight_part, "bias": Direct(sum_positions(*widened([g])))}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.alike import aligned
+from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.multiplication import transposed_product
 
@@ -61,7 +62,7 @@ class ByPatches:
         channels, kernel = module.in_channels, module.kernel_size
         padding = padding_inside(module)
         padded = [size + 2 * side for size, side in zip(x.shape[2:], padding, strict=True)]
-        image = x.new_zeros(*padded, channels)
+        image = x.new_zeros(*padded, channels, dtype=torch.float32)
         inside = image[tuple(slice(side, side + size) for size, side in zip(x.shape[2:], padding, strict=True))]
         places = output_size(module, padded)
         *space, _ = image.stride()
@@ -78,7 +79,8 @@ class ByPatches:
             for start in range(0, places[0], rows):
                 patches = windows[start : start + rows].reshape(-1, features)
                 first = start * math.prod(places[1:])
-                part = transposed_product(g[record, :, first : first + len(patches)].T, patches)
+                (slopes,) = widened([g[record, :, first : first + len(patches)]])
+                part = transposed_product(slopes.T, patches)
                 formed = part if formed is None else formed.add_(part)
             assert formed is not None
             return formed.view(-1)

@@ -6,13 +6,14 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.alike import sum_positions
+from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
 from dpoptim.gradients.multiplication import linear
 from dpoptim.gradients.positions import positions
 
 
 class LinearRule:
-    narrow, at_once = True, False
+    narrow, at_once, widens = True, False, True
 
     def check(self, module: nn.Module, name: str) -> None:
         pass
@@ -41,4 +42,7 @@ class LinearRule:
         weight = positions(left, right, axis=g.dim() > 2)
         if module._parameters["bias"] is None:
             return {"weight": weight}
-        return {"weight": weight, "bias": Left(weight) if isinstance(weight, Outer) else Direct(sum_positions(left))}
+        return {
+            "weight": weight,
+            "bias": Left(weight) if isinstance(weight, Outer) else Direct(sum_positions(*widened([left]))),
+        }

@@ -44,7 +44,7 @@ def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_a
 
 
 class LayerNormRule:
-    narrow, at_once = False, True
+    narrow, at_once, widens = False, True, False
 
     def check(self, module: nn.Module, name: str) -> None:
         pass
@@ -77,7 +77,7 @@ class LayerNormRule:
 
 
 class RMSNormRule:
-    narrow, at_once = False, True
+    narrow, at_once, widens = False, True, False
 
     def check(self, module: nn.Module, name: str) -> None:
         pass
@@ -116,7 +116,7 @@ def groups_of(module: nn.Module) -> int:
 class GroupNormRule:
     """Serves InstanceNorm, too (without running statistics, which would mix records)."""
 
-    narrow, at_once = False, True
+    narrow, at_once, widens = False, True, False
 
     def check(self, module: nn.Module, name: str) -> None:
         pass

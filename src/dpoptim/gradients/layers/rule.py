@@ -21,6 +21,12 @@ class LayerRule(Protocol):
         """Whether contributions are made in the backward pass: they take less memory than what they are made of."""
         ...
 
+    @property
+    def widens(self) -> bool:
+        """Whether contributions take what autocast made narrow as it is, and are widened to float32 where they are formed;
+        else they are given float32."""
+        ...
+
     def check(self, module: nn.Module, name: str) -> None:
         """Raise `PrivacyError` if the module's options cannot be clipped record by record."""
         ...

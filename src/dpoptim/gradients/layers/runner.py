@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dpoptim.gradients.books import Books, Entry, narrow_dtype, refuse_nested_backward, widened
+from dpoptim.gradients.arithmetic import widened
+from dpoptim.gradients.books import Books, Entry, narrow_dtype, refuse_nested_backward
 from dpoptim.gradients.contributions import Contribution
 
 
