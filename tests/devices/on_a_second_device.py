@@ -23,6 +23,7 @@ import dpoptim
 from devices.pretend import register
 from dpoptim.clipping import Clipping
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier, DPSGDRegressor
+from dpoptim.gradients.arithmetic import multiplies_narrow
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.gradients.oracle import engine_sums
 from dpoptim.noise import KeyStream, add_normal
@@ -152,6 +153,13 @@ def test_a_language_model_of_hugging_face(device: torch.device) -> None:
     expected = engine_sums(copy.deepcopy(model), loss, ids, 5, Clipping(0.5), "mean")
     sums = engine_sums(moved(model, device), loss, ids.to(device), 5, Clipping(0.5), "mean")
     assert joint_norm([a.cpu() - b for a, b in zip(sums, expected, strict=True)]) < 1e-6 * joint_norm(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_device_is_asked_what_it_can_multiply(dtype: torch.dtype, device: torch.device) -> None:
+    """This one has no products of narrow matrices with float32 results."""
+    assert not multiplies_narrow(device, dtype)
+    assert not multiplies_narrow(torch.device("cpu"), dtype)
 
 
 METHODS = {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
 from dpoptim.gradients import engine as engine_module
+from dpoptim.gradients import positions as positions_module
 from dpoptim.gradients.alike import ALIGNMENT
 from dpoptim.gradients.contributions import Formed
 from dpoptim.gradients.engine import Engine
@@ -177,6 +178,30 @@ def test_every_way_gives_the_same_sums_under_autocast(
     assert joint_norm(found[0]) > 0
     for other in found[1:]:
         assert joint_norm([a - b for a, b in zip(found[0], other, strict=True)]) <= 5e-5 * joint_norm(found[0])
+
+
+@pytest.mark.parametrize("way", ["kept", "claimed"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_narrow_books_are_multiplied_as_they_are_where_a_device_can(
+    way: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA: products of bfloat16 with float32 results, here by widening them inside the call."""
+    calls, original = [], torch.bmm
+
+    def bmm(x: Tensor, y: Tensor, *, out: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        assert (out_dtype is None) == (x.dtype == y.dtype == out.dtype)
+        calls.append(out_dtype)
+        return original(x, y, out=out) if out_dtype is None else original(x.float(), y.float(), out=out)
+
+    torch.manual_seed(0)
+    model, x, targets = Language(tied=tied), torch.randint(0, WORDS, (9, T)), torch.randn(9, T, WORDS)
+    measured(monkeypatch, way)
+    (expected,) = sums_of(model, x, targets, Clipping(0.02), narrow=torch.bfloat16)
+    monkeypatch.setattr(positions_module, "multiplies_narrow", lambda device, dtype: True)
+    monkeypatch.setattr(torch, "bmm", bmm)
+    (sums,) = sums_of(model, x, targets, Clipping(0.02), narrow=torch.bfloat16)
+    assert torch.float32 in calls
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 1e-5 * joint_norm(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.arithmetic import NARROW
+
 ALIGNMENT = 64  # bytes; kernels work alike on operands that start on such boundaries
 LARGE, WHOLE = 32, 16  # see `large`
 
@@ -81,14 +83,21 @@ def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, together
     """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T, d) -> (B, p, d).
 
     Args:
+        g, a: float32 or float64; or narrower, for a float32 result, where `multiplies_narrow`.
         out: `matrices` for the result.
         together: as for `aligned_records`.
     """
+    dtype = torch.float32 if g.dtype in NARROW else g.dtype
     records = len(g)
     freely = large(g.shape[1], g.shape[2], a.shape[2])
     g, a = (aligned_records(x, together=together, freely=freely) for x in (g, a))
-    room = matrices(len(g), g.shape[2], a.shape[2], like=g) if out is None or len(g) > records else out
-    products = torch.bmm(g.transpose(1, 2), a, out=room)[:records]
+    like = g.new_empty(0, dtype=dtype)
+    room = matrices(len(g), g.shape[2], a.shape[2], like=like) if out is None or len(g) > records else out
+    if dtype == g.dtype:
+        torch.bmm(g.transpose(1, 2), a, out=room)
+    else:
+        torch.bmm(g.transpose(1, 2), a, out_dtype=dtype, out=room)
+    products = room[:records]
     return products if out is None or room is out else out.copy_(products)
 
 

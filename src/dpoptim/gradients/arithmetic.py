@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,6 +13,20 @@ NARROW = (torch.float16, torch.bfloat16)
 def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """float16 and bfloat16 as float32, where every product of two of them is exact."""
     return tuple(t.float() if t.dtype in NARROW else t for t in tensors)
+
+
+@cache
+def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device multiplies such matrices to float32 results: accelerators do, many times faster than float32 ones."""
+    if device.type == "cpu":
+        return False
+    ones = torch.ones(2, 16, 16, dtype=dtype, device=device)
+    room = torch.zeros(2, 17, 16, device=device, dtype=torch.float32)[:, :16]  # with gaps, as `alike.matrices` has
+    try:
+        torch.bmm(ones, ones, out_dtype=torch.float32, out=room)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return bool((room == 16).all())
 
 
 def kinds_of_device() -> list[str]:

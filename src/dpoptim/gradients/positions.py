@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_matrix, record_products
-from dpoptim.gradients.arithmetic import NARROW, widened
+from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.contributions import (
     Outer,
     add_group,
@@ -32,7 +32,7 @@ CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim d
 @dataclass
 class Positions:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d). What autocast made narrow is
-    widened a part at a time, where gradients are formed.
+    widened a part at a time, where gradients are formed, unless the device multiplies it to float32 as it is.
 
     They are formed, and kept for the sum where memory allows (see `Formed`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes too much memory as well,
@@ -75,7 +75,9 @@ class Positions:
     def form(self, part: slice, out: Tensor | None = None) -> Tensor:
         """The gradients of some records, (b, entries): in the rows of ``out`` where given, on 64-byte boundaries."""
         room = None if out is None else self._as_matrices(out)
-        return flat(record_products(*self.sides(part), room, together=at_once(self.entries)))
+        narrow = self.g.dtype == self.a.dtype != self.dtype and multiplies_narrow(self.g.device, self.g.dtype)
+        g, a = (self.g[part], self.a[part]) if narrow else self.sides(part)
+        return flat(record_products(g, a, room, together=at_once(self.entries)))
 
     def one_by_one(self) -> Callable[[int], Tensor]:
         """Returns what forms the gradient of one record, (entries,), on a 64-byte boundary."""

@@ -51,8 +51,8 @@ without a rule, that torch.func does. That other operations round a record alike
 (`alike`; a fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a
 record runs through other formulas in other company: how often a layer is used, and on how many axes, is taken as
 public. Under torch.autocast those roundings are of 8 or 11 bits. The books widen what was saved to float32 before
-anything is measured or summed, where products of two bfloat16 numbers are exact, so the theorem holds with float32's
-u; the loss must be a sum (condition 1).
+anything is measured or summed (or an accelerator multiplies it to float32), and what is formed is measured, so the
+theorem holds with float32's u; the loss must be a sum (condition 1).
 """
 
 from collections.abc import Callable, Iterator, Sequence
