@@ -1,8 +1,8 @@
 """Time and memory of private steps on an accelerator, as multiples of plain PyTorch's: GPT-2 small and ViT-B, in bfloat16.
 
-Variants take turns on one model and batch, all under torch.autocast; medians. "ours" clips and sums, "ours, noise" also
-draws the noise, on the device. Memory is the allocator's peak above model, optimizer and batch. ``--profile`` prints the
-kernels that take longest.
+Variants take turns, each with a model and a batch of its own (so all of them must fit), under torch.autocast; medians.
+"ours" clips and sums, "ours, noise" also draws the noise, on the device. Memory is the allocator's peak above model,
+optimizer and batch. ``--profile`` prints the kernels that take longest.
 
 Run: ``python benchmarks/accelerator.py [--workload GPT-2] [--profile] [--out DIR]``. Without an accelerator, and for a look
 at whether it runs: ``--device cpu --tiny``.

@@ -26,7 +26,7 @@ from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDCl
 from dpoptim.gradients.arithmetic import multiplies_narrow
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.gradients.oracle import engine_sums
-from dpoptim.noise import KeyStream, add_normal
+from dpoptim.noise import KeyStream, add_normal, on_device
 from dpoptim.noise.on_device import normals
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, noisy_gd
 from support import CASES, Case, by_engine, joint_norm, record_loss
@@ -353,3 +353,17 @@ def test_noise_of_large_tensors_is_drawn_there(dtype: torch.dtype, default: bool
     assert torch.equal(small.cpu(), expected)
     drawn = normals(KeyStream.from_seed(1, "noise").branch(), sizes[1], torch.device("cpu"))
     assert torch.equal(large.cpu(), torch.ones(sizes[1], dtype=torch.float64).add(drawn, alpha=3.0).to(dtype))
+
+
+def test_a_device_that_draws_wrongly_is_refused_before_anything_is_charged(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_device, "tables_on", lambda device: tuple(torch.ones(1024, device=device) for _ in range(2)))
+    on_device.check.cache_clear()
+    model, data = problem(device)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)
+    with dpoptim.Ledger() as ledger:
+        with pytest.raises(RuntimeError, match="noise cannot be drawn on pretend"):
+            dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data, ledger=ledger)
+        assert not list(ledger.entries())
+    on_device.check.cache_clear()

@@ -1,5 +1,8 @@
 """Parameters used in a module's own forward pass: exact without the fallback where it is plain whose gradient is whose."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.bare import BareParameters
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from support import by_engine, clipped, joint_norm, vmap_gradients
 
 ROWS, T, D = 7, 4, 6
@@ -254,3 +258,70 @@ def test_a_vision_transformer_without_the_fallback() -> None:
     model, x = SmallViT(), torch.randn(ROWS, 3, 8, 8)
     assert not falls_back(model, x)
     assert mismatch(model, x) < 3e-5
+
+
+class BesideConstants(nn.Module):
+    """A parameter beside a buffer with more axes than the data, or one of as many entries as there are records."""
+
+    def __init__(self, shape: tuple[int, ...], use: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.p, self.use = nn.Parameter(torch.randn(D)), use
+        self.register_buffer("constant", (torch.arange(math.prod(shape)) % 3 - 1.0).view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(x, self.p, self.constant)
+
+
+BESIDE = {
+    "where": ((ROWS, 1, 1), lambda x, p, c: torch.where(c, x, p).transpose(0, 1)),
+    "where made of a buffer": ((ROWS, 1, 1), lambda x, p, c: torch.where(c > 0, x, p).transpose(0, 1)),
+    "addcmul": ((ROWS, 1, 1), lambda x, p, c: torch.addcmul(x, p, c).transpose(0, 1)),
+    "lerp": ((ROWS, 1, 1), lambda x, p, c: torch.lerp(x, p, c).transpose(0, 1)),
+    "as long as a batch": ((ROWS, 1), lambda x, p, c: torch.addcmul(x[:, None], p, c)),
+    "made of one as long": ((ROWS, 1), lambda x, p, c: torch.where(c > 0, x[:, None], p)),
+}
+
+
+@pytest.mark.parametrize("use", BESIDE)
+@pytest.mark.parametrize("rows", [1, 3, ROWS])
+def test_constants_with_more_axes_than_the_data(use: str, rows: int) -> None:
+    """Their first axis is no batch, even where it is as long: taken for one, a record moved the sum by 7.9 C."""
+    torch.manual_seed(0)
+    shape, operation = BESIDE[use]
+    model = BesideConstants(shape, operation).double()
+    if use == "where":
+        model.constant = model.constant > 0
+    x, weights = torch.randn(rows, D).double(), torch.randn(rows, ROWS, D).double()
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (model(batch[0]) * batch[1]).sum()
+
+    truth = gradients_alone(model, loss, [(x[i : i + 1], weights[i : i + 1]) for i in range(rows)])
+    norms = truth[0].norm(dim=1)
+    clipping = Clipping(float(norms.median()) * 0.9)
+    expected = clipped_sums(truth, clipping, rows, "sum")
+    try:
+        sums = engine_sums(model, loss, (x, weights), rows, clipping, "sum")
+    except PrivacyError:  # refused is well, too: but not the operations that say which operand is the constant
+        assert use == "where made of a buffer"
+        return
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 1e-12 * joint_norm(expected)
+
+
+@pytest.mark.parametrize("shape", [(), (D,), (1, 1)])
+def test_no_positions_at_all(shape: tuple[int, ...]) -> None:
+    """An empty sequence: the parameter's gradient is zero."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.head = nn.Parameter(torch.randn(shape)), nn.Linear(D, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((x[:, :0] * self.p).sum(1) + x[:, 0])
+
+    torch.manual_seed(0)
+    model, x, target = Model(), torch.randn(ROWS, T, D), torch.randn(ROWS)
+    sums = by_engine(model, x, target, Clipping(1.0), capacity=ROWS)
+    assert float(sums[0].abs().sum()) == 0
+    assert joint_norm(sums) > 0

@@ -30,9 +30,9 @@ def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def kinds_of_device() -> list[str]:
-    """The kinds of device that something may run on here: "cpu", and that of the accelerator, if PyTorch has one."""
+    """The kinds of device that something may run on: "cpu", "cuda", and that of PyTorch's accelerator, if it is another."""
     accelerator = torch.accelerator.current_accelerator()
-    return ["cpu", accelerator.type] if accelerator else ["cpu"]
+    return list(dict.fromkeys(["cpu", "cuda", *([accelerator.type] if accelerator else [])]))
 
 
 @contextmanager

@@ -289,7 +289,8 @@ def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Group
 def exact_weighted_rows(values: Tensor, weights: Tensor) -> Tensor:
     """``weights @ values`` in float64: (R, N), (k, R) -> (k, N)."""
     total = values.new_zeros(len(weights), values.shape[1], dtype=torch.float64)
-    at_a_time = max(1, FLOAT64_ENTRIES // values.shape[1])
+    converted = values.is_cpu and values.dtype != torch.float64
+    at_a_time = max(1, FLOAT64_ENTRIES // max(1, values.shape[1])) if converted else FLOAT64_ROWS
     for start in range(0, len(values), at_a_time):
         rows = values[start : start + at_a_time].double().T
         for each, out in zip(weights[:, start : start + at_a_time], total, strict=True):

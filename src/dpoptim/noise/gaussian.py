@@ -81,8 +81,12 @@ def _draw(stream: KeyStream, out: Tensor, std: float | None, threads: int | None
     elif len(flat) < _LARGE:
         _draw_through_host(stream, flat, std, workers)
     else:
-        for piece in flat.split(_AT_ONCE):
-            _put(piece, normals(stream.branch(), len(piece), piece.device), std)
+        _draw_where_it_lies(stream, flat, std)
+
+
+def _draw_where_it_lies(stream: KeyStream, flat: Tensor, std: float | None) -> None:
+    for piece in flat.split(_AT_ONCE):
+        _put(piece, normals(stream.branch(), len(piece), piece.device), std)
 
 
 def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:

@@ -15,7 +15,7 @@ from dpoptim.noise.chacha import KEY_BYTES, NONCE_BYTES, keystream
 from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.ziggurat import LAYERS, Scratch, places_of, settle, tables
 
-CHECKED_WORDS = 1 << 12
+CHECKED_WORDS = 1 << 18
 
 
 def normals(stream: KeyStream, count: int, device: torch.device) -> Tensor:
@@ -27,7 +27,7 @@ def normals(stream: KeyStream, count: int, device: torch.device) -> Tensor:
         RuntimeError: the device does not compute what the CPU does.
 
     **Guarantee.** As of `fill_standard_normal`, to whoever can break neither AES-256 nor ChaCha20: the key is the stream's
-    next bytes, and is forgotten. The first call on a device checks its arithmetic, word by word.
+    next bytes. The first call on a device compares tables, words and places with the CPU's: see `check`.
     """
     check(device)
     secret = bytearray(KEY_BYTES + NONCE_BYTES)
@@ -61,14 +61,20 @@ def tables_on(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @cache
 def check(device: torch.device) -> None:
-    """Words and places must be those that the CPU computes, to the last bit; a secret of no further use decides which."""
+    """Tables, and the words and places of a secret of no further use, must be those of the CPU, to the last bit.
+
+    A sample of `CHECKED_WORDS`: a device that errs now and then, or in larger pieces alone, may pass.
+
+    Raises:
+        RuntimeError: they are not.
+    """
     secret = bytearray(KEY_BYTES + NONCE_BYTES)
     KeyStream().fill(secret)
     there, here = (words(bytes(secret), CHECKED_WORDS, torch.device(kind)) for kind in (device, "cpu"))
     z = np.empty(CHECKED_WORDS)
     where, _, layer = places_of(here.numpy().view(np.uint64).copy(), z, Scratch.of(CHECKED_WORDS))
-    found = (there, *throw(there))
-    expected = (here, *map(torch.from_numpy, (z, where, layer)))
+    found = (*tables_on(device), there, *throw(there))
+    expected = (*map(torch.from_numpy, tables()), here, *map(torch.from_numpy, (z, where, layer)))
     if not all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True)):
         raise RuntimeError(
             f"noise cannot be drawn on {device}: it computes other words or places than the CPU, so the noise would not be "

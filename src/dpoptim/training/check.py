@@ -1,7 +1,7 @@
 """Do records see each other? Compare a batch with its records taken one at a time."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,9 +156,11 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
         copied += model.parameters()
     before = {t: t.detach().clone() for t in copied}
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
-    indices, kinds = sorted({device.index or 0 for device in elsewhere}), {device.type for device in elsewhere}
     try:
-        with torch.random.fork_rng(indices, device_type=kinds.pop() if kinds else "cuda"), torch.enable_grad():
+        with ExitStack() as generators, torch.enable_grad():
+            generators.enter_context(torch.random.fork_rng([]))
+            for device in elsewhere:
+                generators.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
             for module in modes:
                 if isinstance(module, nn.modules.dropout._DropoutNd):
                     module.eval()

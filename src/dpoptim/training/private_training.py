@@ -26,7 +26,12 @@ from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_oth
 from dpoptim.training.engines import engine_for
 from dpoptim.training.handover import Handover
 from dpoptim.training.probe import probe_model, show_the_batch_axis
-from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters, refuse_unsupported
+from dpoptim.training.refusals import (
+    refuse_changed_parameters,
+    refuse_devices,
+    refuse_foreign_parameters,
+    refuse_unsupported,
+)
 
 
 class PrivateTraining:
@@ -70,6 +75,7 @@ class PrivateTraining:
         self._probed = probe_model(model, train_set)
         self._engine = engine_for(plan, model, train_set, loss_reduction, partial_backward)
         refuse_foreign_parameters(self._engine, self.optimizers)
+        refuse_devices(plan, self._engine)
         self._handover = Handover(self._engine, self.optimizers)
         self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
         self._identity = identity_of(plan, self._engine, self.optimizers, len(train_set))  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import refuse_wrapped
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.embedding import refuse_options
+from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan
 
 
@@ -89,6 +90,13 @@ def refuse_data(plan: Plan, train_set: Dataset[Any]) -> None:
             f"train_set has {records} records but the plan was made for n={plan.n}; under {plan.neighboring} they must "
             f"agree. Fix: plan(n={records}, ...)."
         )
+
+
+def refuse_devices(plan: Plan, engine: Engine) -> None:
+    """Noise is drawn where sums lie, after the run was charged; so here is asked whether each device draws it rightly."""
+    if plan.noise_multiplier > 0:
+        for device in {p.device for p in engine.parameters if p.device.type != "cpu"}:
+            check_noise(device)
 
 
 def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -5,8 +5,9 @@ every operation it takes part in:
 
 * with parameters and constants only, the result is again a `SharedParameter`, which remembers how it was made;
 * with data, in one of the operations where it is plain which row belongs to which record (elementwise ones, and joining
-  along another axis than the first), it is spread out to one row per record first, by `Spread`. Output row i then
-  depends on row i alone, so the gradient of that row is record i's own;
+  along another axis than the first), it is spread out to one row per record first, by `Spread`. What comes of row i then
+  depends on row i alone, so the gradient of that row is record i's own. (Which tensors are data, and that theirs is the
+  first axis, is read off their axes: on trust where the probe at attach could not run.)
 * with data, in a function that is a layer (``F.linear``), that layer's rule does it;
 * anything else raises `UnsupportedUseError`, upon which the whole module goes through the fallback.
 
@@ -107,7 +108,7 @@ class SharedParameter(torch.Tensor):
         if rows is None or (rows == 1 and owner.rows not in (None, 1)):  # one row for all records is no data
             raise unsupported
         axes = max(t.dim() for t in data)
-        joint = torch.broadcast_shapes(*(t.shape for t in leaves)) if spread is spread_elementwise else None
+        joint = joint_shape(leaves, [*shared, *data], axes) if spread is spread_elementwise else None
         args, kwargs = pytree.tree_map(
             lambda leaf: leaf.per_record(rows, axes, joint) if isinstance(leaf, SharedParameter) else leaf, (args, kwargs)
         )
@@ -126,6 +127,12 @@ class SharedParameter(torch.Tensor):
             make = lambda values: original(values)[:1]  # noqa: E731
         shape = joint or torch.broadcast_shapes(value.shape, (rows, *[1] * (axes - 1)))
         return Spread.apply(self.owner, make, self.parameters, value, shape, *self.parameters)
+
+
+def joint_shape(leaves: Sequence[Tensor], without_constants: Sequence[Tensor], axes: int) -> torch.Size:
+    """What all operands are broadcast to, records first; a constant with an axis before the records' is left to autograd."""
+    joint = torch.broadcast_shapes(*(t.shape for t in leaves))
+    return joint if len(joint) == axes else torch.broadcast_shapes(*(t.shape for t in without_constants))
 
 
 def as_parameter(leaf: Any) -> Any:
@@ -179,6 +186,9 @@ def spread_elementwise(
 ) -> int | None:
     """How many records an elementwise operation has; None where axes do not tell."""
     axes = max(t.dim() for t in data)
+    known = [t.dim() for t in data if t.requires_grad or id(t) in shared[0].owner.inputs]
+    if known and max(known) < axes:  # what has more axes than the records is made of constants
+        return None
     sizes = {t.shape[0] for t in data if t.dim() == axes and axes > 0}
     rows = max(sizes, default=0)
     fits = axes > 0 and sizes <= {1, rows}

@@ -37,6 +37,7 @@ class Owner:
         self.books, self.label, self.module = books, label, module
         self.places = places_of(module)
         self.constants: set[int] = set()
+        self.inputs: set[int] = set()  # tensors that the module was called with
         self.rows: int | None = None  # records in the model's current input, where known
         self._layers: dict[tuple[Any, ...], nn.Module] = {}
         self._holders: dict[tuple[int, ...], nn.Module] = {}
@@ -98,7 +99,7 @@ class Spread(torch.autograd.Function):
         ctx.forward_task = torch._C._current_graph_task_id()
         ctx.save_for_backward(*edges)
         one = value.reshape(*[1] * (len(shape) - value.dim()), *value.shape)  # a record's
-        ctx.repeated = [axis for axis in range(1, len(shape)) if one.shape[axis] < shape[axis]]
+        ctx.repeated = [axis for axis in range(1, len(shape)) if one.shape[axis] != shape[axis]]
         return one.expand(shape)
 
     @staticmethod
