@@ -1,11 +1,11 @@
-"""Time and memory of private steps on an accelerator, as multiples of plain PyTorch's: GPT-2 small and ViT-B, in bfloat16.
+"""Time and memory of private steps in bfloat16, as multiples of plain PyTorch's: GPT-2 small and ViT-B on an accelerator.
 
 Variants take turns, each with a model and a batch of its own (so all of them must fit), under torch.autocast; medians.
-"ours" clips and sums, "ours, noise" also draws the noise, on the device. Memory is the allocator's peak above model,
-optimizer and batch. ``--profile`` prints the kernels that take longest.
+"ours" clips and sums, "ours, noise" also draws the noise, on the device. Memory is the peak above model, optimizer and
+batch: of the device's allocator, on the CPU of tensors alive. ``--profile`` prints the kernels that take longest.
 
-Run: ``python benchmarks/accelerator.py [--workload GPT-2] [--profile] [--out DIR]``. Without an accelerator, and for a look
-at whether it runs: ``--device cpu --tiny``.
+Run: ``python benchmarks/mixed_precision.py [--workload GPT-2] [--profile] [--out DIR]``. Without an accelerator, the smaller
+models of `step_time.py`: ``--device cpu --workload GPT ViT``.
 """
 
 import argparse
@@ -24,38 +24,29 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.training.memory import LiveTensors
 from dpoptim.training.probe import positions_per_layer
 from saving import save_csv
-from workloads import VisionTransformer, Workload, classes, gpt, image, labels, tokens
+from workloads import WORKLOADS, VisionTransformer, Workload, classes, gpt, image, labels, tokens
 
 Step = Callable[[], None]
 WARM, ROUNDS = 3, 9
 
 
-def workloads(*, tiny: bool) -> dict[str, Workload]:
-    width, depth, heads = (64, 2, 2) if tiny else (768, 12, 12)
-    vocabulary, length = (512, 32) if tiny else (50_257, 1024)
-    words = labels(2 if tiny else 8, vocabulary, length)
-    patches, pixels, images, kinds = (16, 48, 4, 10) if tiny else (196, 768, 64, 1000)
-    return {
-        work.name: work
-        for work in (
-            Workload(
-                "GPT-2",
-                lambda: gpt(width, depth, heads, vocabulary=vocabulary, length=length, tied=True),
-                words,
-                words,
-                tokens,
-            ),
-            Workload(
-                "ViT-B",
-                lambda: VisionTransformer(width, depth, heads, patches=patches, numbers=pixels, classes=kinds),
-                image(images, patches, pixels),
-                labels(images, kinds),
-                classes,
-            ),
-        )
-    }
+GPT_2 = labels(8, 50_257, 1024)
+LARGE = {
+    work.name: work
+    for work in (
+        Workload("GPT-2", lambda: gpt(768, 12, 12, vocabulary=50_257, length=1024, tied=True), GPT_2, GPT_2, tokens),
+        Workload(
+            "ViT-B",
+            lambda: VisionTransformer(768, 12, 12, patches=196, numbers=768, classes=1000),
+            image(64, 196, 768),
+            labels(64, 1000),
+            classes,
+        ),
+    )
+}
 
 
 def made(work: Workload, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.optim.Optimizer]:
@@ -125,9 +116,11 @@ def wait(device: torch.device) -> None:
 
 
 def peak(step: Step, device: torch.device) -> float:
-    """MiB that a step takes beyond what is there before; NaN on the CPU."""
+    """MiB that a step takes beyond what is there before."""
     if device.type == "cpu":
-        return float("nan")
+        with LiveTensors() as live:
+            step()
+        return live.peak / 2**20
     before = torch.accelerator.memory_allocated(device)
     torch.accelerator.reset_peak_memory_stats(device)
     step()
@@ -147,19 +140,17 @@ def kernels(step: Step, device: torch.device) -> str:
 
 def main() -> None:
     found = torch.accelerator.current_accelerator()
-    parser = argparse.ArgumentParser(description="Private steps on an accelerator, against plain ones.")
+    parser = argparse.ArgumentParser(description="Private steps in bfloat16, against plain ones.")
     parser.add_argument("--device", default=found.type if found else "cpu")
-    parser.add_argument("--workload", nargs="*", choices=["GPT-2", "ViT-B"], default=["GPT-2", "ViT-B"])
+    parser.add_argument("--workload", nargs="*", choices=[*LARGE, *WORKLOADS], default=list(LARGE))
     parser.add_argument("--variant", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--tiny", action="store_true", help="small models, to see that all of it runs")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step of ours")
-    parser.add_argument("--out", type=Path, help="folder for accelerator.csv")
+    parser.add_argument("--out", type=Path, help="folder for mixed_precision.csv")
     options = parser.parse_args()
     device = torch.device(options.device)
     rows: list[dict[str, object]] = []
-    for name, work in workloads(tiny=options.tiny).items():
-        if name not in options.workload:
-            continue
+    for name in options.workload:
+        work = (LARGE | WORKLOADS)[name]
         steps = {variant: VARIANTS[variant](work, device) for variant in dict.fromkeys(["plain", *options.variant])}
         for step in steps.values():
             for _ in range(WARM):
@@ -188,7 +179,7 @@ def main() -> None:
         table.add_row(*map(str, row.values()))
     Console(width=120).print(table)
     if options.out is not None:
-        save_csv(rows, options.out / "accelerator.csv")
+        save_csv(rows, options.out / "mixed_precision.csv")
 
 
 if __name__ == "__main__":
