@@ -340,7 +340,7 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     axis.set_yscale("log")
     axis.set_xticks(range(len(titles)), titles, rotation=35, ha="right")
     axis.set_ylabel("times the plain step")
-    axis.legend(fontsize=7, frameon=False, ncols=3)
+    axis.legend(fontsize=7, frameon=False, ncols=9, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
