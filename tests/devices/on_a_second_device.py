@@ -29,6 +29,7 @@ from dpoptim.gradients.oracle import engine_sums
 from dpoptim.noise import KeyStream, add_normal, on_device
 from dpoptim.noise.on_device import normals
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, noisy_gd
+from dpoptim.training import refusals
 from support import CASES, Case, by_engine, joint_norm, record_loss
 
 ROWS, N, FEATURES, CLASSES = 9, 60, 4, 3
@@ -359,6 +360,7 @@ def test_a_device_that_draws_wrongly_is_refused_before_anything_is_charged(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_device, "tables_on", lambda device: tuple(torch.ones(1024, device=device) for _ in range(2)))
+    monkeypatch.setattr(refusals, "LARGE", 1)
     on_device.check.cache_clear()
     model, data = problem(device)
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)

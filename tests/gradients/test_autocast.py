@@ -242,3 +242,15 @@ def test_a_frozen_head_under_autocast_needs_a_sum(reduction: Any) -> None:
         return
     norm = 1.02 * joint_norm(total(1, 1e6))
     assert joint_norm([a - b for a, b in zip(total(rows, norm), total(rows - 1, norm), strict=True)]) <= norm
+
+
+def test_float64_layers_are_left_alone() -> None:
+    """As autocast leaves them."""
+    torch.manual_seed(0)
+    model, x, target = nn.Linear(5, 4).double(), torch.randn(ROWS, 5).double(), torch.randn(ROWS).double()
+    ours = sums(model, x, target, Clipping(float("inf")), torch.bfloat16, inside=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(x)
+    assert output.dtype == torch.float64
+    truth = torch.autograd.grad(record_loss(output.float(), target).sum(), list(model.parameters()))
+    assert joint_norm([a - b for a, b in zip(ours, truth, strict=True)]) < 1e-6 * joint_norm(list(truth))

@@ -12,7 +12,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.bare import BareParameters
-from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
+from dpoptim.gradients.oracle import clipped_sums, gradients_alone
 from support import by_engine, clipped, joint_norm, vmap_gradients
 
 ROWS, T, D = 7, 4, 6
@@ -279,6 +279,9 @@ BESIDE = {
     "lerp": ((ROWS, 1, 1), lambda x, p, c: torch.lerp(x, p, c).transpose(0, 1)),
     "as long as a batch": ((ROWS, 1), lambda x, p, c: torch.addcmul(x[:, None], p, c)),
     "made of one as long": ((ROWS, 1), lambda x, p, c: torch.where(c > 0, x[:, None], p)),
+    "made of both": ((ROWS, 1), lambda x, p, c: x[:, None] * 2 + p * (c + 1)),
+    "time": ((ROWS, 1), lambda x, p, c: x[:, None] + p * torch.arange(float(len(c)))[:, None]),
+    "records elsewhere": ((ROWS, 1), lambda x, p, c: (x.expand(ROWS, *x.shape) * p).transpose(0, 1)),
 }
 
 
@@ -300,11 +303,13 @@ def test_constants_with_more_axes_than_the_data(use: str, rows: int) -> None:
     norms = truth[0].norm(dim=1)
     clipping = Clipping(float(norms.median()) * 0.9)
     expected = clipped_sums(truth, clipping, rows, "sum")
-    try:
-        sums = engine_sums(model, loss, (x, weights), rows, clipping, "sum")
-    except PrivacyError:  # refused is well, too: but not the operations that say which operand is the constant
-        assert use == "where made of a buffer"
-        return
+    engine = Engine(model, clipping, capacity=rows, reduction="sum")
+    engine.attach()
+    model(torch.randn(11, D).double())  # as attach does: a batch unlike every other axis shows which axis is the records'
+    engine.deliver(rows)
+    loss(model, (x, weights)).backward()
+    sums = engine.split(engine.take())
+    engine.detach()
     assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 1e-12 * joint_norm(expected)
 
 
@@ -325,3 +330,55 @@ def test_no_positions_at_all(shape: tuple[int, ...]) -> None:
     sums = by_engine(model, x, target, Clipping(1.0), capacity=ROWS)
     assert float(sums[0].abs().sum()) == 0
     assert joint_norm(sums) > 0
+
+
+GIVEN = {  # what an outer module passes in is no record, whatever its axes
+    "a scale": ((D,), lambda x, p, c: torch.addcmul(x / 255, p, c)),
+    "times": ((T, 1), lambda x, p, c: torch.addcmul(x.unsqueeze(1), p, c)),
+    "a mask": ((T, T), lambda x, p, c: torch.where(c > 0, x[:, None, :T], p[0])),
+}
+
+
+class Given(nn.Module):
+    """Hands a constant of its own to a module with a bare parameter."""
+
+    def __init__(self, shape: tuple[int, ...], inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("constant", (torch.arange(math.prod(shape)) % 3 - 1.0).view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, self.constant)
+
+
+class Inner(nn.Module):
+    def __init__(self, use: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.p, self.use = nn.Parameter(torch.randn(D)), use
+
+    def forward(self, x: Tensor, constant: Tensor) -> Tensor:
+        return self.use(x, self.p, constant)
+
+
+@pytest.mark.parametrize("case", GIVEN)
+@pytest.mark.parametrize("rows", [T, 9])
+def test_constants_that_are_passed_in(case: str, rows: int) -> None:
+    torch.manual_seed(0)
+    shape, use = GIVEN[case]
+    model, x = Given(shape, Inner(use)), torch.randn(rows, D)
+    assert mismatch(model, x) < 3e-5
+
+
+def test_a_number_in_a_module_without_a_rule() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Parameter(torch.randn(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.hypot(x, self.p)
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(ROWS, D)
+    assert falls_back(model, x)
+    assert mismatch(model, x) < 3e-5

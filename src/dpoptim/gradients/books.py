@@ -138,7 +138,7 @@ class BookedLayer(torch.autograd.Function):
         if narrow is None:
             output, saved = rule.forward(module, x)
         else:
-            if x.is_floating_point():
+            if x.is_floating_point() and x.dtype != torch.float64:  # which autocast leaves alone
                 x = x.to(narrow if rule.narrow else torch.float32)
             # The cache would hand copies of weights that were made without autograd to functional uses elsewhere.
             with torch.autocast(x.device.type, dtype=narrow, cache_enabled=False):

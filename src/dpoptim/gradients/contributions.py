@@ -91,10 +91,11 @@ class Direct:
         return row_squared_norms(self.values, block=block)
 
     def materialise(self, records: slice) -> Tensor:
-        return self.values[records].flatten(1)
+        values = self.values[records]
+        return values[:, None] if values.dim() == 1 else values.flatten(1)
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
-        add_weighted_rows(sums, self.values.flatten(1), weights, groups)
+        add_weighted_rows(sums, self.materialise(slice(None)), weights, groups)
 
     def without(self, keep: Tensor) -> "Direct":
         return Direct(zero_outside(self.values, keep))

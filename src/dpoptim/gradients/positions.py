@@ -32,7 +32,7 @@ CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim d
 @dataclass
 class Positions:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d). What autocast made narrow is
-    widened a part at a time, where gradients are formed, unless the device multiplies it to float32 as it is.
+    widened where gradients are formed, a part at a time, or claimed, unless the device multiplies it to float32 as it is.
 
     They are formed, and kept for the sum where memory allows (see `Formed`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes too much memory as well,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpoptim.gradients.alike import aligned_records, gram, in_company
 from dpoptim.gradients.contributions import Contribution, Formed
-from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
@@ -89,7 +89,7 @@ class TiedHead(Positions):
         looked_up = g.gather(2, index[:, None, :].expand(-1, g.shape[1], -1))
         products = gram(aligned_records(a), aligned_records(rows))[: len(rows)]
         cross = in_company(looked_up * products).sum((1, 2))[: len(rows)].double()
-        head, longest = super()._claim(groups, block)
+        head, longest = claimed_squared_norms(g, a)
         table = self.table.squared_norms(groups, block)
         # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.
         return (head + table + 2 * cross).clamp(min=0), longest

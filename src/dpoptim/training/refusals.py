@@ -13,6 +13,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import refuse_wrapped
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.embedding import refuse_options
+from dpoptim.noise.gaussian import LARGE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan
 
@@ -93,9 +94,12 @@ def refuse_data(plan: Plan, train_set: Dataset[Any]) -> None:
 
 
 def refuse_devices(plan: Plan, engine: Engine) -> None:
-    """Noise is drawn where sums lie, after the run was charged; so here is asked whether each device draws it rightly."""
-    if plan.noise_multiplier > 0:
-        for device in {p.device for p in engine.parameters if p.device.type != "cpu"}:
+    """Much noise is drawn where it is added, after the run was charged; so a device is first asked whether it can."""
+    entries: Counter[torch.device] = Counter()
+    for p in engine.parameters:
+        entries[p.device] += p.numel()
+    for device, count in entries.items():
+        if plan.noise_multiplier > 0 and device.type != "cpu" and count >= LARGE:
             check_noise(device)
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from dpoptim.gradients.books import Books
 from dpoptim.gradients.layers.fallback import FallbackLayer
@@ -38,7 +37,6 @@ class BareParameters:
             return self.fallback(rows, args, kwargs)
         self.owner.see_constants()
         self.owner.rows = rows
-        self.owner.inputs = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         try:
             for place, name, parameter in self.owner.places:
                 vars(place)[name] = SharedParameter.of(self.owner, parameter)

@@ -6,8 +6,9 @@ every operation it takes part in:
 * with parameters and constants only, the result is again a `SharedParameter`, which remembers how it was made;
 * with data, in one of the operations where it is plain which row belongs to which record (elementwise ones, and joining
   along another axis than the first), it is spread out to one row per record first, by `Spread`. What comes of row i then
-  depends on row i alone, so the gradient of that row is record i's own. (Which tensors are data, and that theirs is the
-  first axis, is read off their axes: on trust where the probe at attach could not run.)
+  depends on row i alone, so the gradient of that row is record i's own. (Which tensors are data, and that the records
+  are their first axis, is read off how long it is: in the first call, best one on made-up records of a number unlike every
+  other axis. Without those it is on trust, as for all layers.)
 * with data, in a function that is a layer (``F.linear``), that layer's rule does it;
 * anything else raises `UnsupportedUseError`, upon which the whole module goes through the fallback.
 
@@ -105,7 +106,7 @@ class SharedParameter(torch.Tensor):
                 return BookedLayer.apply(owner.books, rule, layer, owner.label, x, *layer.parameters())
         spread = spread_elementwise if name.strip("_") in ELEMENTWISE else spread_joined if name in JOINING else None
         rows = None if spread is None else spread(name, args, kwargs, shared, data)
-        if rows is None or (rows == 1 and owner.rows not in (None, 1)):  # one row for all records is no data
+        if rows is None or owner.rows not in (None, rows):  # the first axis is another, or what looks like data is none
             raise unsupported
         axes = max(t.dim() for t in data)
         joint = joint_shape(leaves, [*shared, *data], axes) if spread is spread_elementwise else None
@@ -186,7 +187,7 @@ def spread_elementwise(
 ) -> int | None:
     """How many records an elementwise operation has; None where axes do not tell."""
     axes = max(t.dim() for t in data)
-    known = [t.dim() for t in data if t.requires_grad or id(t) in shared[0].owner.inputs]
+    known = [t.dim() for t in data if t.requires_grad]
     if known and max(known) < axes:  # what has more axes than the records is made of constants
         return None
     sizes = {t.shape[0] for t in data if t.dim() == axes and axes > 0}

@@ -37,7 +37,6 @@ class Owner:
         self.books, self.label, self.module = books, label, module
         self.places = places_of(module)
         self.constants: set[int] = set()
-        self.inputs: set[int] = set()  # tensors that the module was called with
         self.rows: int | None = None  # records in the model's current input, where known
         self._layers: dict[tuple[Any, ...], nn.Module] = {}
         self._holders: dict[tuple[int, ...], nn.Module] = {}
