@@ -13,7 +13,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
-from support import by_engine, clipped, joint_norm, vmap_gradients
+from support import by_engine, clipped, joint_norm, record_loss, reduced, vmap_gradients
 
 ROWS, T, D = 7, 4, 6
 
@@ -382,3 +382,33 @@ def test_a_number_in_a_module_without_a_rule() -> None:
     model, x = Model(), torch.randn(ROWS, D)
     assert falls_back(model, x)
     assert mismatch(model, x) < 3e-5
+
+
+def test_the_first_input_may_be_no_batch() -> None:
+    class Timed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.head = nn.Parameter(torch.randn(D)), nn.Linear(D, 3)
+
+        def forward(self, times: Tensor, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(x * self.p) + times.mean())
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.timed = Timed()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.timed(torch.arange(3.0), x)
+
+    torch.manual_seed(0)
+    x, target, model = torch.randn(ROWS, D), torch.randn(ROWS), Model()
+    sums = by_engine(model, x, target, Clipping(0.5), capacity=ROWS)
+
+    engine = Engine(model.timed, Clipping(0.5), capacity=ROWS)
+    engine.attach()
+    engine.deliver(ROWS)
+    reduced(record_loss(model.timed(torch.arange(3.0), x), target), "mean").backward()
+    again = engine.split(engine.take())
+    engine.detach()
+    assert joint_norm([a - b for a, b in zip(again, sums, strict=True)]) <= 1e-6 * joint_norm(sums)

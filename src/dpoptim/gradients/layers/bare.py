@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dpoptim.gradients.books import Books
 from dpoptim.gradients.layers.fallback import FallbackLayer
@@ -37,6 +38,8 @@ class BareParameters:
             return self.fallback(rows, args, kwargs)
         self.owner.see_constants()
         self.owner.rows = rows
+        tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        self.owner.first_axes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
         try:
             for place, name, parameter in self.owner.places:
                 vars(place)[name] = SharedParameter.of(self.owner, parameter)

@@ -106,7 +106,7 @@ class SharedParameter(torch.Tensor):
                 return BookedLayer.apply(owner.books, rule, layer, owner.label, x, *layer.parameters())
         spread = spread_elementwise if name.strip("_") in ELEMENTWISE else spread_joined if name in JOINING else None
         rows = None if spread is None else spread(name, args, kwargs, shared, data)
-        if rows is None or owner.rows not in (None, rows):  # the first axis is another, or what looks like data is none
+        if rows is None or not owner.may_be_records(rows):
             raise unsupported
         axes = max(t.dim() for t in data)
         joint = joint_shape(leaves, [*shared, *data], axes) if spread is spread_elementwise else None

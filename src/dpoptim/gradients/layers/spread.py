@@ -38,8 +38,15 @@ class Owner:
         self.places = places_of(module)
         self.constants: set[int] = set()
         self.rows: int | None = None  # records in the model's current input, where known
+        self.first_axes: set[int] = set()  # of the tensors that the module was called with
         self._layers: dict[tuple[Any, ...], nn.Module] = {}
         self._holders: dict[tuple[int, ...], nn.Module] = {}
+
+    def may_be_records(self, rows: int) -> bool:
+        """Whether a first axis of this length may be the records': else it is another, or what looks like data is none."""
+        if self.rows is None or rows == self.rows:
+            return True
+        return rows != 1 and rows in self.first_axes  # the model's first input may have another axis first
 
     def see_constants(self) -> None:
         """Tensors of the module that are no data: buffers and frozen parameters."""
