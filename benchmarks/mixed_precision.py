@@ -17,19 +17,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from dpoptim.clipping import Clipping
-from dpoptim.gradients.engine import Engine
-from dpoptim.noise.gaussian import add_normal
-from dpoptim.noise.stream import KeyStream
 from dpoptim.training.memory import LiveTensors
-from dpoptim.training.probe import positions_per_layer
 from saving import save_csv
+from step_time import Step, ours, plain
 from workloads import WORKLOADS, VisionTransformer, Workload, classes, gpt, image, labels, tokens
 
-Step = Callable[[], None]
 WARM, ROUNDS = 3, 9
 
 
@@ -49,56 +43,12 @@ LARGE = {
 }
 
 
-def made(work: Workload, device: torch.device) -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    x, y = work.data()
-    model = work.build().to(device)
-    return model, x.to(device), y.to(device), torch.optim.SGD(model.parameters(), lr=1e-4)
-
-
-def plain(work: Workload, device: torch.device, *, compiled: bool = False) -> Step:
-    model, x, y, optimizer = made(work, device)
-    forward = torch.compile(model) if compiled else model
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = work.loss(forward(x), y, "mean")
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def ours(work: Workload, device: torch.device, *, noise: bool = False, compiled: bool = False) -> Step:
-    model, x, y, optimizer = made(work, device)
-    positions = positions_per_layer(model, torch.utils.data.TensorDataset(x, y))
-    engine = Engine(model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions)
-    engine.attach()
-    forward, stream = torch.compile(model) if compiled else model, KeyStream()
-
-    def step() -> None:
-        engine.deliver(len(x))
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = work.loss(forward(x), y, "none").sum()
-        loss.backward()
-        sums = engine.take()
-        if noise:
-            for total in sums:
-                add_normal(stream, total, 1.0)
-        engine.write_means(sums, len(x))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-VARIANTS: dict[str, Callable[[Workload, torch.device], Step]] = {
-    "plain": plain,
-    "ours": ours,
-    "ours, noise": lambda work, device: ours(work, device, noise=True),
-    "plain, compiled": lambda work, device: plain(work, device, compiled=True),
-    "ours, compiled": lambda work, device: ours(work, device, compiled=True),
+VARIANTS: dict[str, Callable[[Workload, str], Step]] = {
+    "plain": lambda work, device: plain(work, device=device, narrow=torch.bfloat16),
+    "ours": lambda work, device: ours(work, device=device, narrow=torch.bfloat16),
+    "ours, noise": lambda work, device: ours(work, noise=True, device=device, narrow=torch.bfloat16),
+    "plain, compiled": lambda work, device: plain(work, compiled=True, device=device, narrow=torch.bfloat16),
+    "ours, compiled": lambda work, device: ours(work, compiled=True, device=device, narrow=torch.bfloat16),
 }
 
 
@@ -151,7 +101,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for name in options.workload:
         work = (LARGE | WORKLOADS)[name]
-        steps = {variant: VARIANTS[variant](work, device) for variant in dict.fromkeys(["plain", *options.variant])}
+        steps = {variant: VARIANTS[variant](work, options.device) for variant in dict.fromkeys(["plain", *options.variant])}
         for step in steps.values():
             for _ in range(WARM):
                 step()

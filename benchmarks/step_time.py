@@ -22,6 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -51,14 +52,24 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
 
 
-def plain(work: Workload, *, compiled: bool = False) -> Step:
-    model, (x, y) = work.build(), work.data()
+def made(work: Workload, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Model and batch."""
+    model = work.build().to(device)
+    x, y = work.data()
+    return model, x.to(device), y.to(device)
+
+
+def plain(work: Workload, *, compiled: bool = False, device: str = "cpu", narrow: torch.dtype | None = None) -> Step:
+    """``narrow``: what torch.autocast computes in, if it does."""
+    model, x, y = made(work, device)
     optimizer = sgd(model)
     forward = torch.compile(model) if compiled else model
 
     def step() -> None:
         optimizer.zero_grad()
-        work.loss(forward(x), y, "mean").backward()
+        with torch.autocast(device, narrow) if narrow else nullcontext():
+            loss = work.loss(forward(x), y, "mean")
+        loss.backward()
         optimizer.step()
 
     return step
@@ -74,8 +85,16 @@ def by_mkl(step: Step) -> Step:
     return slower
 
 
-def ours(work: Workload, *, noise: bool = False, compiled: bool = False) -> Step:
-    model, (x, y) = work.build(), work.data()
+def ours(
+    work: Workload,
+    *,
+    noise: bool = False,
+    compiled: bool = False,
+    device: str = "cpu",
+    narrow: torch.dtype | None = None,
+) -> Step:
+    """``narrow``: as for `plain`."""
+    model, x, y = made(work, device)
     optimizer, stream = sgd(model), KeyStream()
     positions = positions_per_layer(model, torch.utils.data.TensorDataset(x, y))
     engine = Engine(model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions)
@@ -84,7 +103,9 @@ def ours(work: Workload, *, noise: bool = False, compiled: bool = False) -> Step
 
     def step() -> None:
         engine.deliver(len(x))
-        work.loss(forward(x), y, "none").sum().backward()
+        with torch.autocast(device, narrow) if narrow else nullcontext():
+            loss = work.loss(forward(x), y, "none").sum()
+        loss.backward()
         sums = engine.take()
         if noise:
             for buffer in sums:

@@ -360,7 +360,7 @@ def test_a_device_that_draws_wrongly_is_refused_before_anything_is_charged(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_device, "tables_on", lambda device: tuple(torch.ones(1024, device=device) for _ in range(2)))
-    monkeypatch.setattr(refusals, "LARGE", 1)
+    monkeypatch.setattr(refusals, "LEAST_ON_DEVICE", 1)
     on_device.check.cache_clear()
     model, data = problem(device)
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)

@@ -15,7 +15,7 @@ def build(compiler: str, library: Path) -> None:
     """Raises: RuntimeError: what the compiler says."""
     command = [compiler, "-std=c++20", "-shared", "-fPIC", "-O0", str(SOURCE), "-o", str(library)]
     command += [f"-I{folder}" for folder in cpp_extension.include_paths()]
-    command += [f"-L{folder}" for folder in cpp_extension.library_paths()] + ["-lc10", "-ltorch_cpu"]
+    command += [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode:
         raise RuntimeError(built.stderr[-3000:])

@@ -88,6 +88,17 @@ class Images(nn.Module):
         return self.head(self.point(h).flatten(2))
 
 
+def problem(kind: str, records: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model, inputs and targets, of which those of record 3 are not finite."""
+    if kind == "images":
+        model, x, targets = Images(), torch.randn(records, 2, 7, 7), torch.randn(records, 5, 3)
+    else:
+        model, x = Language(tied=kind == "tied"), torch.randint(0, WORDS, (records, T))
+        targets = torch.randn(records, T, WORDS)
+    targets[3] = math.nan
+    return model, x, targets
+
+
 def weights(x: Tensor) -> Tensor:
     return torch.linspace(0.1, 20.0, len(x))
 
@@ -136,12 +147,7 @@ def test_every_way_gives_every_rule_the_same_sums(
     rule: ClippingRule, kind: str, records: int, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    if kind == "images":
-        model, x, targets = Images(), torch.randn(records, 2, 7, 7), torch.randn(records, 5, 3)
-    else:
-        model, x = Language(tied=kind == "tied"), torch.randint(0, WORDS, (records, T))
-        targets = torch.randn(records, T, WORDS)
-    targets[3] = math.nan
+    model, x, targets = problem(kind, records)
     groups = [[records - 5, 0, 5]]  # the first is beyond what one float32 product may sum, where there are that many
     found, seen = {}, spied(monkeypatch)
     for way in WAYS:
@@ -162,13 +168,7 @@ def test_every_way_gives_the_same_sums_under_autocast(
 ) -> None:
     """The books are narrow then, and widened part by part: products of what they hold are exact."""
     torch.manual_seed(0)
-    records = 9
-    if kind == "images":
-        model, x, targets = Images(), torch.randn(records, 2, 7, 7), torch.randn(records, 5, 3)
-    else:
-        model, x = Language(tied=kind == "tied"), torch.randint(0, WORDS, (records, T))
-        targets = torch.randn(records, T, WORDS)
-    targets[3] = math.nan
+    model, x, targets = problem(kind, 9)
     found, seen = [], spied(monkeypatch)
     for way in WAYS:
         measured(monkeypatch, way)

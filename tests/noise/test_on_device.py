@@ -17,6 +17,7 @@ from dpoptim.noise import KeyStream, gaussian, on_device
 from dpoptim.noise.chacha import MOST_BLOCKS, keystream
 from dpoptim.noise.on_device import normals, throw, words
 from dpoptim.noise.ziggurat import Scratch, places_of, settle
+from dpoptim.training.memory import LiveTensors
 
 CPU = torch.device("cpu")
 
@@ -164,3 +165,9 @@ def test_a_device_that_computes_something_else_is_refused(wrong: str, monkeypatc
     with pytest.raises(RuntimeError, match="noise cannot be drawn on cpu"):
         normals(KeyStream(), 10, CPU)
     on_device.check.cache_clear()
+
+
+def test_a_piece_takes_the_room_that_it_is_said_to_take() -> None:
+    with LiveTensors() as live:
+        normals(KeyStream(), gaussian._AT_ONCE, CPU)
+    assert live.peak <= 164.1 * 2**20

@@ -24,6 +24,8 @@ def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
     room = torch.zeros(2, 17, 16, device=device, dtype=torch.float32)[:, :16]  # with gaps, as `alike.matrices` has
     try:
         torch.bmm(ones, ones, out_dtype=torch.float32, out=room)
+    except torch.OutOfMemoryError:
+        raise  # says nothing of what the device can do
     except (NotImplementedError, RuntimeError):
         return False
     return bool((room == 16).all())

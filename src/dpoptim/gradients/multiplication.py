@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
 BLOCKS = (256, 128, 64, 32, 16, 8, 4)  # rows that are multiplied at once
-WELL_FILLED = 7 / 8  # of a block, so that zeros make up the rest
+WELL_FILLED = 7 / 8  # share of a block from which on a whole one is multiplied
 INNER = 32  # that inner lengths are filled up to multiples of
 
 

@@ -75,8 +75,9 @@ class Positions:
     def form(self, part: slice, out: Tensor | None = None) -> Tensor:
         """The gradients of some records, (b, entries): in the rows of ``out`` where given, on 64-byte boundaries."""
         room = None if out is None else self._as_matrices(out)
-        narrow = self.g.dtype == self.a.dtype != self.dtype and multiplies_narrow(self.g.device, self.g.dtype)
-        g, a = (self.g[part], self.a[part]) if narrow else self.sides(part)
+        both_narrow = self.g.dtype in NARROW and self.a.dtype == self.g.dtype
+        as_they_are = both_narrow and multiplies_narrow(self.g.device, self.g.dtype)
+        g, a = (self.g[part], self.a[part]) if as_they_are else self.sides(part)
         return flat(record_products(g, a, room, together=at_once(self.entries)))
 
     def one_by_one(self) -> Callable[[int], Tensor]:

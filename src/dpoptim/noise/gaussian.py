@@ -20,13 +20,13 @@ from dpoptim.noise.on_device import normals
 from dpoptim.noise.stream import BLOCK_WORDS, KeyStream
 from dpoptim.noise.ziggurat import Scratch, settle, throw
 
-__all__ = ["LARGE", "add_normal", "fill_standard_normal"]
+__all__ = ["LEAST_ON_DEVICE", "add_normal", "fill_standard_normal"]
 
 # A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their layer
 # are settled once a chunk, because settling a handful costs as much as settling thousands.
 _CHUNK = 64 * BLOCK_WORDS
 _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives elsewhere
-LARGE = 1 << 18  # entries from which a tensor elsewhere gets its draws made there: some 600 operations' worth
+LEAST_ON_DEVICE = 1 << 18  # entries for which hundreds of calls elsewhere are worth while
 _AT_ONCE = 1 << 22  # of its entries, drawn in 164 MiB of room
 _local = threading.local()
 
@@ -78,7 +78,7 @@ def _draw(stream: KeyStream, out: Tensor, std: float | None, threads: int | None
     flat = out.detach().view(-1)
     if out.device.type == "cpu":
         _draw_on_cpu(stream, flat, std, workers)
-    elif len(flat) < LARGE:
+    elif len(flat) < LEAST_ON_DEVICE:
         _draw_through_host(stream, flat, std, workers)
     else:
         _draw_where_it_lies(stream, flat, std)

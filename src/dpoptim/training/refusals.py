@@ -13,7 +13,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.booking import refuse_wrapped
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.embedding import refuse_options
-from dpoptim.noise.gaussian import LARGE
+from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan
 
@@ -99,7 +99,7 @@ def refuse_devices(plan: Plan, engine: Engine) -> None:
     for p in engine.parameters:
         entries[p.device] += p.numel()
     for device, count in entries.items():
-        if plan.noise_multiplier > 0 and device.type != "cpu" and count >= LARGE:
+        if plan.noise_multiplier > 0 and device.type != "cpu" and count >= LEAST_ON_DEVICE:
             check_noise(device)
 
 
