@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test lint audit bench clean
+.PHONY: demo test check lint audit bench clean
 
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
 
 test: lint
 	$(BIN)/python -m pytest
+
+# For every save: lint, types and the quick tests; under a minute on one core. `make test` is what counts.
+check: lint
+	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .
