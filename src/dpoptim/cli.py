@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from dpoptim.datasets import FASHION_MNIST_DIRECTORY
+from dpoptim.data import FASHION_MNIST_DIRECTORY
 from dpoptim.errors import PrivacyError
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request
 from dpoptim.version import __version__

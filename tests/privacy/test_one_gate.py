@@ -35,7 +35,7 @@ ALLOWED = {
     "audit/noise.py": {"random."},  # restores the global generators
     "audit/faults.py": {"add_normal", "randn"},  # the seeded bugs
     "audit/mutants.py": {"add_normal"},  # a name in the table
-    "datasets.py": {"np.random", "default_rng", "random."},  # the split of public data
+    "data/dataset.py": {"np.random", "default_rng", "random."},  # the split of public data
     "reproduce/kl_losses.py": {"randn", "random."},  # made-up data, and a network's first weights
     "reproduce/dice_cases.py": {"random."},  # a network's first weights
     "reproduce/das_networks.py": {"random."},  # a network's first weights

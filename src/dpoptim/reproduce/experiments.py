@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpoptim.datasets import FASHION_MNIST_DIRECTORY
+from dpoptim.data import FASHION_MNIST_DIRECTORY
 
 
 @dataclass(frozen=True)

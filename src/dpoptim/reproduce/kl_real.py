@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.datasets import FASHION_MNIST_DIRECTORY, Data, hold_out_fifth, load_fashion_mnist
+from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, hold_out_fifth, load_fashion_mnist
 from dpoptim.gate import Gate
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods import DPSGD

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim.datasets import FASHION_MNIST_DIRECTORY, load_fashion_mnist
+from dpoptim.data import FASHION_MNIST_DIRECTORY, load_fashion_mnist
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import BufferedToeplitz
 from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned, write

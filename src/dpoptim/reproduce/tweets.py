@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpoptim.datasets import Data, Labels, encode_text
+from dpoptim.data import Data, Labels, encode_text
 
 
 def load_tweets(directory: str | Path, *, cache: str | Path | None = None, most: int | None = None) -> Data:

@@ -19,7 +19,7 @@ from torch import nn
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.clipping import Style
-from dpoptim.datasets import (
+from dpoptim.data import (
     FASHION_MNIST_DIRECTORY,
     Data,
     Floats,

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.datasets import Data
+from dpoptim.data import Data
 from dpoptim.plan import Basis, Plan
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage

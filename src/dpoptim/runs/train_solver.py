@@ -10,7 +10,7 @@ from torch import nn
 
 from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.datasets import Data
+from dpoptim.data import Data
 from dpoptim.estimators.linear import CLIPPED_SHARE
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpoptim.datasets import encode_text
+from dpoptim.data import encode_text
 
 TEXTS = ["A good day.", "I am angry!", "", "What a wonderful morning it is, said the baker to nobody at all."]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpoptim.datasets import FASHION_MNIST_DIRECTORY, load_digits, load_fashion_mnist, load_table
+from dpoptim.data import FASHION_MNIST_DIRECTORY, load_digits, load_fashion_mnist, load_table
 
 
 def write_csv(path: Path, text: str) -> Path:
