@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpoptim.gradients.contributions import Formed
 from dpoptim.gradients.layers import convolution
+from dpoptim.gradients.per_sample_grads import Lazy
 from saving import save_csv
 
 LAYERS = {
@@ -48,8 +48,8 @@ def ordinary(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
 
 
 def one_by_one(layer: nn.Conv2d, x: Tensor, g: Tensor) -> None:
-    weight = convolution.ConvolutionRule().contributions(layer, (x,), g)["weight"]
-    assert isinstance(weight, Formed)
+    weight = convolution.ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"]
+    assert isinstance(weight, Lazy)
     form = weight.one_by_one()
     for record in range(len(x)):
         form(record)

@@ -60,7 +60,7 @@ def step_of(job: Job, *, private: bool) -> Callable[[], None]:
     engine = Engine(model, Clipping(1.0), capacity=len(x), positions=dict.fromkeys(names, positions))
 
     def ours() -> None:
-        engine.deliver(len(x))
+        engine.begin_microbatch(len(x))
         F.cross_entropy(model(x), y).backward()
         engine.take()
 

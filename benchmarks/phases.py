@@ -1,7 +1,7 @@
 """Where the time of a private step goes, in shares of the plain PyTorch step on the same model and batch.
 
 Both take turns on one thread, under a profiler of Python functions; medians of processor time. Plain training computes the
-weight gradients inside its backward pass; ours forms norms and weighted sums after it, from what the pass left in the books,
+weight gradients inside its backward pass; ours forms norms and weighted sums after it, from what the pass recorded,
 those of large layers record by record.
 
 Run: ``python benchmarks/phases.py [--workload GPT ...] --out benchmarks/results``.
@@ -69,7 +69,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
         "norms": new["norms"],
         "weighted sums": new["sums"],
         "both, record by record": new["alone"],
-        "rest of the books": new["close"] - new["norms"] - new["sums"] - new["alone"],
+        "rest of the recorder": new["close"] - new["norms"] - new["sums"] - new["alone"],
         "update": new["update"] + new["step"],
         "in all": new["all"],
     }

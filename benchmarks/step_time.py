@@ -102,7 +102,7 @@ def ours(
     forward = torch.compile(model) if compiled else model
 
     def step() -> None:
-        engine.deliver(len(x))
+        engine.begin_microbatch(len(x))
         with torch.autocast(device, narrow) if narrow else nullcontext():
             loss = work.loss(forward(x), y, "none").sum()
         loss.backward()

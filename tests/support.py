@@ -58,7 +58,7 @@ def by_engine(
     engine.attach()
     try:
         for part_x, part_t in zip(x.chunk(pieces), target.chunk(pieces), strict=True):
-            engine.deliver(len(part_x))
+            engine.begin_microbatch(len(part_x))
             reduced(record_loss(model(part_x), part_t), reduction).backward()
         assert all(p.grad is None for p in model.parameters())
         return engine.split(engine.take())

@@ -162,7 +162,7 @@ def test_time_first_transformers_are_refused() -> None:
     model = EncoderDecoder(False)
     engine = Engine(model, Clipping(1.0), capacity=ROWS)
     engine.attach()
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     with pytest.raises(PrivacyError, match="saw different numbers of rows"):
         model(*inputs(torch.float32)).sum().backward()
 

@@ -1,4 +1,4 @@
-"""Under torch.autocast the books hold what was saved in the narrow dtype, and widen it before they measure."""
+"""Under torch.autocast the recorder hold what was saved in the narrow dtype, and widen it before they measure."""
 
 from functools import partial
 from typing import Any
@@ -99,7 +99,7 @@ def sums(
     engine = Engine(model, clipping, capacity=64, reduction="sum")
     engine.attach()
     try:
-        engine.deliver(len(x))
+        engine.begin_microbatch(len(x))
         with torch.autocast("cpu", dtype=dtype):
             output = model(x)
             loss = record_loss(output.float(), target).sum()
@@ -189,7 +189,7 @@ def test_books_stay_narrow_until_they_are_read(kind: str, shape: tuple[int, ...]
         engine = Engine(model, Clipping(1.0), capacity=64, reduction="sum", positions={})
         if private:
             engine.attach()
-            engine.deliver(64)
+            engine.begin_microbatch(64)
         with LiveTensors() as live:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = model(x).float().square().sum()
@@ -215,7 +215,7 @@ def test_what_runs_in_float32_still_refuses_a_mean(case: Case) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_frozen_head_under_autocast_needs_a_sum(reduction: Any) -> None:
-    """It rounds the gradients on their way to the books, under a mean together with the mean's factor: 1.97 C."""
+    """It rounds the gradients on their way to the recorder, under a mean together with the mean's factor: 1.97 C."""
     torch.manual_seed(0)
     rows, target = 1901, torch.zeros(1901, dtype=torch.long)
     body, head = nn.Linear(4, 4), nn.Linear(4, 3).requires_grad_(False)
@@ -226,7 +226,7 @@ def test_a_frozen_head_under_autocast_needs_a_sum(reduction: Any) -> None:
         engine = Engine(model, Clipping(norm), capacity=2048, reduction=reduction)
         engine.attach()
         try:
-            engine.deliver(n)
+            engine.begin_microbatch(n)
             h = body(x[:n])
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 output = head(h)

@@ -201,7 +201,7 @@ def test_uses_that_cannot_be_told_apart_are_refused(use: str, named: str) -> Non
     model = Model()
     engine = Engine(model, Clipping(1.0), capacity=ROWS)
     engine.attach()
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     with pytest.raises(PrivacyError, match=named):
         model(torch.randn(ROWS, T, D)).sum().backward()
     assert all(p.grad is None for p in model.parameters())
@@ -212,7 +212,7 @@ def test_dropout_of_a_parameter_is_refused() -> None:
     model = User((1, T, D), "h + F.dropout(p)")
     engine = Engine(model, Clipping(1.0), capacity=ROWS)
     engine.attach()
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     with pytest.raises(PrivacyError, match="dropout"):
         model(torch.randn(ROWS, T, D)).sum().backward()
 
@@ -306,7 +306,7 @@ def test_constants_with_more_axes_than_the_data(use: str, rows: int) -> None:
     engine = Engine(model, clipping, capacity=rows, reduction="sum")
     engine.attach()
     model(torch.randn(11, D).double())  # as attach does: a batch unlike every other axis shows which axis is the records'
-    engine.deliver(rows)
+    engine.begin_microbatch(rows)
     loss(model, (x, weights)).backward()
     sums = engine.split(engine.take())
     engine.detach()
@@ -407,7 +407,7 @@ def test_the_first_input_may_be_no_batch() -> None:
 
     engine = Engine(model.timed, Clipping(0.5), capacity=ROWS)
     engine.attach()
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     reduced(record_loss(model.timed(torch.arange(3.0), x), target), "mean").backward()
     again = engine.split(engine.take())
     engine.detach()

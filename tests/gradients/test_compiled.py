@@ -21,7 +21,7 @@ def test_a_model_compiled_after_attaching_gives_the_eager_sums() -> None:
     engine.attach()
     found = []
     for run in (model, torch.compile(model, backend="aot_eager")):
-        engine.deliver(ROWS)
+        engine.begin_microbatch(ROWS)
         F.cross_entropy(run(x), y).backward()
         found.append([s.clone() for s in engine.split(engine.take())])
     engine.detach()

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from dpoptim.clipping import Clipping
-from dpoptim.gradients.alike import ALIGNMENT
-from dpoptim.gradients.contributions import Formed, zero_outside
+from dpoptim.gradients.batch_invariant import ALIGNMENT
 from dpoptim.gradients.layers import convolution as convolution_module
 from dpoptim.gradients.layers import kernels as kernels_module
 from dpoptim.gradients.layers.convolution import (
@@ -19,7 +18,8 @@ from dpoptim.gradients.layers.convolution import (
     grouped_weight_gradient,
 )
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
-from dpoptim.gradients.positions import Positions, claimed_squared_norms
+from dpoptim.gradients.per_sample_grads import Lazy, zero_outside
+from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
@@ -164,12 +164,12 @@ def test_a_record_s_gradient_does_not_depend_on_its_place(
     a, g = torch.randn(1, T, d, dtype=dtype), torch.randn(1, T, p, dtype=dtype)
     for records in (1, 2, 5, 33):
         many = as_from_a_loss(g.repeat(records, 1, 1), transposed)
-        together = Positions(many, a.repeat(records, 1, 1))
+        together = SequenceOuter(many, a.repeat(records, 1, 1))
         together.squared_norms([[records]])
-        alone = Positions(as_from_a_loss(g, transposed), a).materialise(slice(0, 1))
+        alone = SequenceOuter(as_from_a_loss(g, transposed), a).materialise(slice(0, 1))
         for i in range(records):
             assert torch.equal(together.materialise(slice(i, i + 1)), alone)
-            formed_again = Positions(many, a.repeat(records, 1, 1)).materialise(slice(i, i + 1))
+            formed_again = SequenceOuter(many, a.repeat(records, 1, 1)).materialise(slice(i, i + 1))
             assert torch.equal(formed_again, alone)
 
 
@@ -193,7 +193,7 @@ PLACES = [
 ]
 
 
-def one_by_one(weight: Formed) -> torch.Tensor:
+def one_by_one(weight: Lazy) -> torch.Tensor:
     """All gradients, formed one after the other."""
     form = weight.one_by_one()
     formed = [form(record) for record in range(weight.records)]
@@ -226,7 +226,7 @@ def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
 
     def formed(records: int, most: int) -> torch.Tensor:
         given, slopes = (t.expand(records, *t.shape[1:]).contiguous() for t in (x, g))
-        weight = ConvolutionRule().contributions(layer, (given,), slopes)["weight"]
+        weight = ConvolutionRule().per_sample_grads(layer, (given,), slopes)["weight"]
         weight.most = most
         if most == 0:
             return one_by_one(weight)
@@ -234,7 +234,7 @@ def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
         return weight.materialise(slice(0, records))
 
     with torch.backends.mkldnn.flags(enabled=onednn):
-        singly = ConvolutionRule().contributions(layer, (x,), g)["weight"].singly
+        singly = ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"].singly
         for most in (1, 200) if singly is None else (0, 1, 200):  # public; 0: record by record
             alone = formed(1, most)
             assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records, most))
@@ -265,7 +265,7 @@ def test_kernels_by_patches_are_those_of_the_batch(
     turned = x.movedim(1, -1).contiguous().movedim(-1, 1)
     found = []
     for image, slopes in ((x, g), (turned, g.movedim(1, -1).contiguous().movedim(-1, 1))):
-        weight = ConvolutionRule().contributions(layer, (image,), slopes)["weight"]
+        weight = ConvolutionRule().per_sample_grads(layer, (image,), slopes)["weight"]
         assert isinstance(weight.singly, ByPatches)
         found.append(one_by_one(weight))
         torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-4)
@@ -301,7 +301,7 @@ def test_records_one_by_one_are_convolved_a_few_at_once_whatever_the_batch(monke
     layer = nn.Conv2d(2, 3, 3)
     for records in (1, 8, 200):
         x, g = torch.randn(records, 2, 5, 5), torch.randn(records, 3, 3, 3)
-        weight = ConvolutionRule().contributions(layer, (x,), g)["weight"]
+        weight = ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"]
         torch.testing.assert_close(one_by_one(weight), formed_by_patches(layer, x, g, slice(0, records), records))
         assert isinstance(weight.singly, AFewAtOnce)
         assert seen == {weight.singly.few}
@@ -368,9 +368,9 @@ def test_a_record_s_claimed_norm_does_not_depend_on_its_place(shape: tuple[int, 
     a, g = torch.randn(1, T, d), torch.randn(1, T, p)
     half = T // 2
     a[:, half : 2 * half], g[:, half : 2 * half] = a[:, :half], -g[:, :half]
-    alone, longest = claimed_squared_norms(as_from_a_loss(g, transposed), a)
+    alone, longest = ghost_squared_norms(as_from_a_loss(g, transposed), a)
     for records in (2, 5, 33):
         many = as_from_a_loss(g.repeat(records, 1, 1), transposed)
-        together, each = claimed_squared_norms(many, a.repeat(records, 1, 1))
+        together, each = ghost_squared_norms(many, a.repeat(records, 1, 1))
         assert torch.equal(together, alone.expand(records))
         assert torch.equal(each, longest.expand(records))

@@ -19,7 +19,7 @@ from dpoptim.gradients.engine import Engine
 def sums_of(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> list[Tensor]:
     engine = Engine(model, Clipping(norm, "per-layer"), capacity=max(1, len(x)))
     engine.attach()
-    engine.deliver(len(x))
+    engine.begin_microbatch(len(x))
     F.cross_entropy(model(x), y).backward()
     engine.detach()
     return [total.clone() for total in engine.split(engine.take())]

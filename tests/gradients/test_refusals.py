@@ -25,7 +25,7 @@ ROWS = 6
 def attached(model: nn.Module, rows: int = ROWS, *, partial_backward: bool = False) -> Engine:
     engine = Engine(model, Clipping(1.0), capacity=rows, partial_backward=partial_backward)
     engine.attach()
-    engine.deliver(rows)
+    engine.begin_microbatch(rows)
     return engine
 
 
@@ -86,11 +86,11 @@ def test_disjoint_backward_passes_add_up() -> None:
     model(x[:2]).sum(1).mean().backward()
     model(x[2:]).sum(1).mean().backward()
     halves = engine.split(engine.take())
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     model(x).sum(1).mean().backward()
     for a, b in zip(halves, engine.split(engine.take()), strict=True):
         torch.testing.assert_close(a, b)
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     model(x).sum(1).mean().backward()
     with pytest.raises(PrivacyError, match="a second time"):
         model(x[:1]).sum(1).mean().backward()
@@ -107,10 +107,10 @@ def test_rows_that_never_reach_the_sum_are_noticed() -> None:
     """A loop that skips losses that are not finite would let one record remove its whole batch."""
     engine = attached(nn.Linear(5, 3))
     with pytest.raises(PrivacyError, match="not all of its rows"):
-        engine.deliver(ROWS)
+        engine.begin_microbatch(ROWS)
     engine.take()
-    engine.deliver(1, null=True)
-    engine.deliver(ROWS)  # a placeholder need not be differentiated
+    engine.begin_microbatch(1, null=True)
+    engine.begin_microbatch(ROWS)  # a placeholder need not be differentiated
 
 
 def test_a_time_major_layout_is_refused() -> None:
@@ -155,7 +155,7 @@ def test_an_interrupted_backward_leaves_nothing() -> None:
         model[1](hidden).mean().backward()
     model(x).sum(1).mean().backward()
     once = engine.split(engine.take())
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     model(x).sum(1).mean().backward()
     for a, b in zip(once, engine.split(engine.take()), strict=True):
         torch.testing.assert_close(a, b)
@@ -375,7 +375,7 @@ def test_buffers_that_learn_are_noticed() -> None:
     engine = attached(model)
     model(torch.randn(ROWS, 5)).mean().backward()
     with pytest.raises(PrivacyError, match="buffer '0.mean' was changed"):
-        engine.booking.refuse_changed_constants()
+        engine.hooks.refuse_changed_constants()
 
 
 def test_a_copy_of_an_attached_model_is_a_plain_model() -> None:
@@ -472,7 +472,7 @@ def test_a_layer_without_a_rule_must_get_the_batch_as_tensors(way: str) -> None:
     model = Outside(WRAPS[way])
     engine = Engine(model, Clipping(1.0), capacity=6, reduction="sum")
     engine.attach()
-    engine.deliver(6)
+    engine.begin_microbatch(6)
     loss = model(torch.randn(6, 5, 3), torch.ones(6, 5)).square().sum()
     with pytest.raises(PrivacyError, match=r"more than one row for one record"):
         loss.backward()
@@ -495,7 +495,7 @@ def test_backward_under_autocast_is_refused_under_a_mean(attention: bool) -> Non
     for reduction in ("mean", "sum"):
         engine = Engine(model, Clipping(1.0), capacity=3, reduction=reduction)  # type: ignore[arg-type]
         engine.attach()
-        engine.deliver(3)
+        engine.begin_microbatch(3)
         loss = model(torch.randn(3, 5, 4)).flatten(1).sum(1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             if reduction == "mean":
@@ -503,7 +503,7 @@ def test_backward_under_autocast_is_refused_under_a_mean(attention: bool) -> Non
                     loss.mean().backward()
             else:
                 loss.sum().backward()
-                assert engine.books.rounded
+                assert engine.recorder.rounded
         engine.detach()
 
 
@@ -523,9 +523,9 @@ def test_frozen_parameters_that_learn_are_noticed() -> None:
     engine = Engine(model, Clipping(1.0), capacity=3)
     engine.attach()
     model(torch.randn(3, 3))
-    assert engine.booking is not None
+    assert engine.hooks is not None
     with pytest.raises(PrivacyError, match="frozen parameter 'mean' was changed"):
-        engine.booking.refuse_changed_constants()
+        engine.hooks.refuse_changed_constants()
     engine.detach()
 
 
@@ -534,7 +534,7 @@ def test_a_backward_pass_inside_another_one_is_refused() -> None:
     model = nn.Sequential(layer, head)
     engine = Engine(model, Clipping(1.0), capacity=4, reduction="sum")
     engine.attach()
-    engine.deliver(4)
+    engine.begin_microbatch(4)
     x = torch.randn(4, 3)
     inner = layer(x)
 

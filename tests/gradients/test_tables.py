@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Formed
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
-from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.per_sample_grads import Lazy
 from dpoptim.gradients.products import Sums, consecutive_groups
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 from dpoptim.gradients.tied import TiedHead, merge
 from support import joint_norm, record_loss
@@ -92,7 +92,7 @@ def test_a_large_table_is_never_held_per_record() -> None:
     x = torch.randint(0, 10**6, (64, 20))
     engine = Engine(model, Clipping(0.1), capacity=64)
     engine.attach()
-    engine.deliver(64)
+    engine.begin_microbatch(64)
     model(x).sum(1).mean().backward()
     entry = SparseOuter.of(torch.tensor([0, 0]), torch.tensor([10**6 - 1] * 2), torch.ones(2), torch.ones(64, 16), 10**6)
     assert entry.weight.tolist() == [2.0]
@@ -120,12 +120,12 @@ def test_check_passes_bags() -> None:
     assert dpoptim.check(Bags("mean", "square"), loss, batch(torch.float32)).loss_reduction == "mean"
 
 
-# ---- several contributions to one table ----------------------------------------------------------------------
+# ---- several per_sample_grads to one table ----------------------------------------------------------------------
 
 
-def tied_uses(dtype: torch.dtype) -> tuple[Positions, Rows]:
+def tied_uses(dtype: torch.dtype) -> tuple[SequenceOuter, Rows]:
     torch.manual_seed(0)
-    head = Positions(torch.randn(ROWS, T, V, dtype=dtype), torch.randn(ROWS, T, D, dtype=dtype))
+    head = SequenceOuter(torch.randn(ROWS, T, V, dtype=dtype), torch.randn(ROWS, T, D, dtype=dtype))
     return head, Rows(torch.randint(0, V, (ROWS, 6)), torch.randn(ROWS, 6, D, dtype=dtype), V)
 
 
@@ -153,10 +153,12 @@ def test_a_claim_that_errs_cannot_break_the_bound() -> None:
     index = torch.arange(T).expand(ROWS, T)
     g.scatter_(2, index[:, :, None], 1.0)
     rows = Rows(index, -a + 1e-3 * torch.randn(ROWS, T, D), V)
-    merged = merge([Positions(g, a, claims=True), rows], ROWS, V * D)
+    merged = merge([SequenceOuter(g, a, claims=True), rows], ROWS, V * D)
     groups = consecutive_groups(1)
     for i in range(ROWS):
-        alone = merge([Positions(g[i : i + 1], a[i : i + 1], claims=True), Rows(index[:1], rows.g[i : i + 1], V)], 1, V * D)
+        alone = merge(
+            [SequenceOuter(g[i : i + 1], a[i : i + 1], claims=True), Rows(index[:1], rows.g[i : i + 1], V)], 1, V * D
+        )
         claimed = float(alone.squared_norms(groups)) ** 0.5
         total = Sums([torch.empty(V * D, dtype=torch.float64)])
         alone.add_weighted_sums(total, torch.ones(1, 1, dtype=torch.float64), groups)
@@ -187,7 +189,7 @@ def test_joined_tables_are_the_sum_of_their_gradients() -> None:
 def test_a_table_that_is_also_multiplied_by_single_positions() -> None:
     """Outer products and lookups: formed block by block."""
     head, rows = tied_uses(torch.float64)
-    merged = merge([rows, Positions(head.g, head.a), Positions(head.g, head.a)], ROWS, V * D)
-    assert isinstance(merged, Formed)
+    merged = merge([rows, SequenceOuter(head.g, head.a), SequenceOuter(head.g, head.a)], ROWS, V * D)
+    assert isinstance(merged, Lazy)
     truth = rows.materialise(slice(0, ROWS)) + 2 * head.materialise(slice(0, ROWS))
     torch.testing.assert_close(merged.materialise(slice(0, ROWS)), truth)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Pass
+from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.fallback import FallbackLayer
@@ -133,15 +133,15 @@ def test_none_of_them_needs_the_fallback(case: str) -> None:
 
 
 def test_frozen_layers_enter_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under LoRA, the books hold the adapters alone."""
+    """Under LoRA, the recorder hold the adapters alone."""
     torch.manual_seed(0)
     model, entries = lora(llama, ["q_proj"]).double(), []
     monkeypatch.setattr(Engine, "_close", lambda self, finished: entries.extend(finished.entries))
     engine = Engine(model, Clipping(1.0), capacity=ROWS)
     engine.attach()
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     next_token(model, texts()).backward()
-    assert isinstance(Pass().entries, list)
+    assert isinstance(BackwardPass().entries, list)
     assert {e.layer.rsplit(".", 2)[1] for e in entries} == {"lora_A", "lora_B"}
     assert len(entries) == 4
 
@@ -158,6 +158,6 @@ def test_weight_decomposed_adapters_are_refused_by_name() -> None:
     model = lora(llama, ["q_proj"], use_dora=True)
     engine = Engine(model, Clipping(1.0), capacity=ROWS)
     engine.attach()
-    engine.deliver(ROWS)
+    engine.begin_microbatch(ROWS)
     with pytest.raises(PrivacyError, match="lora_magnitude_vector"):
         next_token(model, texts()).backward()

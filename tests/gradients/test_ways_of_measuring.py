@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
 from dpoptim.gradients import engine as engine_module
-from dpoptim.gradients import positions as positions_module
-from dpoptim.gradients.alike import ALIGNMENT
-from dpoptim.gradients.contributions import Formed
+from dpoptim.gradients import sequence_outer as sequence_outer_module
+from dpoptim.gradients.batch_invariant import ALIGNMENT
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import convolution as convolution_module
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, squared_norm_of_parts
-from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.per_sample_grads import Lazy
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
@@ -28,12 +28,12 @@ WAYS: dict[str, dict[str, bool]] = {"kept": {}, "claimed": {"claims": True}, "re
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    def chosen(contribution: Formed | Positions, *public: int | None) -> Formed | Positions:
-        if isinstance(contribution, Formed):
-            return replace(contribution, alone=way == "record by record" and contribution.singly is not None)
-        return replace(contribution, **WAYS[way])
+    def chosen(per_sample_grad: Lazy | SequenceOuter, *public: int | None) -> Lazy | SequenceOuter:
+        if isinstance(per_sample_grad, Lazy):
+            return replace(per_sample_grad, alone=way == "record by record" and per_sample_grad.singly is not None)
+        return replace(per_sample_grad, **WAYS[way])
 
-    monkeypatch.setattr(engine_module, "cheapest", chosen)
+    monkeypatch.setattr(engine_module, "choose_formula", chosen)
     monkeypatch.setattr(convolution_module, "WORTH_PATCHES", 0)
 
 
@@ -66,7 +66,7 @@ def sums_of(
     engine = Engine(model, rule, capacity=len(x), reduction="sum")
     engine.attach()
     for _ in range(2):  # what the first left behind must not matter
-        engine.deliver(len(x), groups=groups)
+        engine.begin_microbatch(len(x), groups=groups)
         with torch.autocast("cpu", narrow) if narrow else nullcontext():
             output = model(x).float()
         ((output - targets).square().mean((1, 2)) * weights(x)).sum().backward()
@@ -107,7 +107,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many layers went record by record, pass by pass."""
     seen: list[int] = []
 
-    def add(layers: dict[int, Positions], *rest: Any) -> None:
+    def add(layers: dict[int, SequenceOuter], *rest: Any) -> None:
         seen.append(len(layers))
         add_record_by_record(layers, *rest)
 
@@ -166,7 +166,7 @@ def test_every_way_gives_every_rule_the_same_sums(
 def test_every_way_gives_the_same_sums_under_autocast(
     kind: str, narrow: torch.dtype, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The books are narrow then, and widened part by part: products of what they hold are exact."""
+    """The recorder are narrow then, and widened part by part: products of what they hold are exact."""
     torch.manual_seed(0)
     model, x, targets = problem(kind, 9)
     found, seen = [], spied(monkeypatch)
@@ -197,7 +197,7 @@ def test_narrow_books_are_multiplied_as_they_are_where_a_device_can(
     model, x, targets = Language(tied=tied), torch.randint(0, WORDS, (9, T)), torch.randn(9, T, WORDS)
     measured(monkeypatch, way)
     (expected,) = sums_of(model, x, targets, Clipping(0.02), narrow=torch.bfloat16)
-    monkeypatch.setattr(positions_module, "multiplies_narrow", lambda device, dtype: True)
+    monkeypatch.setattr(sequence_outer_module, "multiplies_narrow", lambda device, dtype: True)
     monkeypatch.setattr(torch, "bmm", bmm)
     (sums,) = sums_of(model, x, targets, Clipping(0.02), narrow=torch.bfloat16)
     assert torch.float32 in calls
@@ -214,7 +214,7 @@ def test_large_layers_go_record_by_record_by_public_numbers(dtype: torch.dtype, 
         for records in (1, 5):
             engine = Engine(model, Clipping(1.0), capacity=capacity, positions={"0": length, "2": length}, reduction="sum")
             engine.attach()
-            engine.deliver(records)
+            engine.begin_microbatch(records)
             model(torch.randn(records, length, 128, dtype=dtype)).square().sum().backward()
             engine.detach()
             assert sum(seen) == (expected if dtype == torch.float32 else 0)
@@ -231,7 +231,7 @@ def test_large_kernels_go_record_by_record_by_public_numbers(dtype: torch.dtype,
         for records in (1, 5):
             engine = Engine(model, Clipping(1.0), capacity=capacity, reduction="sum")
             engine.attach()
-            engine.deliver(records)
+            engine.begin_microbatch(records)
             model(torch.randn(records, 64, 4, 4, dtype=dtype)).square().sum().backward()
             engine.detach()
             assert sum(seen) == (expected if dtype == torch.float32 else 0)
@@ -258,7 +258,7 @@ def test_record_by_record_a_record_adds_the_same_in_any_company(
         g[place] = slopes
         engine = Engine(model, Clipping(1.0), capacity=100, positions={"0": 32}, reduction="sum")
         engine.attach()
-        engine.deliver(records)
+        engine.begin_microbatch(records)
         (model(x) * g).sum().backward()
         sums.append(engine.split(engine.take())[0].clone())
         engine.detach()
@@ -302,7 +302,7 @@ def test_one_record_of_large_kernels_moves_the_sum_by_the_clip_norm_at_most(
         rows = list(keep)
         engine = Engine(model, Clipping(1.0), capacity=100, reduction="sum")
         engine.attach()
-        engine.deliver(len(rows), groups=[sizes])
+        engine.begin_microbatch(len(rows), groups=[sizes])
         (model(x[rows]) * g[rows]).sum().backward()
         sums.append([total.clone() for total in engine.split(engine.take())])
         engine.detach()
@@ -341,7 +341,7 @@ def test_one_record_is_formed_alike_however_the_batch_lies(shape: tuple[int, int
             slopes, inputs = (
                 each.expand(records, *each.shape[1:]).permute(order).contiguous().permute(back) for each in (g, a)
             )
-            form = Positions(slopes, inputs).one_by_one()
+            form = SequenceOuter(slopes, inputs).one_by_one()
             formed = [form(record) for record in range(records)]
             assert all(each.data_ptr() % ALIGNMENT == 0 for each in formed)
             seen |= {each.numpy().tobytes() for each in formed}
@@ -375,7 +375,7 @@ def test_a_large_layer_that_runs_for_one_record_leaves_the_norms_of_others(monke
         x[0, 0, 178] = asks
         engine = Engine(model, Clipping(1.0), capacity=100, positions={"asked": 32, "main": 32}, reduction="sum")
         engine.attach()
-        engine.deliver(len(x))
+        engine.begin_microbatch(len(x))
         model(x).sum().backward()
         sums.append(engine.split(engine.take())[1].clone())
         engine.detach()
@@ -419,7 +419,7 @@ def test_a_part_without_records_adds_nothing(way: str, monkeypatch: pytest.Monke
     model = nn.Sequential(nn.Linear(5, 4))
     engine = Engine(model, Clipping(1.0), capacity=9, reduction="sum", partial_backward=True)
     engine.attach()
-    engine.deliver(3)
+    engine.begin_microbatch(3)
     for rows in (0, 3):
         model(torch.ones(rows, 6, 5)).sum().backward()
     assert float(engine.take()[0].norm()) == pytest.approx(3.0, rel=0.01)

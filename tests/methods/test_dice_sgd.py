@@ -164,7 +164,7 @@ def test_the_two_sums_are_the_gradient(case: Case) -> None:
     engine = Engine(model, SplitClipping(1e-3, math.inf), capacity=5)
     engine.attach()
     try:
-        engine.deliver(5)
+        engine.begin_microbatch(5)
         record_loss(model(x), target).mean().backward()
         kept, rest = (engine.split(part) for part in engine.take_sums())
     finally:

@@ -220,7 +220,7 @@ def test_gradients_that_fade_out_of_the_sum_fade_out_of_the_vote(when: Any) -> N
         engine = Engine(model, search.rule, capacity=16, reduction="mean")
         engine.observer = search.observe
         engine.attach()
-        engine.deliver(B - first)
+        engine.begin_microbatch(B - first)
         (model(x[first:]) * w[first:]).flatten(1).sum(1).mean().backward()
         queries.append(torch.cat([part.clone().flatten() for part in search.query([t.clone() for t in engine.take()])]))
         engine.detach()

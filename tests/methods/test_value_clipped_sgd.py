@@ -133,7 +133,7 @@ def test_norms_of_moving_weights_stay_above() -> None:
 def sums_of(model: nn.Module, x: Tensor, y: Tensor, *, norm: float, paper: bool = False) -> list[Tensor]:
     engine = ValueEngine(model, Clipping(norm), capacity=len(x), paper=paper)
     engine.attach()
-    engine.deliver(len(x))
+    engine.begin_microbatch(len(x))
     engine.loss(F.cross_entropy(model(x), y, reduction="none")).backward()
     engine.detach()
     return [total.clone() for total in engine.split(engine.take())]
@@ -284,7 +284,7 @@ def moved(
         change(model)
     sums = []
     for present in (1.0, 0.0):
-        engine.deliver(rows)
+        engine.begin_microbatch(rows)
         keep = torch.ones(rows)
         keep[-1] = present
         engine.loss(losses(model, x, y) * keep).backward()
@@ -440,7 +440,7 @@ def test_copies_of_the_model_carry_nothing() -> None:
     model = net([6, 8, 3], [0])
     engine = ValueEngine(model, Clipping(1.0), capacity=4, paper=False)
     engine.attach()
-    engine.deliver(4)
+    engine.begin_microbatch(4)
     output = model(torch.ones(4, 6))
     average = pickle.loads(pickle.dumps(copy.deepcopy(model)))
     average(torch.ones(9, 6))  # does not disturb the pass that is open

@@ -15,8 +15,8 @@ from dpoptim.clipping import Clipping, SplitClipping
 from dpoptim.gradients import products as products_module
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.positions import Positions
 from dpoptim.gradients.products import BLOCK_GROUPS, GROUP_ROWS, Groups, Sums, add_weighted_outer, consecutive_groups, margin
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.sampling import number_of_groups
 from support import CASES, LIBRARIES, WITHOUT_ORACLE, Case, by_engine, clipped, joint_norm, vmap_gradients
 
@@ -126,7 +126,7 @@ def test_rounding_of_a_large_batch_stays_inside_the_margin(rows: int) -> None:
         engine = Engine(model, Clipping(1.0), capacity=rows, reduction="sum")
         engine.attach()
         sizes = label.bincount().tolist()
-        engine.deliver(len(batch), groups=[sizes[i : i + BLOCK_GROUPS] for i in range(0, len(sizes), BLOCK_GROUPS)])
+        engine.begin_microbatch(len(batch), groups=[sizes[i : i + BLOCK_GROUPS] for i in range(0, len(sizes), BLOCK_GROUPS)])
         model(batch).sum().backward()
         sums[name] = engine.split(engine.take())
         engine.detach()
@@ -143,7 +143,7 @@ def test_the_factor_of_a_mean_stays_inside_the_margin() -> None:
     for count in (rows, rows + 1):
         engine = Engine(model, Clipping(1.0), capacity=rows + 1, reduction="mean")
         engine.attach()
-        engine.deliver(count)
+        engine.begin_microbatch(count)
         x = torch.ones(count, 1)
         (model(x) * slope).sum(1).mean().backward()
         sums.append(engine.split(engine.take())[0].clone())
@@ -159,7 +159,7 @@ def moved_by_cancelling(joining: int, reduction: Reduction) -> float:
     for rows in (joining - 1, joining):
         engine = Engine(model, Clipping(1.0), capacity=200, reduction=reduction)
         engine.attach()
-        engine.deliver(rows)
+        engine.begin_microbatch(rows)
         losses = (model(torch.ones(rows, 3, 1))[:, :, 0] * slopes).sum(1)
         (losses.mean() if reduction == "mean" else losses.sum()).backward()
         sums.append(engine.split(engine.take())[0].clone())
@@ -188,7 +188,7 @@ def test_a_longer_record_changes_no_others_formula(size: float, reduction: Reduc
         engine.attach()
         x = torch.zeros(1000, length, 1)
         x[:, 0] = 1 / size
-        engine.deliver(len(x))
+        engine.begin_microbatch(len(x))
         losses = model(x).sum((1, 2)) * size
         (losses.sum() if reduction == "sum" else losses.mean()).backward()
         sums.append(engine.split(engine.take())[0].clone())
@@ -206,7 +206,7 @@ def test_a_layer_that_a_record_does_not_use_leaves_it_as_it_is(size: float) -> N
     for used in (False, True):
         engine = Engine(model, Clipping(1.0), capacity=1001, reduction="sum")
         engine.attach()
-        engine.deliver(1000)
+        engine.begin_microbatch(1000)
         x, h = torch.ones(1000, 2), torch.full((1000, 2), size)
         flag = torch.zeros(1000, 1)
         out = main(x) + flag * expert(h) if used else main(x)
@@ -313,7 +313,7 @@ def test_one_record_moves_both_sums_of_error_feedback_by_their_bounds(
     engine.attach()
     moved = []
     for there in (1.0, 0.0):
-        engine.deliver(200)
+        engine.begin_microbatch(200)
         mask = torch.ones(200, 1)
         mask[removed] = there
         (torch.where(mask > 0, model(torch.where(mask > 0, x, 0.0)), 0.0) * g).sum().backward()
@@ -385,7 +385,7 @@ def cotangent_sum(model: nn.Module, x: Tensor, g: Tensor, clip_norm: float, capa
     engine = Engine(model, Clipping(clip_norm), capacity=capacity, reduction="sum")
     engine.attach()
     try:
-        engine.deliver(len(x))
+        engine.begin_microbatch(len(x))
         (model(x) * g).sum().backward()
         return engine.split(engine.take())
     finally:
@@ -396,7 +396,7 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypa
     """Alternating signs nearly cancel inside each record; one more record pushes the batch over the memory cap."""
     torch.manual_seed(0)
     inputs, T, rows = 64, 32, 40
-    monkeypatch.setattr("dpoptim.gradients.contributions.MEMORY_CAP", inputs * inputs * rows)
+    monkeypatch.setattr("dpoptim.gradients.per_sample_grads.MEMORY_CAP", inputs * inputs * rows)
     model = LinearLoss(inputs, inputs)
     sign = torch.tensor([1.0, -1.0]).repeat(T // 2)[None, :, None]
     record = torch.randn(1, 1, inputs) * sign * 100 + torch.randn(1, T, inputs) * 0.05
@@ -408,15 +408,15 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypa
 
 def test_how_sums_are_formed_does_not_depend_on_how_many_records_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept gradients and those formed again are summed otherwise: every group's rounding would change (1.6 C at 2^20)."""
-    monkeypatch.setattr("dpoptim.gradients.contributions.MEMORY_CAP", 8 * 8 * 40)
-    measured, kept = Positions.squared_norms, []
+    monkeypatch.setattr("dpoptim.gradients.per_sample_grads.MEMORY_CAP", 8 * 8 * 40)
+    measured, kept = SequenceOuter.squared_norms, []
 
-    def spied(self: Positions, groups: Groups, block: int) -> Tensor:
+    def spied(self: SequenceOuter, groups: Groups, block: int) -> Tensor:
         found = measured(self, groups, block)
         kept.append(self._kept is not None)
         return found
 
-    monkeypatch.setattr(Positions, "squared_norms", spied)
+    monkeypatch.setattr(SequenceOuter, "squared_norms", spied)
     model = LinearLoss(8, 8)
     for capacity in (40, 41):
         for rows in (1, 39, 40):
@@ -461,7 +461,9 @@ def test_one_record_with_extreme_factors_adds_at_most_the_bound(
 def cheaply_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim all norms of sequences first; or form one record's gradients after the other's."""
     way = {request.param: True}
-    monkeypatch.setattr("dpoptim.gradients.engine.cheapest", lambda contribution, *public: replace(contribution, **way))
+    monkeypatch.setattr(
+        "dpoptim.gradients.engine.choose_formula", lambda per_sample_grad, *public: replace(per_sample_grad, **way)
+    )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -474,7 +476,7 @@ def cheaply_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 )
 @pytest.mark.usefixtures("cheaply_measured")
 def test_a_wrong_claim_never_breaks_the_bound(size: int, residue: int, clip_exponent: int, records: int, seed: int) -> None:
-    """Positions that all but cancel: the Gram form's rounding is larger than the gradient that is left."""
+    """SequenceOuter that all but cancel: the Gram form's rounding is larger than the gradient that is left."""
     torch.manual_seed(seed)
     model = LinearLoss(32, 24)
     signs = torch.tensor([1.0, -1.0]).repeat(8)[None, :, None]
@@ -528,7 +530,7 @@ def test_the_rounding_of_a_mean_is_covered() -> None:
     for batch in (x, x[1:]):
         engine = Engine(model, Clipping(1.0), capacity=rows, reduction="mean")
         engine.attach()
-        engine.deliver(len(batch))
+        engine.begin_microbatch(len(batch))
         model(batch).mean().backward()
         sums.append(engine.split(engine.take()))
         engine.detach()
@@ -560,7 +562,7 @@ def test_huge_gradients_under_a_mean_do_not_count_all_or_nothing(length: float, 
         for rows in (B, B - 1):
             engine = Engine(model, Clipping(1.0), capacity=B, reduction="mean")
             engine.attach()
-            engine.deliver(rows)
+            engine.begin_microbatch(rows)
             (model(x[:rows]) * w).flatten(1).sum(1).mean().backward()
             found.append(engine.take()[0].clone())
             engine.detach()
@@ -582,7 +584,7 @@ def test_records_that_cancel_inside_do_not_depend_on_their_place(shape: tuple[in
         for first in (0, 1):
             engine = Engine(layer, Clipping(1.0), capacity=B, reduction="sum")
             engine.attach()
-            engine.deliver(B - first)
+            engine.begin_microbatch(B - first)
             (layer(a[first:]) * g[first:]).sum().backward()
             found.append(engine.take()[0].clone())
             engine.detach()
@@ -599,7 +601,7 @@ def test_a_weight_carries_no_factor_of_a_product_to_infinity(size: float, slope:
     for left_out in (1.0, math.nan):  # beside a record that does not count, too
         engine = Engine(model, rule, capacity=3, reduction="sum")
         engine.attach()
-        engine.deliver(3)
+        engine.begin_microbatch(3)
         x = torch.tensor([[size], [1.0], [left_out]])
         (model(x) * torch.tensor([[slope], [1.0], [1.0]])).sum().backward()
         total = engine.split(engine.take())
@@ -614,7 +616,7 @@ def test_squares_that_underflow_in_float64_are_not_read_as_zero(bag: bool) -> No
     model = (nn.EmbeddingBag(1, p, mode="sum") if bag else nn.Linear(1, p, bias=False)).double()
     engine = Engine(model, Clipping(norm), capacity=1, reduction="sum")
     engine.attach()
-    engine.deliver(1)
+    engine.begin_microbatch(1)
     x = torch.tensor([[1.3e154]], dtype=torch.float64)
     out = model(torch.zeros(1, 1, dtype=torch.long), per_sample_weights=x) if bag else model(x)
     (out * 1.5e-162).sum().backward()
@@ -633,7 +635,7 @@ def test_who_is_left_out_changes_no_other_records_layout() -> None:
     for value in (math.nan, 1.0):
         engine = Engine(model, Clipping(1.0), capacity=rows, reduction="sum")
         engine.attach()
-        engine.deliver(rows)
+        engine.begin_microbatch(rows)
         changed = x.clone()
         changed[0, 0] = value
         model(changed).sum().backward()

@@ -108,7 +108,7 @@ def test_acceleration_is_faster_on_a_badly_conditioned_problem() -> None:
 
 
 def test_any_module_will_do() -> None:
-    """A network's clipped differences of gradients come from the books; here a network that is a linear model."""
+    """A network's clipped differences of gradients come from the recorder; here a network that is a linear model."""
     x, y = made_up()
     module = torch.nn.Linear(FEATURES, 1, bias=False).double()
     torch.nn.init.zeros_(module.weight)

@@ -1,4 +1,4 @@
-"""Problems: a module through the books and a linear model in closed form say the same, and bound each record."""
+"""Problems: a module through the recorder and a linear model in closed form say the same, and bound each record."""
 
 import pytest
 import torch

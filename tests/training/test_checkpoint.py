@@ -19,7 +19,7 @@ from dpoptim.accounting.ledger import Ledger, LedgerError
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
-from dpoptim.training.batches import BatchQueue
+from dpoptim.training.microbatches import BatchQueue
 from dpoptim.training.private_training import PrivateTraining
 
 N, FEATURES, CLASSES = 60, 4, 3

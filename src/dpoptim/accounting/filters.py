@@ -53,7 +53,7 @@ class GaussianFilter:
         """Book a release that costs ``mu``; call it before the noise is drawn.
 
         Raises:
-            PrivacyError: it does not fit; nothing is booked.
+            PrivacyError: it does not fit; nothing is charged.
         """
         if not self.ask(mu):
             raise PrivacyError(

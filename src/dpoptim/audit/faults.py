@@ -23,7 +23,7 @@ from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training import private_training
-from dpoptim.training.batches import BatchQueue
+from dpoptim.training.microbatches import BatchQueue
 
 Fault = Callable[[], AbstractContextManager[Any]]
 Draw = Callable[[KeyStream, Tensor, float], None]

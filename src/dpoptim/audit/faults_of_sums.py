@@ -18,18 +18,18 @@ from torch import Tensor
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import engine as engine_module
-from dpoptim.gradients.booking import Booking
-from dpoptim.gradients.books import Pass
-from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
+from dpoptim.gradients.backward_pass import BackwardPass
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.layers import linear
 from dpoptim.gradients.norms import NORM_BLOCK
-from dpoptim.gradients.positions import Positions, positions
+from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups, Sums
+from dpoptim.gradients.sequence_outer import SequenceOuter, positions
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.batches import PieceSampler
+from dpoptim.training.microbatches import MicrobatchSampler
 from dpoptim.training.private_training import PrivateTraining
 
 Indices = NDArray[np.int64]
@@ -39,9 +39,9 @@ Indices = NDArray[np.int64]
 
 @dataclass
 class _Renormed:
-    """A contribution whose norm is measured by somebody else."""
+    """A per-sample gradient whose norm is measured by somebody else."""
 
-    honest: Contribution
+    honest: PerSampleGrad
     measure: Callable[[Groups], Tensor]
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
@@ -53,14 +53,14 @@ class _Renormed:
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         self.honest.add_weighted_sums(sums, weights, groups)
 
-    def without(self, keep: Tensor) -> Contribution:
+    def without(self, keep: Tensor) -> PerSampleGrad:
         return self.honest.without(keep)
 
 
 @contextmanager
 def bias_left_out() -> Iterator[None]:
-    unmeasured = patch.object(Left, "squared_norms", lambda self, *how: self.outer.g.new_zeros(len(self.outer.g)).double())
-    formed = patch.object(Direct, "squared_norms", lambda self, *how: torch.zeros(len(self.values), dtype=torch.float64))
+    unmeasured = patch.object(Bias, "squared_norms", lambda self, *how: self.outer.g.new_zeros(len(self.outer.g)).double())
+    formed = patch.object(Dense, "squared_norms", lambda self, *how: torch.zeros(len(self.values), dtype=torch.float64))
     with unmeasured, formed:
         yield
 
@@ -68,7 +68,7 @@ def bias_left_out() -> Iterator[None]:
 def one_layer_not_clipped() -> AbstractContextManager[Any]:
     honest = Engine._add_clipped
 
-    def add_clipped(self: Engine, merged: dict[int, Contribution], rows: int) -> None:
+    def add_clipped(self: Engine, merged: dict[int, PerSampleGrad], rows: int) -> None:
         last = max(merged)
         unseen = _Renormed(merged[last], lambda groups: torch.zeros(rows, dtype=torch.float64))
         honest(self, {**merged, last: unseen}, rows)
@@ -77,7 +77,7 @@ def one_layer_not_clipped() -> AbstractContextManager[Any]:
 
 
 def cross_terms_left_out() -> AbstractContextManager[Any]:
-    def merged(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
+    def merged(uses: Sequence[PerSampleGrad], records: int, entries: int) -> PerSampleGrad:
         apart = partial(lambda uses, groups: sum(use.squared_norms(groups) for use in uses), uses)
         return _Renormed(merge(uses, records, entries), apart)
 
@@ -85,7 +85,7 @@ def cross_terms_left_out() -> AbstractContextManager[Any]:
 
 
 def gram_norms_in_large_batches() -> AbstractContextManager[Any]:
-    def by_size(g: Tensor, a: Tensor, *, axis: bool) -> Outer | Positions | _Renormed:
+    def by_size(g: Tensor, a: Tensor, *, axis: bool) -> Outer | SequenceOuter | _Renormed:
         honest = positions(g, a, axis=axis)
         if g.shape[0] < 4:
             return honest
@@ -129,30 +129,30 @@ def clipped_share_logged(rule: Clipping, factors: Tensor, squared: Tensor) -> Te
 
 @contextmanager
 def realised_denominator() -> Iterator[None]:
-    deliver, take = Engine.deliver, Engine.take
+    begin_microbatch, take = Engine.begin_microbatch, Engine.take
     delivered = {"rows": 0}
 
     def counted(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         delivered["rows"] += rows
-        deliver(self, rows, null=null, groups=groups)
+        begin_microbatch(self, rows, null=null, groups=groups)
 
     def divided(self: Engine) -> list[Tensor]:
         share = self.capacity / max(delivered["rows"], 1)
         delivered["rows"] = 0
         return [buffer * share for buffer in take(self)]
 
-    with patch.object(Engine, "deliver", counted), patch.object(Engine, "take", divided):
+    with patch.object(Engine, "begin_microbatch", counted), patch.object(Engine, "take", divided):
         yield
 
 
 def rows_printed() -> AbstractContextManager[Any]:
-    honest = Engine.deliver
+    honest = Engine.begin_microbatch
 
-    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+    def begin_microbatch(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         print(f"batch of {rows}")
         honest(self, rows, null=null, groups=groups)
 
-    return patch.object(Engine, "deliver", deliver)
+    return patch.object(Engine, "begin_microbatch", begin_microbatch)
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def functional_use_unseen() -> Iterator[None]:
                 p.grad += g
         return changed
 
-    seen = patch.object(Booking, "_reached", lambda self, name, parameter, g: self.books.reached(parameter))
+    seen = patch.object(HookManager, "_reached", lambda self, name, parameter, g: self.recorder.reached(parameter))
     with seen, patch.object(PrivateTraining, "_before_step", before_step):
         yield
 
@@ -179,7 +179,7 @@ def functional_use_unseen() -> Iterator[None]:
 def second_backward_counts() -> Iterator[None]:
     honest = Engine._close
 
-    def close(self: Engine, finished: Pass) -> None:
+    def close(self: Engine, finished: BackwardPass) -> None:
         rows = self._rows_open
         honest(self, finished)
         self._rows_open = rows
@@ -242,22 +242,22 @@ def permutation(coins: KeyStream, records: int) -> Indices:
 
 
 def empty_skipped() -> AbstractContextManager[Any]:
-    honest = PieceSampler.pieces
+    honest = MicrobatchSampler.pieces
 
-    def pieces(self: PieceSampler) -> Iterator[Indices]:
+    def pieces(self: MicrobatchSampler) -> Iterator[Indices]:
         for indices in honest(self):
             if self.drawn[-1].null:
                 self.drawn.pop()
             else:
                 yield indices
 
-    return patch.object(PieceSampler, "pieces", pieces)
+    return patch.object(MicrobatchSampler, "pieces", pieces)
 
 
 def placeholder_counted() -> AbstractContextManager[Any]:
-    honest = Engine.deliver
+    honest = Engine.begin_microbatch
 
-    def deliver(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+    def begin_microbatch(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         honest(self, rows, null=False, groups=groups)
 
-    return patch.object(Engine, "deliver", deliver)
+    return patch.object(Engine, "begin_microbatch", begin_microbatch)

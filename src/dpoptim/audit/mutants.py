@@ -89,13 +89,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("charged after the noise", "gate.Gate.release_sum", _f.charge_after_noise, "charging"),
     # clipping
     Mutant("one layer not clipped", "gradients.Engine._add_clipped", _s.one_layer_not_clipped, "sensitivity"),
-    Mutant("biases left out of the norm", "gradients.Direct.squared_norms", _s.bias_left_out, "sensitivity"),
+    Mutant("biases left out of the norm", "gradients.Dense.squared_norms", _s.bias_left_out, "sensitivity"),
     Mutant("tied weight without cross terms", "gradients.engine.merge", _s.cross_terms_left_out, "sensitivity"),
     Mutant("norm formula by batch size", "gradients.layers.linear.positions", _s.gram_norms_in_large_batches, "sensitivity"),
     Mutant("rounding margin dropped", "gradients.engine.margin", _s.no_rounding_margin, "sensitivity"),
     Mutant("a NaN record poisons the sum", FACTORS, partial(_s.factors_by, _s.nan_factors), "sensitivity"),
     Mutant("batch clipped as a whole", FACTORS, partial(_s.factors_by, _s.batch_clipped_as_a_whole), "sensitivity"),
-    Mutant("functional use of a weight unseen", "Booking._reached, _before_step", _s.functional_use_unseen, "refusals"),
+    Mutant("functional use of a weight unseen", "HookManager._reached, _before_step", _s.functional_use_unseen, "refusals"),
     Mutant("second backward pass counts again", "gradients.Engine._close", _s.second_backward_counts, "refusals"),
     # sampling
     Mutant("shuffled batches accounted as Poisson", DRAW, partial(_s.drawn_by, _s.shuffled), "participation"),
@@ -104,11 +104,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("one coin for the whole batch", DRAW, partial(_s.drawn_by, _s.one_coin_for_all), "participation"),
     Mutant("empty batches drawn again", DRAW, partial(_s.drawn_by, _s.empty_redrawn), "participation"),
     Mutant("records sampled more often than accounted", DRAW, partial(_s.drawn_by, _s.too_often), SAMPLED),
-    Mutant("empty batches skipped", "training.PieceSampler.pieces", _s.empty_skipped, "participation"),
-    Mutant("placeholder of an empty batch counted", "gradients.Engine.deliver", _s.placeholder_counted, "participation"),
+    Mutant("empty batches skipped", "training.MicrobatchSampler.pieces", _s.empty_skipped, "participation"),
+    Mutant(
+        "placeholder of an empty batch counted", "gradients.Engine.begin_microbatch", _s.placeholder_counted, "participation"
+    ),
     # what is seen besides
     Mutant("realised batch size in the denominator", "gradients.Engine.take", _s.realised_denominator, "replay"),
-    Mutant("batch size printed", "gradients.Engine.deliver", _s.rows_printed, "replay"),
+    Mutant("batch size printed", "gradients.Engine.begin_microbatch", _s.rows_printed, "replay"),
     Mutant("an error quotes a gradient's norm", FACTORS, partial(_s.factors_by, _s.norm_in_message), "replay"),
     Mutant("number of clipped records logged", FACTORS, partial(_s.factors_by, _s.clipped_share_logged), "replay"),
     # methods beyond DP-SGD

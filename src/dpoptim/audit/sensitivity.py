@@ -119,7 +119,7 @@ def clipped_sums(
     engine.attach()
     try:
         for parts in cut(batch, pieces):
-            engine.deliver(len(parts[0]))
+            engine.begin_microbatch(len(parts[0]))
             loss(model, parts).backward()
         engine.require_all_closed()
         return engine.split(engine.take())

@@ -39,7 +39,7 @@ def kinds_of_device() -> list[str]:
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """Keep the books' products in the precision that the theorem in `products` assumes: no TF32, bfloat16 or autocast."""
+    """Keep products as precise as the theorem in `products` assumes: no TF32, bfloat16 or autocast."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend, precision in zip(backends, before, strict=True):

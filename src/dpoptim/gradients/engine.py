@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import exact_arithmetic
-from dpoptim.gradients.booking import Booking
-from dpoptim.gradients.books import Books, Pass
-from dpoptim.gradients.cheapest import cheapest
-from dpoptim.gradients.contributions import Contribution, Formed, Outer
+from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
+from dpoptim.gradients.choose_formula import choose_formula
+from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
-from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
 from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import SparseOuter
 from dpoptim.gradients.tied import merge
 from dpoptim.sampling import number_of_groups
@@ -29,7 +29,7 @@ Reduction = Literal["mean", "sum"]
 
 
 class Engine:
-    """Books a model while attached and sums its clipped per-record gradients.
+    """BackwardRecorder a model while attached and sums its clipped per-record gradients.
 
     Args:
         model: any module; it keeps its class and its state-dict keys.
@@ -42,7 +42,7 @@ class Engine:
         positions: how many positions (of a sequence, say) each record has in a layer, by the layer's name; public, from
             the shape of a record. Only speed depends on it.
         twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
-            the two contributions added up, cross terms included.
+            the two per_sample_grads added up, cross terms included.
 
     Attributes:
         physical_rows: the most rows that one backward pass may have; public. It decides how sums are formed.
@@ -78,7 +78,7 @@ class Engine:
         for name, p in named:
             if p.dtype not in UNIT_ROUNDOFF:
                 raise PrivacyError(
-                    f"parameter {name!r} is {p.dtype}; the books hold float32 and float64. "
+                    f"parameter {name!r} is {p.dtype}; per-sample gradients are float32 and float64. "
                     "Fix: model.float(), and torch.autocast for speed."
                 )
         self.names = [name for name, _ in named]
@@ -107,25 +107,25 @@ class Engine:
             clipping.of_one_layer(len(set(self.layers)))  # refuses bounds that are too small
         # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
-        self.booking: Booking | None = None
-        self.books = Books(self._close, may_round=reduction == "sum")
+        self.hooks: HookManager | None = None
+        self.recorder = BackwardRecorder(self._close, may_round=reduction == "sum")
 
     def attach(self) -> None:
-        """Put the model's layers on the books; `detach` takes every trace away."""
-        self.booking = Booking(self.model, self.books)
+        """Put the model's layers under hooks; `detach` takes every trace away."""
+        self.hooks = HookManager(self.model, self.recorder)
 
     def detach(self) -> None:
-        if self.booking is not None:
-            self.booking.undo()
-        self.booking = None
+        if self.hooks is not None:
+            self.hooks.undo()
+        self.hooks = None
 
     def number_of_groups(self, expected_batch: float, physical_batch_size: int | None) -> int:
-        """How many groups a logical batch is to be dealt into, see `deliver`; by public numbers."""
+        """How many groups a logical batch is to be dealt into, see `begin_microbatch`; by public numbers."""
         return number_of_groups(expected_batch, physical_batch_size)
 
     # ---- one logical batch -----------------------------------------------------------------------------------
 
-    def deliver(self, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+    def begin_microbatch(self, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
         """Announce the next physical batch.
 
         Args:
@@ -140,13 +140,13 @@ class Engine:
         self.require_all_closed()
         self._rows_open, self._null = rows, null
         self._groups = groups
-        if self.booking is not None:
-            self.booking.see_delivery()
+        if self.hooks is not None:
+            self.hooks.see_microbatch()
 
     def refuse_writes(self) -> None:
-        """Parameters may not carry out what the model saw; see `Booking.refuse_writes`."""
-        if self.booking is not None:
-            self.booking.refuse_writes()
+        """Parameters may not carry out what the model saw; see `HookManager.refuse_writes`."""
+        if self.hooks is not None:
+            self.hooks.refuse_writes()
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
@@ -156,7 +156,7 @@ class Engine:
                 "loss of the whole batch, also when the loss is not finite (the engine leaves out such records by itself)."
             )
 
-    def _close(self, finished: Pass) -> None:
+    def _close(self, finished: BackwardPass) -> None:
         with torch.no_grad(), exact_arithmetic():
             uses, rows = self._uses(finished)
             if not uses:
@@ -182,9 +182,9 @@ class Engine:
             }
             self._add_clipped(merged, rows)
 
-    def _uses(self, finished: Pass) -> tuple[dict[int, list[Contribution]], int]:
-        """The pass's contributions by parameter, and its number of records, which all layers must agree on."""
-        uses: dict[int, list[Contribution]] = {}
+    def _uses(self, finished: BackwardPass) -> tuple[dict[int, list[PerSampleGrad]], int]:
+        """The pass's per-sample gradients by parameter, and its number of records, which all layers must agree on."""
+        uses: dict[int, list[PerSampleGrad]] = {}
         first = None
         for entry in finished.entries:
             # Harmless passes, such as autograd.grad(loss, x), reach no parameter.
@@ -198,12 +198,14 @@ class Engine:
                     "batch in every layer. Fix: keep (batch, ...) shapes; do not flatten records and positions together, "
                     "and give positions the shape (1, T)."
                 )
-            contributions = entry.contributions()
+            per_sample_grads = entry.per_sample_grads()
             for key, place in held.items():
-                contribution = contributions[key]
-                if isinstance(contribution, Formed | Positions):
-                    contribution = cheapest(contribution, self.positions.get(entry.layer), self.capacity, self._size)
-                uses.setdefault(place, []).append(contribution)
+                per_sample_grad = per_sample_grads[key]
+                if isinstance(per_sample_grad, Lazy | SequenceOuter):
+                    per_sample_grad = choose_formula(
+                        per_sample_grad, self.positions.get(entry.layer), self.capacity, self._size
+                    )
+                uses.setdefault(place, []).append(per_sample_grad)
         return uses, 0 if first is None else first.records
 
     def _places_of(self, module: nn.Module) -> dict[str, int]:
@@ -215,18 +217,18 @@ class Engine:
             self._trainable[module] = places
         return places
 
-    def _add_clipped(self, merged: dict[int, Contribution], rows: int) -> None:
+    def _add_clipped(self, merged: dict[int, PerSampleGrad], rows: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
         scale = self._from_loss_to_records(rows)
         groups = self._groups_of(rows)
         device, block = self.parameters[0].device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
-        alone = {i: use for i, use in merged.items() if isinstance(use, Formed | Positions) and use.alone}
+        alone = {i: use for i, use in merged.items() if isinstance(use, Lazy | SequenceOuter) and use.alone}
         whole = {i: use for i, use in merged.items() if i not in alone}
         squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
-        for i, contribution in whole.items():
-            if isinstance(contribution, Formed | Positions):
-                contribution.most = self.physical_rows
-            squared[self._unit(i)].append(contribution.squared_norms(groups, block).to(device) * scale**2)
+        for i, per_sample_grad in whole.items():
+            if isinstance(per_sample_grad, Lazy | SequenceOuter):
+                per_sample_grad.most = self.physical_rows
+            squared[self._unit(i)].append(per_sample_grad.squared_norms(groups, block).to(device) * scale**2)
         zero = torch.zeros(rows, dtype=torch.float64, device=device)
         total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
         longest = self._longest(whole, zero, scale) if self.reduction == "mean" else None
@@ -246,10 +248,10 @@ class Engine:
             self.observer(torch.stack(list(total.values())).sum(0), tapers)
         countable = next(iter(factors.values()))[0] > 0
         if not bool(countable.all()):
-            whole = {i: contribution.without(countable) for i, contribution in whole.items()}
-        for i, contribution in whole.items():
+            whole = {i: per_sample_grad.without(countable) for i, per_sample_grad in whole.items()}
+        for i, per_sample_grad in whole.items():
             weights = (factors[self._unit(i)] * scale).to(self.parameters[i].device)
-            contribution.add_weighted_sums(self._sums[i], weights, groups)
+            per_sample_grad.add_weighted_sums(self._sums[i], weights, groups)
 
     def _unit(self, place: int) -> str:
         """What a parameter is clipped with: its layer, or everything."""
@@ -274,11 +276,11 @@ class Engine:
         tapers = taper(torch.maximum(whole, longest)).nan_to_num(nan=0.0)
         return {unit: each * tapers for unit, each in factors.items()}, tapers
 
-    def _longest(self, contributions: Mapping[int, Contribution], zero: Tensor, scale: float) -> Tensor:
+    def _longest(self, per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: float) -> Tensor:
         """The squared length of the longest factor of each record's gradients, (B,), where they are products."""
         lengths = [zero]
-        for contribution in contributions.values():
-            longest = contribution.longest() if isinstance(contribution, Outer | Positions | SparseOuter) else None
+        for per_sample_grad in per_sample_grads.values():
+            longest = per_sample_grad.longest() if isinstance(per_sample_grad, Outer | SequenceOuter | SparseOuter) else None
             if longest is not None:
                 lengths.append(longest.to(zero.device) * scale**2)
         return torch.stack(lengths).amax(0)
@@ -313,8 +315,8 @@ class Engine:
             sums.settle()
             sums.restart()
         self._rows_open = 0
-        if self.booking is not None:
-            self.booking.written = None
+        if self.hooks is not None:
+            self.hooks.written = None
         return self._buffers
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:

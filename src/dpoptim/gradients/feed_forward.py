@@ -20,7 +20,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.booking import refuse_wrapped
+from dpoptim.gradients.hook_manager import refuse_wrapped
 
 EXACT_SIDE = 64  # up to this many rows or columns a spectral norm is an eigenvalue; beyond, squarings bound it
 SQUARINGS = 6  # bound the norm of a matrix with r rows up to a factor r^(1/128): 4 % at r = 256

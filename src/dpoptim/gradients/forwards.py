@@ -21,8 +21,8 @@ class OwnForward:
         return types.MethodType(type(self._module).forward, memo[id(self._module)])
 
 
-class BookedForward(OwnForward):
-    """The forward pass of an instance while it is on the books."""
+class PerSampleForward(OwnForward):
+    """The forward pass of an instance while it is under hooks."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__(module, forward)
@@ -39,7 +39,7 @@ class BookedForward(OwnForward):
 
 
 class FrozenForward(OwnForward):
-    """That of an instance without books: it may be saved."""
+    """That of an instance without hooks: it may be saved."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from dpoptim.clipping import SMALLEST_NORM, Clipping
 from dpoptim.gradients.arithmetic import exact_arithmetic
-from dpoptim.gradients.contributions import zero_outside
 from dpoptim.gradients.multiplication import linear, onednn_multiplies
 from dpoptim.gradients.norms import row_squared_norms
+from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.products import Sums, add_weighted_outer, consecutive_groups, margin
 
 Loss = Literal["softmax", "logistic", "squared", "huber"]

@@ -51,7 +51,7 @@ def engine_sums(
     engine = Engine(model, clipping, capacity=rows, reduction=reduction)
     engine.attach()
     try:
-        engine.deliver(rows)
+        engine.begin_microbatch(rows)
         loss(model, batch).backward()
         return engine.split(engine.take())
     finally:

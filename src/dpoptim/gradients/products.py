@@ -7,7 +7,7 @@ added in float64. A record's group is chosen without looking at the other record
 its own group (and of the few that are added up with it), and that error fits into a small margin: records are clipped to
 ``C (1 - margin)``.
 
-**Theorem.** Let u be the unit roundoff of the books' dtype and B at least the number of records in a physical batch. Let
+**Theorem.** Let u be the unit roundoff of the gradients' dtype and B at least the number of records in a physical batch. Let
 two batches differ in one record, and suppose that
 
 1. every other record has the same rows in both: the loss is a sum over records;
@@ -50,7 +50,7 @@ record j differently in the company of record i (other kernels for other batch s
 without a rule, that torch.func does. That other operations round a record alike wherever it lies is arranged
 (`alike`; a fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a
 record runs through other formulas in other company: how often a layer is used, and on how many axes, is taken as
-public. Under torch.autocast those roundings are of 8 or 11 bits. The books widen what was saved to float32 before
+public. Under torch.autocast those roundings are of 8 or 11 bits. The hooks widen what was saved to float32 before
 anything is measured or summed (or an accelerator multiplies it to float32), and what is formed is measured, so the
 theorem holds with float32's u; the loss must be a sum (condition 1).
 """
@@ -62,7 +62,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Directions
-from dpoptim.gradients.alike import aligned
+from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
 
 Groups = Sequence[Sequence[int]]
@@ -84,7 +84,7 @@ def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> 
     """Share of the clip norm that is given up to rounding: by the theorem, and with a common factor by what is said there.
 
     Args:
-        dtype: dtype of the books (float32 or float64).
+        dtype: dtype of the gradients (float32 or float64).
         capacity: B of the theorem, records in a batch, at least 1.
         common_factor: whether all gradients carry a factor that depends on how many there are, such as a mean's.
 
@@ -181,7 +181,7 @@ def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups
     """Add ``sum_r weights[j, r] * outer(g[r], a[r])`` to the j-th of ``sums``, as if of shape (p, d).
 
     Args:
-        g, a: the books' dtype, shapes (R, p) and (R, d); finite.
+        g, a: the gradients' dtype, shapes (R, p) and (R, d); finite.
         weights: float64, shape (k, R); zero where a row does not count.
         groups: that the rows are summed in; they add up to R.
     """

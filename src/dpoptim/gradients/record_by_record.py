@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import Singly, all_groups, parts_of
 from dpoptim.gradients.norms import squared_norm_of_parts
+from dpoptim.gradients.per_sample_grads import OneByOne, all_groups, parts_of
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
 
 
-class Alone(Singly, Protocol):
+class Alone(OneByOne, Protocol):
     """Those of a whole parameter."""
 
     @property
@@ -42,7 +42,7 @@ def add_record_by_record(
         layers: by the places of their parameters; float32, on one device.
         units: what each parameter is clipped with, by the same places.
         sums: of all parameters, by place.
-        groups: as for all contributions: the records of one are added up in float32, in float64 if there are too many.
+        groups: as for all per_sample_grads: the records of one are added up in float32, in float64 if there are too many.
         block: of `row_squared_norms`.
         weigh: maps some records and the squared norms of their gradients in each unit, float64 of shape (b,), to their
             weights in each unit, float64 of shape (k, b), one for each sum; zero where a record does not count.

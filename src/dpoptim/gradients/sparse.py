@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.contributions import blocks, product_of_squares, zero_outside
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
+from dpoptim.gradients.per_sample_grads import blocks, product_of_squares, zero_outside
 from dpoptim.gradients.products import Groups, Sums
 
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time

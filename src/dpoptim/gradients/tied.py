@@ -1,4 +1,4 @@
-"""One contribution for all uses of a parameter in a pass: shared layers, tied embedding and head. Cross terms included."""
+"""Per-sample gradients of a parameter with several uses in a pass (tied weights), cross terms included."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.alike import aligned_records, gram, in_company
-from dpoptim.gradients.contributions import Contribution, Formed
-from dpoptim.gradients.positions import Positions, claimed_squared_norms
+from dpoptim.gradients.batch_invariant import aligned_records, gram, in_company
+from dpoptim.gradients.per_sample_grads import Lazy, PerSampleGrad
 from dpoptim.gradients.products import Groups
+from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
 
-def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribution:
-    """The sum of several contributions to one parameter."""
+def merge(uses: Sequence[PerSampleGrad], records: int, entries: int) -> PerSampleGrad:
+    """The sum of several uses of one parameter."""
     if len(uses) == 1:
         return uses[0]
     tables = [use for use in uses if isinstance(use, Rows | Pairs | SparseOuter)]
     if len(tables) == len(uses):
         return join_tables(tables, records)
-    heads = [use for use in uses if isinstance(use, Positions)]
+    heads = [use for use in uses if isinstance(use, SequenceOuter)]
     lookups = [table for table in tables if isinstance(table, Rows)]
     if len(heads) == 1 and len(lookups) == len(uses) - 1 and heads[0].g.shape[2] == lookups[0].table_rows:
         table = join_tables(lookups, records)
@@ -30,7 +30,7 @@ def merge(uses: Sequence[Contribution], records: int, entries: int) -> Contribut
     def form(part: slice, most: int) -> Tensor:
         return sum((use.materialise(part) for use in uses[1:]), start=uses[0].materialise(part))
 
-    return Formed(form, records, entries, (len(uses) + 1) * entries)
+    return Lazy(form, records, entries, (len(uses) + 1) * entries)
 
 
 def join_tables(tables: Sequence[Rows | Pairs | SparseOuter], records: int) -> Rows | Pairs:
@@ -53,7 +53,7 @@ def join_tables(tables: Sequence[Rows | Pairs | SparseOuter], records: int) -> R
 
 
 @dataclass
-class TiedHead(Positions):
+class TiedHead(SequenceOuter):
     """A table that is looked up in and also multiplied by: the embedding and the output layer of a language model.
 
     The head's gradients are formed as ever (or their norms claimed); those of the looked-up rows are added in place.
@@ -81,7 +81,7 @@ class TiedHead(Positions):
         index, g = self.table.index[part], self.table.g[part]
         self._as_matrices(formed).scatter_add_(1, index[:, :, None].expand_as(g), g)
 
-    def _claim(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
+    def _ghost_norms(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         assert self.table is not None
         index, rows = self.table.index, self.table.g
         # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
@@ -89,7 +89,7 @@ class TiedHead(Positions):
         looked_up = g.gather(2, index[:, None, :].expand(-1, g.shape[1], -1))
         products = gram(aligned_records(a), aligned_records(rows))[: len(rows)]
         cross = in_company(looked_up * products).sum((1, 2))[: len(rows)].double()
-        head, longest = claimed_squared_norms(g, a)
+        head, longest = ghost_squared_norms(g, a)
         table = self.table.squared_norms(groups, block)
         # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.
         return (head + table + 2 * cross).clamp(min=0), longest

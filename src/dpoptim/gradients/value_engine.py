@@ -11,10 +11,10 @@ from torch.utils.hooks import RemovableHandle
 from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import exact_arithmetic
-from dpoptim.gradients.contributions import zero_outside
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
+from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF
 
 LARGEST = 2.0**40  # records with longer activations count as zero: products with them would leave the float32 range

@@ -103,7 +103,7 @@ class LinearProblem:
 class ModuleProblem:
     """Any module whose records do not see each other, with a loss for each record. Batches are (input, target).
 
-    Gradients at several points come from twins of the model that share one entry in the books, so a difference of
+    Gradients at several points come from copies of the model that share one layer use, so a difference of
     gradients is clipped as exactly as a tied weight. The twins run in ``eval()`` mode: dropout would differ between them.
 
     Args:
@@ -143,13 +143,13 @@ class ModuleProblem:
         engine.clipping = Clipping(bound)
         for model, (_, w) in zip(twins.models, terms, strict=True):
             write_parameters(model, w)
-        engine.deliver(len(x))
+        engine.begin_microbatch(len(x))
         with torch.enable_grad():
             losses = [self.loss(output, y) for output in twins(x)]
             combined = [(c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)]
             torch.autograd.backward(torch.stack(combined).sum())
-        assert engine.booking is not None
-        engine.booking.refuse_changed_constants()
+        assert engine.hooks is not None
+        engine.hooks.refuse_changed_constants()
         return torch.cat([part.flatten().cpu() for part in engine.split(engine.take())]) / scale
 
     def total_loss(self, batch: tuple[Tensor, Tensor], w: Tensor) -> float:
@@ -164,7 +164,7 @@ class ModuleProblem:
         return self.l2 * w
 
     def _booked(self, points: int) -> tuple["Twins", Engine]:
-        """As many copies of the model as there are points, on one set of books."""
+        """As many copies of the model as there are points, on one recorder."""
         if points not in self._twins:
             twins = Twins([copy.deepcopy(self._model) for _ in range(points)])
             engine = Engine(twins, Clipping(1.0), capacity=self.capacity, reduction="sum", twins=twins.same())

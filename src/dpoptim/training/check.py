@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import SamplesInteractError
-from dpoptim.gradients.booking import watch_batch_statistics
 from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.oracle import (
     Loss,
     clipped_sums,

@@ -116,7 +116,7 @@ def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int)
         engine = engine_for(plan, model, [record], "mean", partial_backward=False)  # type: ignore[arg-type]
         engine.attach()
         try:
-            engine.deliver(rows)
+            engine.begin_microbatch(rows)
             loss(model, batch).backward()
             engine.take_sums()
         finally:

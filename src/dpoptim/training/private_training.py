@@ -21,10 +21,9 @@ from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan
 from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss
-from dpoptim.training.batches import BatchQueue, PieceSampler, deliveries
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.engines import engine_for
-from dpoptim.training.handover import Handover
+from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler, load_microbatches
 from dpoptim.training.probe import probe_model, show_the_batch_axis
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
@@ -32,6 +31,7 @@ from dpoptim.training.refusals import (
     refuse_foreign_parameters,
     refuse_unsupported,
 )
+from dpoptim.training.released_gradients import ReleasedGradients
 
 
 class PrivateTraining:
@@ -76,7 +76,7 @@ class PrivateTraining:
         self._engine = engine_for(plan, model, train_set, loss_reduction, partial_backward)
         refuse_foreign_parameters(self._engine, self.optimizers)
         refuse_devices(plan, self._engine)
-        self._handover = Handover(self._engine, self.optimizers)
+        self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
         self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
         self._identity = identity_of(plan, self._engine, self.optimizers, len(train_set))  # type: ignore[arg-type]
         if checkpoint is not None:
@@ -101,7 +101,7 @@ class PrivateTraining:
         if checkpoint is not None:
             self._restore(checkpoint)
         self._engine.attach()
-        if self._engine.booking is not None:
+        if self._engine.hooks is not None:
             show_the_batch_axis(model, train_set)
         self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self.optimizers]
         self._hooks += [optimizer.register_step_post_hook(self._after_step) for optimizer in self.optimizers]
@@ -148,8 +148,10 @@ class PrivateTraining:
             self._choice.forget()
         self._state = "idle"
         groups = self._engine.number_of_groups(self.plan.batch_size, physical_batch_size)
-        pieces = PieceSampler(self._queue, groups, self._group_coins, physical_batch_size)
-        loader = deliveries(self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
+        pieces = MicrobatchSampler(self._queue, groups, self._group_coins, physical_batch_size)
+        loader = load_microbatches(
+            self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory
+        )
         self._loop = loop = self._loop + 1
         for batch, piece in loader:
             if loop != self._loop:
@@ -160,8 +162,8 @@ class PrivateTraining:
                     "Fix: call loss.backward() and optimizer.step() once for every batch. After an error in the loop, "
                     "start it again: private.batches() goes on with the same batch."
                 )
-            self._handover.drop()
-            self._engine.deliver(piece.rows, null=piece.null, groups=piece.groups)
+            self._released_gradients.drop()
+            self._engine.begin_microbatch(piece.rows, null=piece.null, groups=piece.groups)
             self._state = "complete" if piece.last else "open"
             yield batch
         if self._state == "complete":
@@ -188,7 +190,7 @@ class PrivateTraining:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self._handover.take(optimizer):  # another one let the gate release; this one's share is in .grad
+        if self._released_gradients.take(optimizer):  # another one let the gate release; this one's share is in .grad
             return None
         self._refuse_interrupted()
         changed = self._run_closure(args, kwargs)
@@ -203,12 +205,12 @@ class PrivateTraining:
                 "GradScaler is not supported: its scale would change what is clipped. Fix: train without it: "
                 "float32, and bfloat16 under torch.autocast, need none."
             )
-        self._handover.refuse_changes()
+        self._released_gradients.refuse_changes()
         self._engine.require_all_closed()
         if self._state == "complete":
             self._gate.open()  # first: a refusal must leave the sums as they were
             self._release()
-            self._handover.others_wait(optimizer)
+            self._released_gradients.others_wait(optimizer)
         return changed
 
     def _release(self) -> None:
@@ -252,7 +254,7 @@ class PrivateTraining:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.finished_step:
-            self._handover.used(optimizer)
+            self._released_gradients.used(optimizer)
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
@@ -301,7 +303,7 @@ class PrivateTraining:
         found = {
             "seeded": self._seeded,
             "partial_backward": self._engine.partial_backward,
-            "rounded": self._engine.books.rounded,
+            "rounded": self._engine.recorder.rounded,
         }
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.gradients.booking import watch_batch_statistics
+from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
 from dpoptim.plan import Basis
 from dpoptim.training.check import Comparison, odd_batch_size, quiet

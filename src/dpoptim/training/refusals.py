@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.booking import refuse_wrapped
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.hook_manager import refuse_wrapped
 from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
@@ -138,5 +138,5 @@ def refuse_changed_parameters(engine: Engine) -> None:
                 "attach again."
             )
     engine.refuse_writes()
-    if engine.booking is not None:
-        engine.booking.refuse_changed_constants()
+    if engine.hooks is not None:
+        engine.hooks.refuse_changed_constants()

@@ -1,1 +1,1 @@
-"""How each kind of layer takes part in book-keeping."""
+"""How each kind of layer has its per-sample gradients taken."""

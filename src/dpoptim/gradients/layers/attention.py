@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention, which uses its weights functionally: the module as a whole, with its projections on the books."""
+"""nn.MultiheadAttention, which uses its weights functionally: the module as a whole, with its projections under hooks."""
 
 import math
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.alike import record_products, sum_positions
-from dpoptim.gradients.books import BookedLayer, Books
-from dpoptim.gradients.contributions import Contribution, Direct, Formed
+from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction
+from dpoptim.gradients.batch_invariant import record_products, sum_positions
 from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.multiplication import linear_of_constants
-from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.per_sample_grads import Dense, Lazy, PerSampleGrad
+from dpoptim.gradients.sequence_outer import SequenceOuter
 
 ARGUMENTS = (
     "query",
@@ -41,10 +41,10 @@ def is_attention(module: nn.Module) -> bool:
 class AttentionLayer:
     """Runs ``nn.MultiheadAttention`` with all its options. Takes the arguments of its ``forward``."""
 
-    books_children = False
+    hooks_children = False
 
-    def __init__(self, books: Books, module: nn.MultiheadAttention, label: str) -> None:
-        self.books, self.module, self.label = books, module, label
+    def __init__(self, recorder: BackwardRecorder, module: nn.MultiheadAttention, label: str) -> None:
+        self.recorder, self.module, self.label = recorder, module, label
         names = ["in_proj_weight"] if module._qkv_same_embed_dim else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
         self.projection = holder({name: getattr(module, name) for name in (*names, "in_proj_bias")})
         self.extra = {name: holder({name: getattr(module, name)}) for name in ("bias_k", "bias_v")}
@@ -56,8 +56,8 @@ class AttentionLayer:
         inputs = [self._records_first(x, rows) for x in (inputs[:1] if same else inputs)]
         q, k, v = self._project_together(inputs[0]) if same else self._project_apart(*inputs)
         output, weights = self._attend(q, k, v, given)
-        output = BookedLayer.apply(
-            self.books,
+        output = RuleFunction.apply(
+            self.recorder,
             LinearRule(),
             self.module.out_proj,
             f"{self.label}.out_proj",
@@ -85,11 +85,11 @@ class AttentionLayer:
         if not module._qkv_same_embed_dim:
             return self._project_apart(x, x, x)
 
-        def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
-            return {"in_proj_weight": Positions(g, saved[0]), "in_proj_bias": Direct(sum_positions(g))}
+        def per_sample_grads(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+            return {"in_proj_weight": SequenceOuter(g, saved[0]), "in_proj_bias": Dense(sum_positions(g))}
 
         z = linear_of_constants(x, detached(module.in_proj_weight), detached(module.in_proj_bias))
-        q, k, v = tap(Use(self.books, self.label, self.projection, contributions), z, x).chunk(3, -1)
+        q, k, v = tap(Use(self.recorder, self.label, self.projection, per_sample_grads), z, x).chunk(3, -1)
         return q, k, v
 
     def _project_apart(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,14 +103,14 @@ class AttentionLayer:
         inputs = (query, key, value)
         lengths = [x.shape[1] for x in inputs]
 
-        def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        def per_sample_grads(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
             gradients = g.split(lengths, 1)
-            found: dict[str, Contribution] = {
-                "in_proj_bias": Direct(torch.cat([sum_positions(part) for part in gradients], 1))
+            found: dict[str, PerSampleGrad] = {
+                "in_proj_bias": Dense(torch.cat([sum_positions(part) for part in gradients], 1))
             }
             if not module._qkv_same_embed_dim:
                 for name, left, x in zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), gradients, saved, strict=True):
-                    found[name] = Positions(left, x)
+                    found[name] = SequenceOuter(left, x)
                 return found
 
             def form(part: slice, most: int) -> Tensor:
@@ -118,10 +118,10 @@ class AttentionLayer:
                 return torch.cat(blocks, 1).flatten(1)
 
             entries = module.in_proj_weight.numel()
-            return found | {"in_proj_weight": Formed(form, len(g), entries, 2 * entries)}
+            return found | {"in_proj_weight": Lazy(form, len(g), entries, 2 * entries)}
 
         z = torch.cat([linear_of_constants(x, w, b) for x, w, b in zip(inputs, matrices, biases, strict=True)], 1)
-        q, k, v = tap(Use(self.books, self.label, self.projection, contributions), z, *inputs).split(lengths, 1)
+        q, k, v = tap(Use(self.recorder, self.label, self.projection, per_sample_grads), z, *inputs).split(lengths, 1)
         return q, k, v
 
     def _append(self, x: Tensor, name: str) -> Tensor:
@@ -129,7 +129,7 @@ class AttentionLayer:
         parameter = getattr(self.module, name)
         if parameter is None:
             return x
-        use = Use(self.books, self.label, self.extra[name], lambda saved, g: {name: Direct(g.flatten(1))})
+        use = Use(self.recorder, self.label, self.extra[name], lambda saved, g: {name: Dense(g.flatten(1))})
         return torch.cat([x, tap(use, parameter.detach().expand(len(x), 1, -1))], 1)
 
     # ---- attention itself ------------------------------------------------------------------------------------

@@ -6,14 +6,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dpoptim.gradients.books import Books
+from dpoptim.gradients.backward_pass import BackwardRecorder
+from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.fallback import FallbackLayer
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
-from dpoptim.gradients.layers.spread import Owner
 
 
 def for_records(x: Any, rows: int | None) -> Any:
-    """``x``, or one row per record where it is a shared parameter that a booked layer is applied to."""
+    """``x``, or one row per record where it is a shared parameter that a hooked layer is applied to."""
     if not isinstance(x, SharedParameter):
         return x
     count = x.shape[0] if x.alike else rows
@@ -25,12 +25,12 @@ def for_records(x: Any, rows: int | None) -> Any:
 class BareParameters:
     """Runs a module that uses parameters of its own, which are shared among the records of its input."""
 
-    books_children = True
+    hooks_children = True
 
-    def __init__(self, books: Books, module: nn.Module, label: str, trainable: Sequence[str]) -> None:
+    def __init__(self, recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]) -> None:
         self.module, self.original = module, module.forward
-        self.owner = Owner(books, label, module)
-        self.fallback = FallbackLayer(books, module, label, trainable)
+        self.owner = Owner(recorder, label, module)
+        self.fallback = FallbackLayer(recorder, module, label, trainable)
         self.falls_back: bool | None = None  # decided by the first call, on public grounds: which operations there are
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.alike import in_company, record_products
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.contributions import Contribution, Direct, Formed, Singly, flat
+from dpoptim.gradients.batch_invariant import in_company, record_products
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
 from dpoptim.gradients.multiplication import onednn_multiplies
+from dpoptim.gradients.per_sample_grads import Dense, Lazy, OneByOne, PerSampleGrad, flat
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
 PIECES = 4  # that the largest pass is cut into, so that zeros are few
@@ -72,26 +72,26 @@ class ConvolutionRule:
             [True, False, False],
         )[0]
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, Convolution)
         x, (like,) = saved[0], widened([saved[0][:0]])
         T = g[0, 0].numel() if len(g) else 0
-        by_groups = rounds_alike_in_groups(module, like)
+        by_groups = batch_invariant_in_groups(module, like)
         form = partial(formed_by_groups if by_groups else formed_by_patches, module, x, g)
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         entries = module.weight.numel()
-        singly: Singly | None = None
+        singly: OneByOne | None = None
         if entries >= WORTH_PATCHES and module.groups == 1 and onednn_multiplies(like, *module.weight.flatten(1).shape):
             singly = ByPatches(module, x, g)
         elif by_groups:
             singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST))
-        weight = Formed(form, len(g), entries, per_record, singly=singly)
+        weight = Lazy(form, len(g), entries, per_record, singly=singly)
         if module.bias is None:
             return {"weight": weight}
-        return {"weight": weight, "bias": Direct(in_company(*widened([g])).flatten(2).sum(2)[: len(g)])}
+        return {"weight": weight, "bias": Dense(in_company(*widened([g])).flatten(2).sum(2)[: len(g)])}
 
 
-def rounds_alike_in_groups(module: Convolution, x: Tensor) -> bool:
+def batch_invariant_in_groups(module: Convolution, x: Tensor) -> bool:
     """Whether grouped convolutions round each group alike: oneDNN's kernels do, others multiply matrices where they lie.
 
     Convolutions of a single place are matrix products anyway; so are some of three axes (up to 78 clip norms), and all in

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.contributions import Contribution
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.sparse import Rows
 
 
@@ -48,7 +48,7 @@ class EmbeddingRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> None:
         return None  # indices have no gradient
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.Embedding)
         index = saved[0].reshape(g.shape[0], -1)
         g = g.reshape(index.shape[0], index.shape[1], module.embedding_dim)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import Books
-from dpoptim.gradients.contributions import Contribution
+from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.gradients.layers.runner import Use, holder, tap
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.sparse import Rows, SparseOuter
 
 
@@ -25,11 +25,11 @@ class EmbeddingBagLayer:
     Weights of looked-up rows (``per_sample_weights``) count as data: they may not depend on trainable parameters.
     """
 
-    books_children = False
+    hooks_children = False
 
-    def __init__(self, books: Books, module: nn.EmbeddingBag, label: str) -> None:
+    def __init__(self, recorder: BackwardRecorder, module: nn.EmbeddingBag, label: str) -> None:
         refuse_options(module, label)
-        self.books, self.module, self.label = books, module, label
+        self.recorder, self.module, self.label = recorder, module, label
         self.held = holder({"weight": module.weight})
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -52,7 +52,7 @@ class EmbeddingBagLayer:
         last = offsets.new_tensor([] if module.include_last_offset else [len(flat)])
         ends = torch.cat([offsets[1:], last])
 
-        def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+        def per_sample_grads(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
             if module.mode == "max":
                 return {"weight": self._largest(largest, sizes, g)}
             looked_up, starts, ends = saved[:3]
@@ -67,7 +67,7 @@ class EmbeddingBagLayer:
                 weight = weight * saved[3][starts[0] : ends[-1]].double()
             return {"weight": SparseOuter.of(record, flat, weight, g, module.num_embeddings)}
 
-        use = Use(self.books, self.label, self.held, contributions)
+        use = Use(self.recorder, self.label, self.held, per_sample_grads)
         return tap(use, output, flat, offsets[:bags], ends, *([] if weights is None else [weights]))
 
     def _bags(self, index: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor]:

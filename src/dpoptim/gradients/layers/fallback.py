@@ -18,10 +18,10 @@ from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.books import Books, Entry, full_precision, refuse_nested_backward
-from dpoptim.gradients.contributions import Contribution, Direct, blocks
+from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, full_precision, refuse_nested_backward
+from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad, blocks
 
-# Whether layers inside a module that the fallback runs do so off the books.
+# Whether layers inside a module that the fallback runs do so without hooks.
 AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments
 
@@ -111,17 +111,17 @@ def differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-class BookedModule(torch.autograd.Function):
-    """A module without a rule. Inputs: books, call, a list to receive the output's structure, tensors, parameters."""
+class FallbackFunction(torch.autograd.Function):
+    """A module without a rule. Inputs: recorder, call, a list to receive the output's structure, tensors, parameters."""
 
     @staticmethod
     def forward(
-        ctx: Any, books: Books, call: Call, structure: list[Any], count: int, *tensors: Tensor
+        ctx: Any, recorder: BackwardRecorder, call: Call, structure: list[Any], count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         inputs = tensors[:count]
-        ctx.books, ctx.call, ctx.count = books, call, count
+        ctx.recorder, ctx.call, ctx.count = recorder, call, count
         ctx.forward_task = torch._C._current_graph_task_id()
-        with full_precision(books, call.name, inputs[0].device) as widen:
+        with full_precision(recorder, call.name, inputs[0].device) as widen:
             inputs = widened(inputs) if widen else inputs
             leaves, spec = pytree.tree_flatten(call.run(inputs))
         ctx.save_for_backward(*inputs, *tensors[count:])
@@ -134,7 +134,7 @@ class BookedModule(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-            return BookedModule._backward(ctx, *gradients)
+            return FallbackFunction._backward(ctx, *gradients)
 
     @staticmethod
     def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -156,8 +156,8 @@ class BookedModule(torch.autograd.Function):
             piece = [t[part] if batched else t for t, batched in zip(inputs, call.batched, strict=True)]
             pieces.append(call.differentiate(piece, [g[part] for g in outputs], parameters))
         weights = {name: torch.cat([piece[0][name] for piece in pieces]) for name in call.trainable}
-        ctx.books.enter(
-            Entry(call.name, call.shim.inner, records, partial(direct_contributions, weights)),
+        ctx.recorder.enter(
+            LayerUse(call.name, call.shim.inner, records, partial(dense_per_sample_grads, weights)),
         )
         columns = [[piece[1][i] for piece in pieces] for i in range(ctx.count)]
         by_input = [
@@ -190,17 +190,17 @@ def leaves_of(outputs: Any) -> list[Tensor]:
     return leaves
 
 
-def direct_contributions(weights: Mapping[str, Tensor]) -> dict[str, Contribution]:
-    return {name: Direct(value) for name, value in weights.items()}
+def dense_per_sample_grads(weights: Mapping[str, Tensor]) -> dict[str, PerSampleGrad]:
+    return {name: Dense(value) for name, value in weights.items()}
 
 
 class FallbackLayer:
     """Replaces the forward pass of a module that has no rule; its submodules run inside it as they are."""
 
-    books_children = False
+    hooks_children = False
 
-    def __init__(self, books: Books, module: nn.Module, name: str, trainable: Sequence[str]) -> None:
-        self.books, self.module, self.name = books, module, name
+    def __init__(self, recorder: BackwardRecorder, module: nn.Module, name: str, trainable: Sequence[str]) -> None:
+        self.recorder, self.module, self.name = recorder, module, name
         self.trainable = tuple(trainable)
         self.shim = OriginalForward(module, module.forward)
         # Which tensors have the batch first, by how many tensors a call has: fixed by the first call that tells, best one on
@@ -237,8 +237,8 @@ class FallbackLayer:
         )
         named = dict(self.module.named_parameters())
         spec: list[Any] = []
-        outputs = BookedModule.apply(
-            self.books, call, spec, len(tensors), *tensors, *(named[name] for name in self.trainable)
+        outputs = FallbackFunction.apply(
+            self.recorder, call, spec, len(tensors), *tensors, *(named[name] for name in self.trainable)
         )
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         for out in filter(differentiable, outputs):

@@ -1,4 +1,4 @@
-"""Linear layers that do not train, as under low-rank adapters: not on the books, but multiplied as fast as others."""
+"""Linear layers that do not train, as under low-rank adapters: not under hooks, but multiplied as fast as others."""
 
 from collections.abc import Callable
 from functools import partial

@@ -10,7 +10,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def output_size(module: Convolution, padded: Sequence[int]) -> list[int]:
-    """Positions along each axis of an input that is padded already."""
+    """SequenceOuter along each axis of an input that is padded already."""
     return [
         (size - gap * (k - 1) - 1) // step + 1
         for size, k, gap, step in zip(padded, module.kernel_size, module.dilation, module.stride, strict=True)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.alike import sum_positions
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.contributions import Contribution, Direct
+from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.multiplication import linear
-from dpoptim.gradients.positions import positions
+from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.sequence_outer import positions
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
@@ -44,7 +44,7 @@ class TransposedLinearRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
         return linear(g, saved[1])
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         x, weight = saved
         B, (d, p) = g.shape[0], weight.shape
         T = g[0].numel() // p if B else 1
@@ -52,4 +52,4 @@ class TransposedLinearRule:
         weight_part = positions(x.reshape(B, T, d), g, axis=axis)
         if module._parameters.get("bias") is None:
             return {"weight": weight_part}
-        return {"weight": weight_part, "bias": Direct(sum_positions(*widened([g])))}
+        return {"weight": weight_part, "bias": Dense(sum_positions(*widened([g])))}

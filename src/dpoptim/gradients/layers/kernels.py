@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.alike import aligned
 from dpoptim.gradients.arithmetic import widened
+from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.multiplication import transposed_product
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.alike import sum_positions
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.contributions import Contribution, Direct, Left, Outer
+from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.multiplication import linear
-from dpoptim.gradients.positions import positions
+from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
+from dpoptim.gradients.sequence_outer import positions
 
 
 class LinearRule:
@@ -33,7 +33,7 @@ class LinearRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
         return linear(g, saved[1].T)
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.Linear)
         B = g.shape[0]
         # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
@@ -44,5 +44,5 @@ class LinearRule:
             return {"weight": weight}
         return {
             "weight": weight,
-            "bias": Left(weight) if isinstance(weight, Outer) else Direct(sum_positions(*widened([left]))),
+            "bias": Bias(weight) if isinstance(weight, Outer) else Dense(sum_positions(*widened([left]))),
         }

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.alike import in_company
-from dpoptim.gradients.contributions import Contribution, Direct
+from dpoptim.gradients.batch_invariant import in_company
+from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
@@ -66,13 +66,13 @@ class LayerNormRule:
             g, x, module.normalized_shape, mean, rstd, weight, None, [True, False, False]
         )[0]
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.LayerNorm)
         x, mean, rstd, _ = saved
         kept = len(module.normalized_shape)
         return {
-            "weight": Direct(sum_scaled(x, rstd, mean * rstd, g, kept)),
-            "bias": Direct(sum_middle(g, kept)),
+            "weight": Dense(sum_scaled(x, rstd, mean * rstd, g, kept)),
+            "bias": Dense(sum_middle(g, kept)),
         }
 
 
@@ -101,10 +101,10 @@ class RMSNormRule:
         scaled, normalised = g * weight, x * rstd
         return rstd * (scaled - normalised * (scaled * normalised).mean(axes, keepdim=True))
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.RMSNorm)
         x, rstd, _ = saved
-        return {"weight": Direct(sum_scaled(x, rstd, None, g, len(module.normalized_shape)))}
+        return {"weight": Dense(sum_scaled(x, rstd, None, g, len(module.normalized_shape)))}
 
 
 def groups_of(module: nn.Module) -> int:
@@ -144,7 +144,7 @@ class GroupNormRule:
             g.contiguous(), x, mean, rstd, weight, B, C, positions, groups_of(module), [True, False, False]
         )[0]
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         x, mean, rstd, _ = saved
         B, C = x.shape[:2]
         x, g = (in_company(each.reshape(B, C, -1)) for each in (x, g))
@@ -152,4 +152,4 @@ class GroupNormRule:
         in_channels = (B, groups_of(module), C // groups_of(module))
         mean, rstd = (value.view(B, -1, 1).expand(in_channels).reshape(B, C) for value in (mean, rstd))
         weight = (torch.linalg.vecdot(x, g)[:B] - mean * bias) * rstd
-        return {"weight": Direct(weight), "bias": Direct(bias)}
+        return {"weight": Dense(weight), "bias": Dense(bias)}

@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU and nn.RNN: step by step with detached weights; the books see the gradients of all steps at once.
+"""nn.LSTM, nn.GRU and nn.RNN: step by step with detached weights; the hooks see the gradients of all steps at once.
 
 Every weight of a recurrent layer is a linear map that is used in each step. Its per-record gradient is the sum over
 steps of (gradient of the map's output) x (its input), so it needs one tap on the outputs of all steps.
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.alike import sum_positions
-from dpoptim.gradients.books import Books, full_precision
-from dpoptim.gradients.contributions import Contribution, Direct
+from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
+from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.multiplication import linear_of_constants
-from dpoptim.gradients.positions import Positions
+from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.sequence_outer import SequenceOuter
 
 KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
@@ -34,8 +34,8 @@ def is_recurrent(module: nn.Module) -> bool:
 class Direction:
     """One layer in one direction: its weights, and how it runs over a sequence."""
 
-    def __init__(self, books: Books, module: nn.RNNBase, label: str, suffix: str) -> None:
-        self.books, self.module, self.label, self.suffix = books, module, label, suffix
+    def __init__(self, recorder: BackwardRecorder, module: nn.RNNBase, label: str, suffix: str) -> None:
+        self.recorder, self.module, self.label, self.suffix = recorder, module, label, suffix
         self.reverse = suffix.endswith("_reverse")
         self.names = {
             key: name for key in ("w_ih", "w_hh", "b_ih", "b_hh", "w_hr") if (name := self._name(key)) in module._parameters
@@ -62,7 +62,7 @@ class Direction:
             outputs (B, T, p), and the states after the last step.
         """
         module = self.module
-        # Detached: their gradients are the books' affair.
+        # Detached: their gradients are the hooks' affair.
         weights = {key: p.detach() for key, name in self.names.items() if (p := module._parameters[name]) is not None}
         steps = Steps(h.detach(), self.reverse)
         bias = weights.get("b_ih")
@@ -106,17 +106,17 @@ class Direction:
         return output.clone(), h, c  # the caller may change it in place
 
     def _use(self, keys: tuple[str, ...], steps: "Steps") -> Use:
-        def contributions(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
-            found: dict[str, Contribution] = {}
+        def per_sample_grads(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+            found: dict[str, PerSampleGrad] = {}
             for key in set(keys) & self.names.keys():
                 if key in ("b_ih", "b_hh"):
-                    found[key] = Direct(sum_positions(g))
+                    found[key] = Dense(sum_positions(g))
                 else:
                     inputs = {"w_ih": lambda: saved[0], "w_hh": steps.previous, "w_hr": steps.inner}[key]()
-                    found[key] = Positions(g, inputs)
+                    found[key] = SequenceOuter(g, inputs)
             return found
 
-        return Use(self.books, self.label, self.held[keys], contributions)
+        return Use(self.recorder, self.label, self.held[keys], per_sample_grads)
 
 
 class Steps:
@@ -186,19 +186,19 @@ def sequence(x: Any, batch_first: bool, label: str) -> Sequence:
 class RecurrentLayer:
     """Runs one of torch's recurrent layers; packed sequences, projections, both directions and dropout included."""
 
-    books_children = False
+    hooks_children = False
 
-    def __init__(self, books: Books, module: nn.RNNBase, label: str) -> None:
-        self.books, self.module, self.label = books, module, label
+    def __init__(self, recorder: BackwardRecorder, module: nn.RNNBase, label: str) -> None:
+        self.recorder, self.module, self.label = recorder, module, label
         ways = ("", "_reverse") if module.bidirectional else ("",)
         self.layers = [
-            [Direction(books, module, label, f"l{layer}{way}") for way in ways] for layer in range(module.num_layers)
+            [Direction(recorder, module, label, f"l{layer}{way}") for way in ways] for layer in range(module.num_layers)
         ]
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, given = self.module, dict(zip(("input", "hx"), args, strict=False)) | kwargs
         taken = sequence(given["input"], module.batch_first, self.label)
-        with full_precision(self.books, self.label, taken.x.device) as widen:
+        with full_precision(self.recorder, self.label, taken.x.device) as widen:
             x = taken.x.float() if widen else taken.x
             starts, cells = self._states(x, given.get("hx"))
             x, last, last_cells = self._run(x, starts, cells, taken.valid)

@@ -1,15 +1,15 @@
-"""What the books need to know about a layer: its forward pass, its input's gradient, its parameters' gradients."""
+"""What the hooks need to know about a layer: its forward pass, its input's gradient, its parameters' gradients."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor, nn
 
-from dpoptim.gradients.contributions import Contribution
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 
 
 class LayerRule(Protocol):
-    """How a layer with one input and one output takes part in book-keeping. Stateless: one instance serves all."""
+    """How a layer with one input and one output has its per-sample gradients taken. Stateless: one instance serves all."""
 
     @property
     def narrow(self) -> bool:
@@ -18,13 +18,13 @@ class LayerRule(Protocol):
 
     @property
     def at_once(self) -> bool:
-        """Whether contributions are made in the backward pass: they take less memory than what they are made of."""
+        """Whether per-sample gradients are made in the backward pass: they take less memory than what they are made of."""
         ...
 
     @property
     def widens(self) -> bool:
-        """Whether contributions take what autocast made narrow as it is, and are widened to float32 where they are formed;
-        else they are given float32."""
+        """Whether per-sample gradients take what autocast made narrow as it is, and widen it to float32
+        where they are formed; else they are given float32."""
         ...
 
     def check(self, module: nn.Module, name: str) -> None:
@@ -47,6 +47,6 @@ class LayerRule(Protocol):
         """Gradient with respect to ``x``, given the output's gradient ``g``."""
         ...
 
-    def contributions(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, Contribution]:
+    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         """The per-record gradients of the parameters, by their names in the module."""
         ...

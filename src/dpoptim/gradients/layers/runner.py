@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.books import Books, Entry, narrow_dtype, refuse_nested_backward
-from dpoptim.gradients.contributions import Contribution
+from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, narrow_dtype, refuse_nested_backward
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 
 
 class Runner(Protocol):
-    """Runs one module, on the books.
+    """Runs one module, under hooks.
 
     Attributes:
-        books_children: whether the module's children are booked by themselves.
+        hooks_children: whether the module's children get hooks of their own.
     """
 
-    books_children: bool
+    hooks_children: bool
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module on the caller's arguments; ``rows``: records in the model's current input, where known."""
@@ -28,7 +28,7 @@ class Runner(Protocol):
 
 
 def holder(parameters: Mapping[str, Tensor | None]) -> nn.Module:
-    """A module that owns just these parameters: for entries in the books that are about some of a module's parameters."""
+    """A module that owns just these parameters: for entries in the recorder that are about some of a module's parameters."""
     module = nn.Module()
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.Parameter):
@@ -42,17 +42,17 @@ class Use:
 
     Attributes:
         held: the module that owns them, and no others (see `holder`).
-        contributions: their per-record gradients by name, from what `tap` saved and the gradient of what it was put on.
+        per_sample_grads: their per-record gradients by name, from what `tap` saved and the gradient of what it was put on.
     """
 
-    books: Books
+    recorder: BackwardRecorder
     label: str
     held: nn.Module
-    contributions: Callable[[tuple[Tensor, ...], Tensor], Mapping[str, Contribution]]
+    per_sample_grads: Callable[[tuple[Tensor, ...], Tensor], Mapping[str, PerSampleGrad]]
 
 
 def tap(use: Use, z: Tensor, *saved: Tensor) -> Tensor:
-    """``z`` (B, ...), whose gradient is entered in the books on its way back.
+    """``z`` (B, ...), whose gradient is entered in the recorder on its way back.
 
     For a value that was computed from *detached* parameters: autograd takes care of everything else in the module.
     """
@@ -64,7 +64,7 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, use: Use, z: Tensor, count: int, *tensors: Tensor) -> Tensor:
-        narrow_dtype(use.books, use.label, z.device)
+        narrow_dtype(use.recorder, use.label, z.device)
         ctx.save_for_backward(*tensors[:count])
         ctx.use, ctx.tensors = use, len(tensors)
         ctx.forward_task = torch._C._current_graph_task_id()
@@ -75,5 +75,7 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         use, saved = ctx.use, ctx.saved_tensors
         refuse_nested_backward(use.label, ctx.forward_task)
-        use.books.enter(Entry(use.label, use.held, g.shape[0], lambda: use.contributions(widened(saved), *widened([g]))))
+        use.recorder.enter(
+            LayerUse(use.label, use.held, g.shape[0], lambda: use.per_sample_grads(widened(saved), *widened([g])))
+        )
         return (None, g, None, *[None] * ctx.tensors)

@@ -5,10 +5,10 @@ every operation it takes part in:
 
 * with parameters and constants only, the result is again a `SharedParameter`, which remembers how it was made;
 * with data, in one of the operations where it is plain which row belongs to which record (elementwise ones, and joining
-  along another axis than the first), it is spread out to one row per record first, by `Spread`. What comes of row i then
-  depends on row i alone, so the gradient of that row is record i's own. (Which tensors are data, and that the records
-  are their first axis, is read off how long it is: in the first call, best one on made-up records of a number unlike every
-  other axis. Without those it is on trust, as for all layers.)
+  along another axis than the first), it is expanded to one row per record first, by `ExpandParameter`. What comes
+  of row i then depends on row i alone, so the gradient of that row is record i's own. (Which tensors are data, and
+  that the records are their first axis, is read off how long it is: in the first call, best one on made-up records
+  of a number unlike every other axis. Without those it is on trust, as for all layers.)
 * with data, in a function that is a layer (``F.linear``), that layer's rule does it;
 * anything else raises `UnsupportedUseError`, upon which the whole module goes through the fallback.
 
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import BookedLayer
-from dpoptim.gradients.layers.spread import Owner, Parameter, Spread, Values
+from dpoptim.gradients.backward_pass import RuleFunction
+from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
 
 ELEMENTWISE = {  # names of functions and methods, without the underscores of operators and in-place variants
     *("add", "radd", "iadd", "sub", "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul"),
@@ -103,13 +103,13 @@ class SharedParameter(torch.Tensor):
             if found is not None:
                 rule, layer, x = found
                 x = rule.prepare(layer, owner.label, x, owner.rows)
-                return BookedLayer.apply(owner.books, rule, layer, owner.label, x, *layer.parameters())
-        spread = spread_elementwise if name.strip("_") in ELEMENTWISE else spread_joined if name in JOINING else None
+                return RuleFunction.apply(owner.recorder, rule, layer, owner.label, x, *layer.parameters())
+        spread = expand_elementwise if name.strip("_") in ELEMENTWISE else expand_joined if name in JOINING else None
         rows = None if spread is None else spread(name, args, kwargs, shared, data)
         if rows is None or not owner.may_be_records(rows):
             raise unsupported
         axes = max(t.dim() for t in data)
-        joint = joint_shape(leaves, [*shared, *data], axes) if spread is spread_elementwise else None
+        joint = joint_shape(leaves, [*shared, *data], axes) if spread is expand_elementwise else None
         args, kwargs = pytree.tree_map(
             lambda leaf: leaf.per_record(rows, axes, joint) if isinstance(leaf, SharedParameter) else leaf, (args, kwargs)
         )
@@ -120,14 +120,14 @@ class SharedParameter(torch.Tensor):
             return self.detach().as_subclass(Tensor)
 
     def per_record(self, rows: int, axes: int, joint: torch.Size | None = None) -> Tensor:
-        """One row per record: shape (rows, ...) of so many axes, on the books; in an elementwise operation of a joint shape,
+        """One row per record: shape (rows, ...) of so many axes, under hooks; in an elementwise operation of a joint shape,
         of that one."""
         value, make = self.plain(), self.make
         if value.dim() == axes and value.shape[0] == rows and rows != 1:
             value, original = value[:1], make  # all rows are equal
             make = lambda values: original(values)[:1]  # noqa: E731
         shape = joint or torch.broadcast_shapes(value.shape, (rows, *[1] * (axes - 1)))
-        return Spread.apply(self.owner, make, self.parameters, value, shape, *self.parameters)
+        return ExpandParameter.apply(self.owner, make, self.parameters, value, shape, *self.parameters)
 
 
 def joint_shape(leaves: Sequence[Tensor], without_constants: Sequence[Tensor], axes: int) -> torch.Size:
@@ -182,7 +182,7 @@ def derive(
     return pytree.tree_unflatten(leaves, structure)
 
 
-def spread_elementwise(
+def expand_elementwise(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
 ) -> int | None:
     """How many records an elementwise operation has; None where axes do not tell."""
@@ -198,7 +198,7 @@ def spread_elementwise(
     return rows if fits else None
 
 
-def spread_joined(
+def expand_joined(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
 ) -> int | None:
     """How many records tensors have that are joined along another axis than the first."""

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.alike import in_company, sum_over
-from dpoptim.gradients.books import Books, Entry, narrow_dtype, refuse_nested_backward
-from dpoptim.gradients.contributions import Contribution, Direct
+from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, narrow_dtype, refuse_nested_backward
+from dpoptim.gradients.batch_invariant import in_company, sum_over
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import holder
+from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 
 Values = dict[int, Tensor]  # by id: parameters, and what was made of them so far
 
@@ -33,8 +33,8 @@ def places_of(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
 class Owner:
     """The module whose parameters are shared, as its shared tensors know it."""
 
-    def __init__(self, books: Books, label: str, module: nn.Module) -> None:
-        self.books, self.label, self.module = books, label, module
+    def __init__(self, recorder: BackwardRecorder, label: str, module: nn.Module) -> None:
+        self.recorder, self.label, self.module = recorder, label, module
         self.places = places_of(module)
         self.constants: set[int] = set()
         self.rows: int | None = None  # records in the model's current input, where known
@@ -54,7 +54,7 @@ class Owner:
         self.constants = {id(t) for t in (*self.module.buffers(), *frozen)}
 
     def holder(self, parameters: Sequence[nn.Parameter]) -> nn.Module:
-        """What entries in the books about just these parameters are about."""
+        """What entries in the recorder about just these parameters are about."""
         key = tuple(map(id, parameters))
         if key not in self._holders:
             self._holders[key] = holder({str(i): p for i, p in enumerate(parameters)})
@@ -83,7 +83,7 @@ class Parameter:
         return values[self.key]
 
 
-class Spread(torch.autograd.Function):
+class ExpandParameter(torch.autograd.Function):
     """One row per record of what all records share. Inputs: owner, recipe, its parameters, value, the shape (rows first)
     that it takes, and the parameters again (for the graph's edges).
 
@@ -100,7 +100,7 @@ class Spread(torch.autograd.Function):
         shape: torch.Size,
         *edges: Tensor,
     ) -> Tensor:
-        narrow_dtype(owner.books, owner.label, value.device)
+        narrow_dtype(owner.recorder, owner.label, value.device)
         ctx.owner, ctx.make, ctx.parameters, ctx.shape = owner, make, parameters, value.shape
         ctx.forward_task = torch._C._current_graph_task_id()
         ctx.save_for_backward(*edges)
@@ -115,8 +115,8 @@ class Spread(torch.autograd.Function):
         owner, make, parameters = ctx.owner, ctx.make, ctx.parameters
         values = ctx.saved_tensors
         per_record = (sum_over(g, ctx.repeated) if ctx.repeated else g).reshape(g.shape[0], *ctx.shape)
-        owner.books.enter(
-            Entry(
+        owner.recorder.enter(
+            LayerUse(
                 owner.label,
                 owner.holder(parameters),
                 g.shape[0],
@@ -128,10 +128,10 @@ class Spread(torch.autograd.Function):
 
 def pull_back(
     label: str, make: Callable[[Values], Tensor], parameters: Sequence[nn.Parameter], values: Sequence[Tensor], g: Tensor
-) -> dict[str, Contribution]:
+) -> dict[str, PerSampleGrad]:
     """Per-record gradients of the parameters, from those of what was made of them: ``g`` of shape (B, ...)."""
     if isinstance(make, Parameter):
-        return {"0": Direct(g.reshape(len(g), -1))}
+        return {"0": Dense(g.reshape(len(g), -1))}
 
     def one(g: Tensor) -> tuple[Tensor, ...]:
         def again(*values: Tensor) -> Tensor:
@@ -147,4 +147,4 @@ def pull_back(
             f"what module {label!r} makes of its parameters before they meet data cannot be differentiated record by "
             f"record: {str(error).splitlines()[0].rstrip('.')}. Fix: apply dropout after parameters and data have met."
         ) from error
-    return {str(i): Direct(row[: len(g)].reshape(len(g), -1)) for i, row in enumerate(rows)}
+    return {str(i): Dense(row[: len(g)].reshape(len(g), -1)) for i, row in enumerate(rows)}

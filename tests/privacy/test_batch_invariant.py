@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients.alike import large, record_products
+from dpoptim.gradients.batch_invariant import large, record_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.positions import Positions, claimed_squared_norms
 from dpoptim.gradients.products import Sums, add_weighted_outer, add_weighted_rows
+from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
 from support import LIBRARIES
 
 pytestmark = [pytest.mark.usefixtures("library"), pytest.mark.parametrize("library", LIBRARIES, indirect=True)]
@@ -30,7 +30,7 @@ def cancelling(T: int, p: int, seed: int, size: float = 1e7) -> Tensor:
 def clipped_sum(layer: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
     engine = Engine(layer, Clipping(1.0), capacity=100, reduction="sum")
     engine.attach()
-    engine.deliver(len(x), groups=[[len(x)]])
+    engine.begin_microbatch(len(x), groups=[[len(x)]])
     loss(layer(x)).backward()
     total = torch.cat([part.clone() for part in engine.take()])
     engine.detach()
@@ -187,7 +187,7 @@ def test_large_products_do_not_depend_on_their_operands_layout(
     expected = record_products(g, a)
     for left, right in ((turned_g, a), (g, turned_a), (turned_g, turned_a)):
         assert torch.equal(record_products(left, right), expected)
-    for claimed, again in zip(claimed_squared_norms(g, a), claimed_squared_norms(turned_g, turned_a), strict=True):
+    for claimed, again in zip(ghost_squared_norms(g, a), ghost_squared_norms(turned_g, turned_a), strict=True):
         assert torch.equal(claimed, again)
 
 
@@ -199,10 +199,10 @@ def test_products_and_claims_of_few_records_are_those_of_many(sizes: tuple[int, 
     T, p, d = sizes
     for _ in range(20):
         g, a = torch.randn(17, T, p), torch.randn(17, T, d)
-        together, (claims, _) = record_products(g, a), claimed_squared_norms(g, a)
+        together, (claims, _) = record_products(g, a), ghost_squared_norms(g, a)
         for records in (1, 2, 3, 5, 8):
             assert torch.equal(record_products(g[:records], a[:records]), together[:records])
-            assert torch.equal(claimed_squared_norms(g[:records], a[:records])[0], claims[:records])
+            assert torch.equal(ghost_squared_norms(g[:records], a[:records])[0], claims[:records])
 
 
 @pytest.mark.parametrize("channels", [1, 15])
@@ -248,7 +248,7 @@ def test_a_record_longer_than_it_claims_is_shortened_and_changes_no_other() -> N
     a[5] = a[5, :1]
     sums = []
     for weight, counts in ((0.0, True), (1.0, True), (1.0, False)):
-        claims = Positions(g, a, claims=True)
+        claims = SequenceOuter(g, a, claims=True)
         claimed = claims.squared_norms([[records]], LONG_BLOCK)
         claimed[5] = 1e-6  # a claim that errs
         if not counts:

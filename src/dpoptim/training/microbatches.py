@@ -16,7 +16,7 @@ from dpoptim.sampling import EXPECTED_GROUP, Indices, Position, Sampler, into_gr
 
 
 @dataclass(frozen=True)
-class Piece:
+class Microbatch:
     """A physical batch.
 
     Attributes:
@@ -81,7 +81,7 @@ class BatchQueue:
         self._waiting = deque(indices.numpy() for indices in secret["waiting"])
 
 
-class PieceSampler(IndexSampler[list[int]]):
+class MicrobatchSampler(IndexSampler[list[int]]):
     """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the order of delivery.
 
     Data-loader workers run ahead of training, so pieces are cut before they are delivered; the loader keeps the order,
@@ -100,7 +100,7 @@ class PieceSampler(IndexSampler[list[int]]):
         # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks of one.
         roomy = physical_batch_size is None or physical_batch_size >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
         self._block = BLOCK_GROUPS if roomy else 1
-        self.drawn: deque[Piece] = deque()
+        self.drawn: deque[Microbatch] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
         for indices in self.pieces():
@@ -110,7 +110,7 @@ class PieceSampler(IndexSampler[list[int]]):
         for indices in self.batches.ahead():
             if len(indices) == 0:
                 # The step must still happen: record 0 is delivered, and counts as zero.
-                self.drawn.append(Piece(((1,),), null=True, last=True))
+                self.drawn.append(Microbatch(((1,),), null=True, last=True))
                 yield np.zeros(1, dtype=np.int64)
                 continue
             groups = into_groups(self._coins, indices, self._groups)
@@ -118,7 +118,7 @@ class PieceSampler(IndexSampler[list[int]]):
             pieces = list(self._cut(blocks))
             for number, piece in enumerate(pieces, 1):
                 sizes = tuple(tuple(map(len, block)) for block in piece)
-                self.drawn.append(Piece(sizes, null=False, last=number == len(pieces)))
+                self.drawn.append(Microbatch(sizes, null=False, last=number == len(pieces)))
                 yield np.concatenate([group for block in piece for group in block])
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
@@ -142,14 +142,14 @@ class PieceSampler(IndexSampler[list[int]]):
                 yield [group[start : start + self.size]]
 
 
-def deliveries(
+def load_microbatches(
     dataset: Dataset[Any],
-    pieces: PieceSampler,
+    pieces: MicrobatchSampler,
     *,
     num_workers: int,
     collate_fn: Callable[[list[Any]], Any] | None,
     pin_memory: bool,
-) -> Iterator[tuple[Any, Piece]]:
+) -> Iterator[tuple[Any, Microbatch]]:
     """The collated pieces with their notes, in order."""
     if type(dataset) is TensorDataset and collate_fn is None and num_workers == 0 and not pin_memory:
         # What DataLoader would give, without a Python call for each record; on CPUs three times as fast as indexing.

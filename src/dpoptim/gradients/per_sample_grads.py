@@ -27,7 +27,7 @@ CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once:
 LONGEST_FACTOR = 2.0**60  # of a product that is not zero: longer ones would leave float32 when they are weighted
 
 
-class Contribution(Protocol):
+class PerSampleGrad(Protocol):
     """The per-record gradients of one parameter in one backward pass."""
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
@@ -52,12 +52,12 @@ class Contribution(Protocol):
         """
         ...
 
-    def without(self, keep: Tensor) -> "Contribution":
+    def without(self, keep: Tensor) -> "PerSampleGrad":
         """The same with every number of the records outside ``keep`` (bool, shape (B,)) set to zero."""
         ...
 
 
-class Singly(Protocol):
+class OneByOne(Protocol):
     """Gradients that can be formed for one record after the other."""
 
     def one_by_one(self) -> Callable[[int], Tensor]:
@@ -82,7 +82,7 @@ def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Direct:
+class Dense:
     """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape."""
 
     values: Tensor
@@ -97,8 +97,8 @@ class Direct:
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         add_weighted_rows(sums, self.materialise(slice(None)), weights, groups)
 
-    def without(self, keep: Tensor) -> "Direct":
-        return Direct(zero_outside(self.values, keep))
+    def without(self, keep: Tensor) -> "Dense":
+        return Dense(zero_outside(self.values, keep))
 
 
 @dataclass
@@ -143,7 +143,7 @@ def product_of_squares(left: Tensor, right: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Left:
+class Bias:
     """Gradients ``g[i]`` of a bias whose weight has the gradients ``outer(g[i], a[i])``."""
 
     outer: Outer
@@ -157,12 +157,12 @@ class Left:
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         add_weighted_rows(sums, self.outer.g, weights, groups)
 
-    def without(self, keep: Tensor) -> "Left":
-        return Left(self.outer.without(keep))
+    def without(self, keep: Tensor) -> "Bias":
+        return Bias(self.outer.without(keep))
 
 
 @dataclass
-class Formed:
+class Lazy:
     """Gradients that are formed block by block by ``form``: kept if memory allows, else formed again for the sum.
 
     Either way the same numbers are measured and summed, because ``form`` computes each record by itself.
@@ -184,7 +184,7 @@ class Formed:
     per_record: int
     keep: Tensor | None = None
     most: int = 1
-    singly: Singly | None = None
+    singly: OneByOne | None = None
     alone: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
 
@@ -224,7 +224,7 @@ class Formed:
         for group in all_groups(groups):
             add_group(sums, group, self._parts(group), lambda part: (self.materialise(part), weights[:, part]))
 
-    def without(self, keep: Tensor) -> "Formed":
+    def without(self, keep: Tensor) -> "Lazy":
         return replace(self, keep=keep)
 
 

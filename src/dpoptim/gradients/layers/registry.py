@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpoptim.gradients.books import Books
+from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
+from dpoptim.gradients.layers.expanded import places_of
 from dpoptim.gradients.layers.fallback import FallbackLayer
 from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_transposed_linear
 from dpoptim.gradients.layers.linear import LinearRule
@@ -18,7 +19,6 @@ from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule,
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
-from dpoptim.gradients.layers.spread import places_of
 
 RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LinearRule(),
@@ -50,16 +50,16 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     return None
 
 
-def runner_for(books: Books, module: nn.Module, label: str, trainable: Sequence[str]) -> Runner | None:
-    """What runs a module that has no rule; None where all parameters are in children that can be booked."""
+def runner_for(recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]) -> Runner | None:
+    """What runs a module that has no rule; None where all parameters are in children that can be hooked."""
     if isinstance(module, nn.RNNBase) and is_recurrent(module):
-        return RecurrentLayer(books, module, label)
+        return RecurrentLayer(recorder, module, label)
     if isinstance(module, nn.MultiheadAttention) and is_attention(module):
-        return AttentionLayer(books, module, label)
+        return AttentionLayer(recorder, module, label)
     if isinstance(module, nn.EmbeddingBag) and is_embedding_bag(module):
-        return EmbeddingBagLayer(books, module, label)
+        return EmbeddingBagLayer(recorder, module, label)
     if is_parametrized(module):
-        return FallbackLayer(books, module, label, trainable)  # its weights are computed by modules inside it
+        return FallbackLayer(recorder, module, label, trainable)  # its weights are computed by modules inside it
     if places_of(module):
-        return BareParameters(books, module, label, trainable)
+        return BareParameters(recorder, module, label, trainable)
     return None

@@ -10,7 +10,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters
 
 
-class Handover:
+class ReleasedGradients:
     """Watches what the optimizers find.
 
     Args:

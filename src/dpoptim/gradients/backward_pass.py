@@ -1,8 +1,8 @@
-"""The books of one backward pass: every layer enters what its per-record gradients are made of.
+"""A backward pass, recorded: every layer enters what its per-sample gradients are made of.
 
-A booked layer's backward pass returns the gradient of its *input* and nothing for its parameters, so the ordinary
+A hooked layer's backward pass returns the gradient of its *input* and nothing for its parameters, so the ordinary
 weight gradients are never computed; what they would have been made of is entered here instead. When autograd has
-finished, the books are closed: the engine turns the entries into norms, factors and one clipped sum.
+finished, the pass is closed: the engine turns the entries into norms, factors and one clipped sum.
 
 Entries are filed by autograd's graph task, so a backward pass that dies leaves nothing that a later one could count.
 """
@@ -19,31 +19,31 @@ from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened
-from dpoptim.gradients.contributions import Contribution
 from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 
 OUTSIDE_BACKWARD = -1
 
 
 @dataclass
-class Entry:
+class LayerUse:
     """One use of a layer: how many records it saw, and what its parameters' gradients are made of."""
 
     layer: str
     module: nn.Module
     records: int
-    contributions: Callable[[], Mapping[str, Contribution]]
+    per_sample_grads: Callable[[], Mapping[str, PerSampleGrad]]
 
 
 @dataclass
-class Pass:
+class BackwardPass:
     """The entries of one backward pass, and the parameters that autograd reached in it."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LayerUse] = field(default_factory=list)
     reached: set[int] = field(default_factory=set)  # places of parameters in the engine
 
 
-class Books:
+class BackwardRecorder:
     """Files entries by backward pass and hands the finished pass to ``close``.
 
     Attributes:
@@ -51,10 +51,10 @@ class Books:
         rounded: whether one did.
     """
 
-    def __init__(self, close: Callable[[Pass], None], *, may_round: bool = False) -> None:
+    def __init__(self, close: Callable[[BackwardPass], None], *, may_round: bool = False) -> None:
         self._close, self.may_round, self.rounded = close, may_round, False
         self._task = self._latest = OUTSIDE_BACKWARD
-        self._pass = Pass()
+        self._pass = BackwardPass()
 
     def _refuse_autocast(self) -> None:
         """A backward pass under autocast rounds what plain operations hand back, wherever the forward pass ran."""
@@ -62,7 +62,7 @@ class Books:
             if torch.is_autocast_enabled(device):
                 narrow_dtype(self, "(loss.backward())", torch.device(device))
 
-    def current(self) -> Pass:
+    def current(self) -> BackwardPass:
         """The pass that autograd is in; opens it on its first entry."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
@@ -73,22 +73,22 @@ class Books:
                 )
             self._refuse_autocast()
             # Whatever an earlier, interrupted pass left behind goes with it.
-            self._task, self._latest, self._pass = task, task, Pass()
+            self._task, self._latest, self._pass = task, task, BackwardPass()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         return self._pass
 
     def _finish(self) -> None:
-        finished, self._pass, self._task = self._pass, Pass(), OUTSIDE_BACKWARD
+        finished, self._pass, self._task = self._pass, BackwardPass(), OUTSIDE_BACKWARD
         self._close(finished)
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: LayerUse) -> None:
         self.current().entries.append(entry)
 
     def reached(self, place: int) -> None:
         self.current().reached.add(place)
 
 
-def narrow_dtype(books: Books, layer: str, device: torch.device) -> torch.dtype | None:
+def narrow_dtype(recorder: BackwardRecorder, layer: str, device: torch.device) -> torch.dtype | None:
     """The dtype that torch.autocast computes in; None without it.
 
     Under a mean, autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record more would
@@ -96,29 +96,29 @@ def narrow_dtype(books: Books, layer: str, device: torch.device) -> torch.dtype 
     """
     if not torch.is_autocast_enabled(device.type):
         return None
-    if not books.may_round:
+    if not recorder.may_round:
         raise PrivacyError(
             f"layer {layer!r} ran under torch.autocast with a loss that is a mean: its factor, one over the realised batch, "
             "would be rounded together with every record's gradient, and the bound on a record would not hold. "
             'Fix: a loss with reduction="sum", and attach(..., loss_reduction="sum"); or train in float32.'
         )
-    books.rounded = True
+    recorder.rounded = True
     return torch.get_autocast_dtype(device.type)
 
 
 @contextmanager
-def full_precision(books: Books, layer: str, device: torch.device) -> Iterator[bool]:
-    """Keep torch.autocast out of layers whose books do their own arithmetic: they run in float32 on widened inputs.
+def full_precision(recorder: BackwardRecorder, layer: str, device: torch.device) -> Iterator[bool]:
+    """Keep torch.autocast out of layers whose hooks do their own arithmetic: they run in float32 on widened inputs.
 
     Yields whether inputs must be widened. Refuses as `narrow_dtype`: what goes in and comes out is rounded by others.
     """
-    narrow = narrow_dtype(books, layer, device) is not None
+    narrow = narrow_dtype(recorder, layer, device) is not None
     with torch.autocast(device.type, enabled=False) if narrow else nullcontext():
         yield narrow
 
 
 def refuse_nested_backward(layer: str, forward_task: int) -> None:
-    """A graph that was built inside a backward pass and is differentiated there has books of its own: refuse it."""
+    """A graph that was built inside a backward pass and is differentiated there has recorder of its own: refuse it."""
     if forward_task != OUTSIDE_BACKWARD:
         raise PrivacyError(
             f"layer {layer!r} ran its forward pass inside a backward pass and was differentiated there "
@@ -127,14 +127,14 @@ def refuse_nested_backward(layer: str, forward_task: int) -> None:
         )
 
 
-class BookedLayer(torch.autograd.Function):
-    """A layer with a rule. Inputs: books, rule, module, its name, x, and the parameters (for the graph's edges)."""
+class RuleFunction(torch.autograd.Function):
+    """A layer with a rule. Inputs: recorder, rule, module, its name, x, and the parameters (for the graph's edges)."""
 
     @staticmethod
     def forward(
-        ctx: Any, books: Books, rule: LayerRule, module: nn.Module, name: str, x: Tensor, *parameters: Tensor
+        ctx: Any, recorder: BackwardRecorder, rule: LayerRule, module: nn.Module, name: str, x: Tensor, *parameters: Tensor
     ) -> Tensor:
-        narrow = narrow_dtype(books, name, x.device)
+        narrow = narrow_dtype(recorder, name, x.device)
         if narrow is None:
             output, saved = rule.forward(module, x)
         else:
@@ -144,7 +144,7 @@ class BookedLayer(torch.autograd.Function):
             with torch.autocast(x.device.type, dtype=narrow, cache_enabled=False):
                 output, saved = rule.forward(module, x)
         ctx.save_for_backward(*saved)
-        ctx.books, ctx.rule, ctx.module, ctx.name = books, rule, module, name
+        ctx.recorder, ctx.rule, ctx.module, ctx.name = recorder, rule, module, name
         ctx.parameters = len(parameters)
         ctx.forward_task = torch._C._current_graph_task_id()
         return output.detach() if output._is_view() else output  # autograd lets nobody change a view in place
@@ -155,14 +155,14 @@ class BookedLayer(torch.autograd.Function):
         refuse_nested_backward(ctx.name, ctx.forward_task)
         saved, rule, module = ctx.saved_tensors, ctx.rule, ctx.module
 
-        def contributions() -> Mapping[str, Contribution]:
+        def per_sample_grads() -> Mapping[str, PerSampleGrad]:
             given = (*saved, g) if rule.widens else widened((*saved, g))
-            return rule.contributions(module, given[:-1], given[-1])
+            return rule.per_sample_grads(module, given[:-1], given[-1])
 
         if rule.at_once:
             with torch.autocast(g.device.type, enabled=False):
-                contributions = partial(dict, contributions())  # what they were made of is free to go
-        ctx.books.enter(Entry(ctx.name, module, g.shape[0], contributions))
+                per_sample_grads = partial(dict, per_sample_grads())  # what they were made of is free to go
+        ctx.recorder.enter(LayerUse(ctx.name, module, g.shape[0], per_sample_grads))
         if not ctx.needs_input_grad[4]:
             return (None,) * (5 + ctx.parameters)
         with torch.autocast(g.device.type, enabled=False):

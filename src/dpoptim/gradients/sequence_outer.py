@@ -1,4 +1,4 @@
-"""Gradients that are sums over positions: of a sequence, of time steps. Formed, or their norms claimed first."""
+"""Gradients that are sums over positions: of a sequence, of time steps. Lazy, or their norms claimed first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,9 +8,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.alike import LARGE, aligned_records, gram, large, matrices, record_matrix, record_products
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
-from dpoptim.gradients.contributions import (
+from dpoptim.gradients.batch_invariant import LARGE, aligned_records, gram, large, matrices, record_matrix, record_products
+from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
+from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
+from dpoptim.gradients.per_sample_grads import (
     Outer,
     add_group,
     all_groups,
@@ -21,8 +23,6 @@ from dpoptim.gradients.contributions import (
     sum_of_group,
     zero_outside,
 )
-from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
-from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
 CLAIM_SLACK = 2.0**-20  # relative; more than forming and measuring round away
@@ -30,11 +30,11 @@ CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim d
 
 
 @dataclass
-class Positions:
+class SequenceOuter:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d). What autocast made narrow is
     widened where gradients are formed, a part at a time, or claimed, unless the device multiplies it to float32 as it is.
 
-    They are formed, and kept for the sum where memory allows (see `Formed`). Where that is dear they
+    They are formed, and kept for the sum where memory allows (see `Lazy`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes too much memory as well,
     `claims` gets by without: the norm that enters the clip factor is *claimed* by the Gram form
     ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are formed to be summed, part by part, and whichever
@@ -107,7 +107,7 @@ class Positions:
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
         if self.claims:
-            self._claimed, self._longest = self._claim(groups, block)
+            self._claimed, self._longest = self._ghost_norms(groups, block)
             if self.dtype == torch.float32:  # by what measuring reads too high, so that hardly anything is shortened
                 raised(self._claimed, self.entries, block).mul_(1 + CLAIM_SLACK)
             return self._claimed
@@ -120,9 +120,9 @@ class Positions:
             squared.append(row_squared_norms(formed, block=block))
         return squared[0] if len(squared) == 1 else torch.cat(squared)
 
-    def _claim(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
+    def _ghost_norms(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         """Claimed squared norms, and those of the longest ``g[i, t]``: float64, (B,) each."""
-        return claimed_squared_norms(*self.sides())
+        return ghost_squared_norms(*self.sides())
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         if self._kept is not None:
@@ -133,7 +133,7 @@ class Positions:
             if self._claimed is None:
                 add_group(sums, group, parts_of(group, self.entries), lambda part: (form(part), weights[:, part]))
             else:
-                self._add_claimed_group(sums, group, form, weights, self._claimed)
+                self._add_ghost_group(sums, group, form, weights, self._claimed)
 
     def _in_one_room(self) -> Callable[[slice], Tensor]:
         """`form` for one part after the other, in the same memory."""
@@ -147,7 +147,7 @@ class Positions:
 
         return form
 
-    def _add_claimed_group(
+    def _add_ghost_group(
         self, sums: Sums, group: slice, form: Callable[[slice], Tensor], weights: Tensor, claimed: Tensor
     ) -> None:
         """Add a group's gradients, and shorten those that are longer than claimed.
@@ -183,7 +183,7 @@ class Positions:
         return replace(self, g=zero_outside(self.g, keep), a=zero_outside(self.a, keep), _kept=kept, _claimed=claimed)
 
 
-def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,).
     And the squared norm of the longest ``g[i, t]`` of each record, float64, (B,).
 
@@ -207,11 +207,11 @@ def claimed_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return claimed[:records], longest[:records]
 
 
-def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | Positions:
+def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | SequenceOuter:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
 
     Args:
         axis: whether the layer's input has an axis of positions. That there is one position is no reason for `Outer`, which
             rounds otherwise: how many there are may depend on the longest record of the batch.
     """
-    return Positions(g, a) if axis else Outer(*widened([g[:, 0], a[:, 0]]))
+    return SequenceOuter(g, a) if axis else Outer(*widened([g[:, 0], a[:, 0]]))

@@ -1,4 +1,4 @@
-"""Putting a model's layers on the books, and taking every trace away again."""
+"""Putting a model's layers under hooks, and taking every trace away again."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,34 +11,34 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.books import BookedLayer, Books, narrow_dtype
-from dpoptim.gradients.forwards import BookedForward, FrozenForward, OwnForward
+from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
+from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward
 from dpoptim.gradients.layers.bare import for_records
-from dpoptim.gradients.layers.choice import rule_for, runner_for
 from dpoptim.gradients.layers.fallback import AS_THEY_ARE
 from dpoptim.gradients.layers.frozen import faster_forward
+from dpoptim.gradients.layers.registry import rule_for, runner_for
 from dpoptim.gradients.layers.rule import LayerRule
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
 
 
-class Booking:
-    """The changes that book-keeping makes to a model's instances, and what it watches while they last.
+class HookManager:
+    """The changes that hooking makes to a model's instances, and what it watches while they last.
 
     Raises:
         PrivacyError: a layer or option that cannot be clipped record by record, by name; nothing is changed then.
     """
 
-    def __init__(self, model: nn.Module, books: Books) -> None:
-        self.model, self.books = model, books
+    def __init__(self, model: nn.Module, recorder: BackwardRecorder) -> None:
+        self.model, self.recorder = model, recorder
         self.rows: int | None = None  # records in the model's current input
         # Versions of the trainable parameters when the model first saw the batch: empty until then, None without a batch.
         self.written: list[int] | None = None
         self._undo: list[Callable[[], Any]] = []
-        self._booked: set[nn.Module] = set()  # a module may stand in several places
+        self._hooked: set[nn.Module] = set()  # a module may stand in several places
         self._watched = watch_batch_statistics(model)
         try:
-            self._book(model, "")
+            self._hook(model, "")
             for place, (name, p) in enumerate(trainable(model)):  # in the engine's order
                 self._undo.append(p.register_hook(partial(self._reached, name, place)).remove)
             hook = InputHook(self)
@@ -53,7 +53,7 @@ class Booking:
         while self._undo:
             self._undo.pop()()
 
-    def see_delivery(self) -> None:
+    def see_microbatch(self) -> None:
         """A batch, or a piece of one, is delivered: what the model wrote while it had the piece before is refused."""
         if self.written:
             self.refuse_writes()
@@ -91,38 +91,38 @@ class Booking:
         first = next(tensors, None)
         self.rows = None if first is None else first.shape[0]
 
-    def _book(self, module: nn.Module, name: str) -> None:
+    def _hook(self, module: nn.Module, name: str) -> None:
         keys = [key for key, _ in trainable(module)]
-        if module in self._booked:
+        if module in self._hooked:
             return
         if not keys:
             self._watch_frozen(module, name)
             self._speed_up_frozen(module)
             return
-        self._booked.add(module)
+        self._hooked.add(module)
         label = name or type(module).__name__
         refuse_wrapped(module, label)
         rule = rule_for(module)
         if rule is not None:
             rule.check(module, label)
-            self._replace_forward(module, BookedForward(module, partial(self._run_layer, rule, module, label)))
+            self._replace_forward(module, PerSampleForward(module, partial(self._run_layer, rule, module, label)))
             return
-        runner = runner_for(self.books, module, label, keys)
-        if runner is None or runner.books_children:
+        runner = runner_for(self.recorder, module, label, keys)
+        if runner is None or runner.hooks_children:
             for key, child in module.named_children():
-                self._book(child, f"{name}.{key}" if name else key)
+                self._hook(child, f"{name}.{key}" if name else key)
         if runner is not None:
-            booked = BookedForward(module, lambda *args, **kwargs: runner(self.rows, args, kwargs))
-            self._replace_forward(module, booked)
+            hooked = PerSampleForward(module, lambda *args, **kwargs: runner(self.rows, args, kwargs))
+            self._replace_forward(module, hooked)
 
     def _watch_frozen(self, module: nn.Module, name: str) -> None:
-        """What keeps no books may still round gradients on their way to what does."""
-        if self.books.may_round:
+        """What has no hooks may still round gradients on their way to what does."""
+        if self.recorder.may_round:
             return
         for key, part in module.named_modules(prefix=name):
             if next(part.parameters(), None) is None:
                 continue  # activations and the like: autocast leaves them in the dtype of their input
-            hook = FrozenHook(self.books, key)
+            hook = FrozenHook(self.recorder, key)
             self._undo.append(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _speed_up_frozen(self, module: nn.Module) -> None:
@@ -137,21 +137,21 @@ class Booking:
         (x,) = (*args, *kwargs.values())
         x = rule.prepare(module, label, for_records(x, self.rows), self.rows)
         parameters = [p for p in module._parameters.values() if p is not None]
-        return BookedLayer.apply(self.books, rule, module, label, x, *parameters)
+        return RuleFunction.apply(self.recorder, rule, module, label, x, *parameters)
 
     def _replace_forward(self, module: nn.Module, forward: OwnForward) -> None:
         vars(module)["forward"] = forward
         self._undo.append(lambda: vars(module).pop("forward", None))
 
     def _reached(self, name: str, place: int, g: Tensor | None) -> None:
-        """Parameter hook: the books hand autograd None, so a tensor has come by another way."""
+        """Parameter hook: the hooks hand autograd None, so a tensor has come by another way."""
         if g is not None:
             raise PrivacyError(
                 f"parameter {name!r} was used outside its module's forward pass (such as F.linear(x, layer.weight), "
                 "or a penalty on the weights): that part of its gradient would escape clipping. Fix: call the module "
                 "itself; apply weight decay in the optimizer."
             )
-        self.books.reached(place)
+        self.recorder.reached(place)
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -165,15 +165,15 @@ def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class InputHook:
-    """Tells the booking what the model is given. Holds it weakly, so that no copy of the model carries the engine."""
+    """Tells the hooks what the model is given. Holds it weakly, so that no copy of the model carries the engine."""
 
-    def __init__(self, booking: Booking | None) -> None:
-        self._booking = None if booking is None else weakref.ref(booking)
+    def __init__(self, hooks: HookManager | None) -> None:
+        self._hooks = None if hooks is None else weakref.ref(hooks)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        booking = None if self._booking is None else self._booking()
-        if booking is not None:
-            booking.see_input(args, kwargs)
+        hooks = None if self._hooks is None else self._hooks()
+        if hooks is not None:
+            hooks.see_input(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InputHook":
         return InputHook(None)
@@ -183,19 +183,19 @@ class InputHook:
 
 
 class FrozenHook:
-    """Refuses torch.autocast around a frozen module where the loss is a mean. Holds the books weakly, as `InputHook`."""
+    """Refuses torch.autocast around a frozen module where the loss is a mean. Holds the recorder weakly, as `InputHook`."""
 
-    def __init__(self, books: Books | None, label: str) -> None:
-        self._books = None if books is None else weakref.ref(books)
+    def __init__(self, recorder: BackwardRecorder | None, label: str) -> None:
+        self._recorder = None if recorder is None else weakref.ref(recorder)
         self._label = label
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        books = None if self._books is None else self._books()
-        if books is None or not torch.is_grad_enabled() or AS_THEY_ARE.get():
+        recorder = None if self._recorder is None else self._recorder()
+        if recorder is None or not torch.is_grad_enabled() or AS_THEY_ARE.get():
             return
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and value.requires_grad:  # nothing else has gradients that come through here
-                narrow_dtype(books, self._label, value.device)
+                narrow_dtype(recorder, self._label, value.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenHook":
         return FrozenHook(None, self._label)
@@ -216,7 +216,7 @@ def refuse_wrapped(module: nn.Module, label: str) -> None:
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm | SpectralNorm):
             raise PrivacyError(
-                f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of the books' sight. "
+                f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of the hooks' sight. "
                 "Fix: use torch.nn.utils.parametrizations.weight_norm or spectral_norm."
             )
 
