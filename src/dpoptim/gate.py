@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +19,9 @@ from torch import Tensor
 from dpoptim.accounting.filters import GaussianFilter, selection_mu
 from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.errors import PrivacyError
+from dpoptim.noise.choice import exponential_choice
 from dpoptim.noise.correlated.mechanism import Mechanism, NoiseState
 from dpoptim.noise.gaussian import add_normal
-from dpoptim.noise.gumbel import standard_gumbel
 from dpoptim.noise.stream import KeyStream
 
 
@@ -269,15 +270,14 @@ class FilteredGate:
         return float(self.release_sum(norm, norm_bound=norm_bound * NORM_ROUNDING, mu=mu))
 
     def select(self, scores: Sequence[float], *, norm_bound: float, epsilon: float) -> int:
-        """The index of a high score: the exponential mechanism, by Gumbel noise. Price: `filters.selection_mu`.
+        """The index of a high score: the exponential mechanism, drawn exactly. Price: `filters.selection_mu`.
 
         **Guarantee.** epsilon-DP, if every score is plus or minus the `accurate_norm` of a sum to which one record adds at
         most ``norm_bound`` in Euclidean norm.
         """
         self._pay(selection_mu(epsilon))
         scale = 2 * self.neighbours_differ_by * norm_bound * NORM_ROUNDING / epsilon
-        noise = standard_gumbel(self._noise, len(scores))
-        return max(range(len(scores)), key=lambda i: scores[i] / scale + float(noise[i]))
+        return exponential_choice(self._noise, [Fraction(score) / Fraction(scale) for score in scores])
 
     def deviation(self, norm_bound: float, mu: float) -> float:
         """Standard deviation of the noise on a sum with this norm bound, at this price; rounded up."""
@@ -319,7 +319,7 @@ class SelectionGate:
         ledger.check(self.event, neighboring)
 
     def select(self, scores: Sequence[float]) -> int:
-        """The index of a high score, with odds ``exp(epsilon score / 2)``.
+        """The index of a high score, with odds of exactly ``exp(epsilon score / 2)``.
 
         Raises:
             LedgerError: the budget does not cover it; nothing is drawn.
@@ -328,7 +328,7 @@ class SelectionGate:
         """
         refuse_fork(self._process)
         reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
-        noise = standard_gumbel(self._noise, len(scores))
-        chosen = max(range(len(scores)), key=lambda i: scores[i] * self.epsilon / 2 + float(noise[i]))
+        half = Fraction(self.epsilon) / 2
+        chosen = exponential_choice(self._noise, [Fraction(score) * half for score in scores])
         self._ledger.commit(reservation)
         return chosen

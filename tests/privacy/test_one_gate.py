@@ -7,13 +7,13 @@ import dpoptim
 
 SOURCE = Path(dpoptim.__file__).parent
 DRAWS = re.compile(
-    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_|randint|rand_like|cauchy_|secrets\.|standard_gumbel|torch\.distributions|rng\.normal|noise\.on_device|noise\.chacha"
+    r"randn|\.normal_\(|standard_normal|torch\.normal|np\.random|default_rng|add_normal|random\.|torch\.rand\(|bernoulli|uniform_|multinomial|urandom|randperm|exponential_(?!choice)|randint|rand_like|cauchy_|secrets\.|exponential_choice|torch\.distributions|rng\.normal|noise\.on_device|noise\.chacha"
 )
 # Who may draw at all, and what for. Only the gate may call add_normal outside noise/.
 ALLOWED = {
-    "gate.py": {"add_normal", "standard_gumbel"},
+    "gate.py": {"add_normal", "exponential_choice"},
     "noise/gaussian.py": None,
-    "noise/gumbel.py": None,
+    "noise/choice.py": None,
     "noise/on_device.py": None,
     "noise/chacha.py": None,
     "training/refusals.py": {"noise.on_device"},  # asks whether a device would draw rightly

@@ -39,7 +39,7 @@ def select_stationary(
         ValueError: a setting out of range.
 
     **Guarantee.** ``Result.guarantee``: descent and choice are paid from one filter. The choice is the exponential
-    mechanism with score -|grad F| (Gumbel noise of scale ``2 m L0 / (n epsilon)``), at its exact price in mu.
+    mechanism with score -|grad F| (odds exp(score n epsilon / (2 m L0))), at its exact price in mu.
     """
     if not 0 < select_share < 1:
         raise ValueError(f"select_share must be in (0, 1), got {select_share!r}.")
