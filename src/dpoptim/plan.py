@@ -159,7 +159,7 @@ class Plan:
         return (
             *self.method.basis(self),
             Basis("enforced", self.sampler.promise()),
-            Basis("enforced", f"at most {self.steps} noisy sums are released"),
+            Basis("enforced", self.sampler.releases(self.steps)),
             Basis("trusted", relation),
             Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
             Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),

@@ -94,6 +94,10 @@ class Sampler(Protocol):
         """How records come to take part, in words."""
         ...
 
+    def releases(self, steps: int) -> str:
+        """How much a run of so many planned steps releases, in words."""
+        ...
+
 
 @dataclass(frozen=True)
 class PoissonSampling:
@@ -151,6 +155,9 @@ class PoissonSampling:
         if self.sample_rate == 1:
             return "every step takes every record"
         return f"each record joins each step by its own 53-bit coin, q={self.sample_rate:.6g}"
+
+    def releases(self, steps: int) -> str:
+        return at_most(steps)
 
 
 @dataclass(frozen=True)
@@ -230,6 +237,9 @@ class FixedBatches:
         order = {"reshuffled": "fresh shuffles", "shuffled": "one shuffle", "given": "the data set's own order"}[self.order]
         return f"each record is in one of {self.steps_per_pass} disjoint batches of every pass, by {order}"
 
+    def releases(self, steps: int) -> str:
+        return at_most(steps)
+
 
 @dataclass(frozen=True)
 class AllRecords:
@@ -256,3 +266,10 @@ class AllRecords:
 
     def promise(self) -> str:
         return "nothing is sampled: the number of records is public"
+
+    def releases(self, steps: int) -> str:
+        return "noisy sums, norms and choices are released for as long as the one budget pays for them"
+
+
+def at_most(steps: int) -> str:
+    return f"at most {steps} noisy sums are released"

@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
+from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.estimators.solving import SOLVERS
 from dpoptim.estimators.table import clip_rows
 
@@ -82,7 +83,7 @@ def test_every_solver_keeps_to_the_budget(solver: str) -> None:
     model = DPLogisticRegression(2.0, 1e-5, data_norm=5.0, classes=[0, 1], solver=solver, noise_seed=0).fit(x, y)
     assert 1.98 <= model.privacy_.epsilon <= 2.0
     assert np.isfinite(model.coef_).all()
-    assert model.privacy_.notes == ("seeded: not for release",)
+    assert model.privacy_.notes == ("seeded: not for release", ALONE, ON_TRUST)
 
 
 def test_what_was_taken_on_trust_is_said() -> None:
@@ -100,6 +101,14 @@ def test_regression() -> None:
     for loss in ("squared", "huber"):
         model = DPLinearRegression(1.0, 1e-6, target_bound=8.0, loss=loss, noise_seed=0).fit(x, y)
         assert model.score(x, y) > 0.9
+
+
+def test_a_search_without_a_ledger_says_that_it_speaks_of_one_fit() -> None:
+    x, y, *_ = digits()
+    model = DPLogisticRegression(1.0, 1e-5, data_norm=4.0, classes=range(10), noise_seed=0)
+    search = GridSearchCV(model, {"l2": [0.0, 0.01]}, cv=2).fit(x, y)
+    assert "this fit alone" in str(search.best_estimator_.privacy_)
+    assert "preprocessing" in str(search.best_estimator_.privacy_)
 
 
 def test_fits_are_charged_to_a_ledger() -> None:
@@ -195,6 +204,12 @@ def test_sample_weights_are_refused_with_the_reason() -> None:
         DPLogisticRegression().fit(x, y, sample_weight=np.ones(len(x)))
 
 
+def test_a_target_bound_has_no_default() -> None:
+    """A bound of 1 that nobody had asked for clipped targets of a thousand, and gave R2 = -1.17."""
+    with pytest.raises(ValueError, match="target_bound is missing"):
+        DPLinearRegression().fit(np.zeros((50, 2)), np.arange(50.0))
+
+
 def test_unknown_solver_options_are_refused() -> None:
     x, y, *_ = digits()
     for solver in ("momentum-gd", "accelerated-srgd"):
@@ -238,7 +253,12 @@ def test_searches_and_copies_share_the_ledger(tmp_path: Path) -> None:
     search = GridSearchCV(model, {"l2": [0.0, 0.01]}, cv=2, refit=False)
     search.fit(x / 16, y)
     assert len(ledger.entries()) == 4
+    fits = [clone(model).fit(x / 16, y) for _ in range(2)]
+    assert "all 6 runs on its ledger together: epsilon=" in str(fits[1].privacy_)
+    together = ledger.spent(1e-5).epsilon
+    assert together > 2 * fits[0].privacy_.epsilon
+    assert f"epsilon={together:.3g}"[:11] in str(fits[1].privacy_)
     fitted = pickle.loads(pickle.dumps(model.fit(x / 16, y)))
-    assert len(fitted.ledger.entries()) == 5
+    assert len(fitted.ledger.entries()) == 7
     with pytest.raises(TypeError, match="in memory cannot be pickled"):
         pickle.dumps(clone(model).set_params(ledger=dpoptim.Ledger()))

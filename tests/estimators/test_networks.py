@@ -10,6 +10,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
+from dpoptim.estimators.scope import ALONE, ON_TRUST
 from estimators.test_linear import EXPECTED_FAILURES
 
 SEEDED: Any = {"epsilon": 1e4, "delta": 1e-3, "noise_seed": 0, "random_state": 0}
@@ -53,7 +54,7 @@ def test_digits() -> None:
     assert model.score(x_test, y_test) > 0.8
     assert 3.9 < model.privacy_.epsilon <= 4.0
     assert model.privacy_.status == "proven"
-    assert model.privacy_.notes == ("seeded: not for release",)
+    assert model.privacy_.notes == ("seeded: not for release", ALONE, ON_TRUST)
     np.testing.assert_allclose(model.predict_proba(x_test).sum(1), 1)
 
 
@@ -91,6 +92,8 @@ def test_fits_are_charged_to_a_ledger_and_can_go_on() -> None:
         ({"clip_norm": 0}, "clip_norm must be"),
         ({"batch_size": 10**6}, "batch_size"),
         ({"classes": [0, 1]}, "none of the declared classes"),
+        ({"neighboring": "add-or-remove-one"}, "n is missing"),
+        ({"n": 7}, "n=7 is not the number of rows"),
         ({"data_norm": -1}, "data_norm must be"),
     ],
 )

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDRegressor
+import dpoptim.estimators.networks
+from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier, DPSGDRegressor
 from dpoptim.gate import FilteredGate
 
 HOSTILE = [1e300, -1e300, 1e-300, 3.4e38, 0.0, 1e6]
@@ -81,7 +82,31 @@ def test_networks_see_only_clipped_rows() -> None:
     other, targets = x.copy(), y.copy()
     other[5] *= 2.0**10
     targets[5] = 1e30
-    settings: Any = {"epochs": 2, "noise_seed": 3, "random_state": 0}
+    settings: Any = {"epochs": 2, "noise_seed": 3, "random_state": 0, "target_bound": 1.0}
     fits = [DPSGDRegressor(1.0, 1e-4, **settings).fit(*table) for table in ((x, y), (other, targets))]
     probe = rng.normal(size=(20, 3))
     np.testing.assert_array_equal(fits[0].predict(probe), fits[1].predict(probe))
+
+
+def test_a_hidden_number_of_records_decides_nothing() -> None:
+    """Under add-or-remove-one, batch, steps and noise were once computed from the table: 1.680 with 7,695 rows."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(1201, 3)), rng.integers(0, 2, 1201)
+    plans: list[Any] = []
+    true = dpoptim.estimators.networks.attach
+
+    def spy(plan: Any, *arguments: Any, **others: Any) -> Any:
+        plans.append(plan)
+        return true(plan, *arguments, **others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dpoptim.estimators.networks, "attach", spy)
+        said = []
+        for rows in (1201, 1200):
+            model = DPSGDClassifier(
+                1.0, n=1200, neighboring="add-or-remove-one", classes=[0, 1], epochs=1, noise_seed=0
+            )
+            said.append(model.fit(x[:rows], y[:rows]).privacy_)
+    assert plans[0] == plans[1]
+    assert plans[0].n == 1200
+    assert said[0] == said[1]

@@ -14,6 +14,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.scope import with_scope
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import (
     bounded_targets,
@@ -72,11 +73,12 @@ class _Linear(BaseEstimator):
         )
         if self.data_norm is None:
             said = (*said, f"rows were clipped to norm sqrt({features}): scale the features by public constants")
-        self.privacy_ = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
+        guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
         self._weights: NDArray[np.float64] = weights.numpy().reshape(model.outputs, model.columns).copy()
-        this = (self._weights, n, self.privacy_)
+        this = (self._weights, n, guarantee)
         self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
-        self._weights, self.privacy_ = self._chunks.weights, self._chunks.guarantee
+        self._weights = self._chunks.weights
+        self.privacy_ = with_scope(self._chunks.guarantee, self.ledger)
         return self._weights
 
     def _scale(self) -> float:
@@ -129,8 +131,8 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         privacy_: `Guarantee` of everything that ``fit`` learnt.
 
     **Guarantee.** ``privacy_``, for every table: rows are clipped and gradients bounded record by record, whatever they
-    hold. It covers one ``fit``. Choosing settings by comparing fits (`GridSearchCV`) multiplies what is spent, and
-    scores on private data are releases of their own.
+    hold. It covers one ``fit``, and its notes say what all runs on the ledger cost together. Choosing settings by
+    comparing fits (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their own.
     """
 
     def __init__(
@@ -235,7 +237,7 @@ class DPLinearRegression(RegressorMixin, _Linear):
     """Linear regression with squared or Huber loss and differential privacy.
 
     Args:
-        target_bound: public bound on |y|; targets are clipped to it. It must not be read off the data.
+        target_bound: required; public bound on |y|, to which targets are clipped. It must not be read off the data.
         loss: ``"squared"``, or ``"huber"``, which is linear beyond ``huber_delta``.
         huber_delta: in units of ``target_bound``, > 0.
 
@@ -249,7 +251,7 @@ class DPLinearRegression(RegressorMixin, _Linear):
         delta: float | Literal["auto"] = "auto",
         *,
         data_norm: float | None = None,
-        target_bound: float = 1.0,
+        target_bound: float | None = None,
         loss: Literal["squared", "huber"] = "squared",
         huber_delta: float = 0.5,
         l2: float = 0.0,

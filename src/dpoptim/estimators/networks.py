@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number, whole_number
+from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.table import (
     bounded_targets,
     clip_rows,
@@ -53,7 +54,8 @@ class _Network(BaseEstimator):
         notes: tuple[str, ...],
     ) -> None:
         """Set ``network_`` and ``privacy_``. ``loss`` is a sum over rows."""
-        n, features = x.shape
+        features = x.shape[1]
+        n = public_number_of_records(self.n, len(x), self.neighboring)
         delta, said = stated_delta(self.delta, n)
         norm = public_norm(self.data_norm, features)
         rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
@@ -97,7 +99,7 @@ class _Network(BaseEstimator):
             average.swap()
             guarantee = private.spent()
         self.network_ = network.eval()
-        self.privacy_ = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
+        self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *notes, *said)), self.ledger)
 
     def _start(self, features: int, outputs: int) -> nn.Sequential:
         """A new network, initialised from ``random_state`` alone; or the last one, to go on from."""
@@ -153,7 +155,9 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         epochs: expected passes over the rows.
         learning_rate, momentum: of SGD.
         clip_norm: bound on each record's gradient.
-        neighboring: ``"zero-out"`` (a record contributes nothing).
+        neighboring: ``"zero-out"`` (a record contributes nothing; the number of rows is public) or
+            ``"add-or-remove-one"``, which hides how many rows there are and needs ``n``.
+        n: a public estimate of the number of rows, from which batches, steps and noise are computed.
         warm_start: start from the network of the last fit, whose guarantee then adds up with this one's.
         random_state: of the initial weights; has nothing to do with the noise.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
@@ -164,7 +168,8 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         classes_: the class labels.
         privacy_: `Guarantee` of everything that ``fit`` learnt.
 
-    **Guarantee.** ``privacy_``, for every table. It covers one ``fit``. Choosing settings by comparing fits
+    **Guarantee.** ``privacy_``, for every table. It covers one ``fit``, and its notes say what all runs on the ledger cost
+    together. Choosing settings by comparing fits
     (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their own.
     """
 
@@ -183,6 +188,7 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         momentum: float = 0.9,
         clip_norm: float = 1.0,
         neighboring: str = "zero-out",
+        n: int | None = None,
         warm_start: bool = False,
         random_state: Any = None,
         ledger: Ledger | None = None,
@@ -200,6 +206,7 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         self.momentum = momentum
         self.clip_norm = clip_norm
         self.neighboring = neighboring
+        self.n = n
         self.warm_start = warm_start
         self.random_state = random_state
         self.ledger = ledger
@@ -233,7 +240,7 @@ class DPSGDRegressor(RegressorMixin, _Network):
     """A feed-forward network trained by DP-SGD with squared error.
 
     Args:
-        target_bound: public bound on |y|; targets are clipped to it. It must not be read off the data. The error is
+        target_bound: required; public bound on |y|; targets are clipped to it. It must not be read off the data. The error is
             measured in its units.
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
@@ -247,13 +254,14 @@ class DPSGDRegressor(RegressorMixin, _Network):
         hidden_layer_sizes: Sequence[int] = (64,),
         activation: Activation = "tanh",
         data_norm: float | None = None,
-        target_bound: float = 1.0,
+        target_bound: float | None = None,
         batch_size: int | None = None,
         epochs: float = 40,
         learning_rate: float = 0.1,
         momentum: float = 0.9,
         clip_norm: float = 1.0,
         neighboring: str = "zero-out",
+        n: int | None = None,
         warm_start: bool = False,
         random_state: Any = None,
         ledger: Ledger | None = None,
@@ -271,6 +279,7 @@ class DPSGDRegressor(RegressorMixin, _Network):
         self.momentum = momentum
         self.clip_norm = clip_norm
         self.neighboring = neighboring
+        self.n = n
         self.warm_start = warm_start
         self.random_state = random_state
         self.ledger = ledger

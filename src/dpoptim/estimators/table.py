@@ -16,6 +16,7 @@ from dpoptim.arguments import positive_number, real_number
 
 Floats = NDArray[np.float64]
 BLOCK = 1 << 13  # rows taken at a time
+UNEQUAL = "X and y must have equally many rows, one label or target for each record."
 
 
 def refuse_weights(sample_weight: Any) -> None:
@@ -64,7 +65,7 @@ def public_norm(data_norm: float | None, features: int) -> float:
 
 
 def stated_delta(delta: float | str, n: int) -> tuple[float, tuple[str, ...]]:
-    """delta, and what must be said of it."""
+    """delta, and what must be said of it. Args: n: a public number."""
     if isinstance(delta, str):
         if delta != "auto":
             raise ValueError(f"delta must be a number or 'auto', got {delta!r}.")
@@ -85,7 +86,7 @@ def public_classes(
     """
     y = column_or_1d(y, warn=True)
     if len(y) != rows:
-        raise ValueError(f"X has {rows} rows but y has {len(y)}; they must agree.")
+        raise ValueError(UNEQUAL)
     check_classification_targets(y)
     if classes is None:
         found, numbers = np.unique(y, return_inverse=True)
@@ -93,9 +94,8 @@ def public_classes(
     else:
         found = np.unique(np.asarray(classes))
         numbers, notes = np.searchsorted(found, y).clip(0, len(found) - 1), ()
-        unknown = y[found[numbers] != y]
-        if len(unknown):
-            raise ValueError(f"{len(unknown)} labels in y are none of the declared classes. Fix: list every class.")
+        if (found[numbers] != y).any():
+            raise ValueError("y has a label that is none of the declared classes. Fix: list every class in classes=.")
     if len(found) < 2:
         raise ValueError(f"the number of classes must be greater than one; got {len(found)} class")
     return found, numbers.astype(np.int64), notes
@@ -107,10 +107,15 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
     Raises:
         ValueError: not one finite target for each row, or a bound that is none.
     """
+    if target_bound is None:
+        raise ValueError(
+            "target_bound is missing: a public bound on |y|, to which targets are clipped. Fix: the largest value that "
+            "y can take in principle, which must not be read off the data."
+        )
     targets = column_or_1d(y, warn=True).astype(np.float64)
     assert_all_finite(targets, input_name="y")
     if len(targets) != rows:
-        raise ValueError(f"X has {rows} rows but y has {len(targets)}; they must agree.")
+        raise ValueError(UNEQUAL)
     bound = positive_number("target_bound", target_bound)
     return np.clip(targets, -bound, bound) / bound
 

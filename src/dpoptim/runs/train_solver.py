@@ -50,6 +50,11 @@ def train_by_solver(
     assert isinstance(method, WholeRun)
     if plan.noise_multiplier == 0:
         raise ValueError(f"--method {method.solver} without noise is not available; use --method dp-sgd.")
+    if plan.n != len(data.x):
+        raise ValueError(
+            f"--n {plan.n} is not the number of records, which --method {method.solver} divides by and "
+            f"{plan.neighboring} takes as public. Fix: leave --n out."
+        )
     started = time.perf_counter()
     rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))
     linear = LinearModel("softmax", rows.shape[1], outputs=data.classes)
