@@ -309,7 +309,7 @@ def audit(
     Example: [bold]dpoptim audit dp-ftrl[/]
     """
     with clear_errors():
-        from dpoptim.audit.command import audit_run, chosen, save
+        from dpoptim.audit.command import audit_run, chosen, save, verdict_text
         from dpoptim.audit.methods import CONFIDENCE, run_audits
 
         out.mkdir(parents=True, exist_ok=True)
@@ -326,7 +326,7 @@ def audit(
             table.add_column(heading)
         for one in findings:
             numbers = (f"{value:.3f}" for value in (one.claimed, one.lower_bound, one.limit))
-            verdict = one.verdict if one.as_expected else f"[red]{one.verdict}[/] (should be {one.expected})"
+            verdict = verdict_text(one, trials) if one.as_expected else f"[red]{one.verdict}[/] (should be {one.expected})"
             table.add_row(one.method, *numbers, str(one.trials or "exact"), verdict)
         console.print(table)
         console.print(f"saved in {out}/: audit.json, audit.png", highlight=False)

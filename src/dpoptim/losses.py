@@ -5,6 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dpoptim.errors import axes_of
+
 
 def per_sample_mean(
     token_losses: Tensor, mask: Tensor | None = None, *, reduction: Literal["mean", "sum"] = "mean"
@@ -36,13 +38,15 @@ def per_sample_mean(
         raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}.")
     if token_losses.dim() < 2:
         raise ValueError(
-            f"token_losses must have shape (B, tokens, ...), got {tuple(token_losses.shape)}. Fix: compute the loss with "
+            f"token_losses must have shape (B, tokens, ...), got {axes_of(token_losses)}. Fix: compute the loss with "
             'reduction="none" and keep the batch axis first.'
         )
     if mask is None:
         mask = torch.ones_like(token_losses, dtype=torch.bool)
     if mask.shape != token_losses.shape:
-        raise ValueError(f"mask must have the shape of token_losses, {tuple(token_losses.shape)}, got {tuple(mask.shape)}.")
+        raise ValueError(
+            f"mask must have the shape of token_losses ({axes_of(token_losses)}), got {axes_of(mask)} of other sizes."
+        )
     counted = mask != 0
     sums = torch.where(counted, token_losses, 0).flatten(1).sum(1)
     records = sums / counted.flatten(1).sum(1).clamp(min=1)

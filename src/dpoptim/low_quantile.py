@@ -14,6 +14,7 @@ from torch import Tensor
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
+from dpoptim.errors import axes_of
 from dpoptim.gate import SelectionGate
 from dpoptim.noise.stream import KeyStream
 
@@ -49,8 +50,9 @@ def private_low_quantile(
     Raises:
         ValueError: a setting out of range, or a rank that the noise would drown.
 
-    **Guarantee.** epsilon-DP: the exponential mechanism on public candidates r with score ``-|#{values < r} - rank|``,
-    which one record changes by at most 1.
+    **Guarantee.** epsilon-DP, delta = 0: the exponential mechanism on public candidates r with score
+    ``-|#{values < r} - rank|``, which one record changes by at most 1; drawn exactly (`noise.choice`), not by Gumbel
+    noise of 53 bits, so what is left is that nobody tells the AES-256 keystream from random bits.
     """
     relation = parse_neighboring(neighboring)
     if neighboring_name(relation) == "add-or-remove-one":
@@ -61,7 +63,7 @@ def private_low_quantile(
         raise ValueError(f"low={low:g} must be below high={high:g}.")
     numbers = torch.as_tensor(values).to("cpu", torch.float64)
     if numbers.dim() != 1:  # several numbers of a record would be several votes
-        raise ValueError(f"values must have one number for each record, shape (n,); got shape {tuple(numbers.shape)}.")
+        raise ValueError(f"values must have one number for each record, shape (n,); got {axes_of(numbers)}.")
     rank = quantile * len(numbers)
     if not 0 < quantile < 1 or rank < LEAST_RANK / epsilon:
         raise ValueError(

@@ -103,9 +103,7 @@ def test_a_hidden_number_of_records_decides_nothing() -> None:
         patch.setattr(dpoptim.estimators.networks, "attach", spy)
         said = []
         for rows in (1201, 1200):
-            model = DPSGDClassifier(
-                1.0, n=1200, neighboring="add-or-remove-one", classes=[0, 1], epochs=1, noise_seed=0
-            )
+            model = DPSGDClassifier(1.0, n=1200, neighboring="add-or-remove-one", classes=[0, 1], epochs=1, noise_seed=0)
             said.append(model.fit(x[:rows], y[:rows]).privacy_)
     assert plans[0] == plans[1]
     assert plans[0].n == 1200

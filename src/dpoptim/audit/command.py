@@ -1,6 +1,7 @@
 """``dpoptim audit``: the audits of `methods` with a table, a picture and a file; and the audit of a saved run."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -11,6 +12,7 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.audit.methods import (
     AUDITS,
     CONFIDENCE,
+    WEAK,
     Finding,
     adaptive,
     dice_sgd_plan,
@@ -20,8 +22,8 @@ from dpoptim.audit.methods import (
     run_audits,
     solver,
     srgd,
+    two_worlds_finding,
 )
-from dpoptim.audit.two_worlds import audit_two_worlds
 from dpoptim.files import write_atomically
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, ValueClippedSGD, WholeRun
 from dpoptim.plan import Plan
@@ -79,8 +81,15 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
     elif method.norm_choice(plan) is not None:  # queries of a private quantile have the norm bound 1 whatever it finds
         plain = DPSGD(1.0)
     scaled = replace(plan, method=plain, n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials)))
-    result = audit_two_worlds(scaled, confidence=CONFIDENCE, seed=seed, noise_seed=seed)
-    return finding(result.claimed, result.lower_bound, result.limit, result.trials)
+    return two_worlds_finding(scaled, seed)
+
+
+def verdict_text(found: Finding, trials: int) -> str:
+    """The verdict for a person, with the ``--trials`` that would do where ``trials`` were too few."""
+    if found.verdict != WEAK:
+        return found.verdict
+    enough = math.ceil(trials * found.trials_needed / max(found.trials, 1))
+    return f"{WEAK}: about --trials {enough} would do"
 
 
 def read(path: Path) -> str:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
-from dpoptim.accounting import compute_epsilon, gdp_epsilon, tradeoff_curve
+from dpoptim.accounting import calibrate_noise_multiplier, compute_epsilon, gdp_epsilon, tradeoff_curve
 from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
 
-__all__ = ["SampledGaussians", "Tradeoff", "attainable_errors", "choose_threshold"]
+__all__ = ["SampledGaussians", "Tradeoff", "attainable_errors", "choose_threshold", "trials_that_show"]
 
 _NOISE_ACCURACY = 3e-3  # relative, of the inverted noise multiplier; rounded to the safe side
 _LEAST_NOISE = 0.2  # below it a subsampled Gaussian's losses have no usable discretisation
@@ -69,6 +69,17 @@ class SampledGaussians:
             mu = scale * math.sqrt(self.steps) / noise_multiplier
             return Tradeoff(rates, ndtr(-ndtri(rates) - mu))
         return Tradeoff(rates, tradeoff_curve(self.event(noise_multiplier), self.neighboring, rates))
+
+    def trials_that_show_half(self, noise_multiplier: float, claimed: float, delta: float, confidence: float) -> int:
+        """Trials a world with which the best attack on the member with this noise refutes half of ``claimed``."""
+        scale = calibrate_noise_multiplier(
+            sample_rate=self.sample_rate,
+            steps=self.steps,
+            epsilon=claimed / 2,
+            delta=delta,
+            neighboring=self.neighboring,
+        )
+        return trials_that_show(self.tradeoff(noise_multiplier), self.tradeoff(scale), confidence)
 
     def lower_bound(self, errors: Errors, delta: float, confidence: float) -> float:
         """Epsilon at ``delta`` of the noisiest member that the errors do not refute; 0 if they refute none.
@@ -144,3 +155,19 @@ def attainable_errors(claim: Tradeoff, trials: int, confidence: float) -> Errors
     )
     best = int(np.argmax(value))
     return Errors(int(false_positives[best]), trials, int(false_negatives[best]), trials)
+
+
+def trials_that_show(claim: Tradeoff, weaker: Tradeoff, confidence: float) -> int:
+    """Trials a world from which the best attack on ``claim`` can be expected to refute ``weaker``.
+
+    To within a factor of 2, rounded up; both curves at the same false positive rates.
+    """
+    trials = 16
+    while trials < 1 << 50:
+        errors = attainable_errors(claim, trials, confidence)
+        false_positive, false_negative = errors.upper_bounds(confidence)
+        least = np.interp(false_positive, weaker.false_positive_rates, weaker.false_negative_rates, right=0.0)
+        if false_negative < least:
+            break
+        trials *= 2
+    return trials

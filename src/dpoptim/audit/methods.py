@@ -34,6 +34,8 @@ from dpoptim.training.attach import attach
 DELTA = 1e-5
 MU = 1.5  # of the audited runs that are one Gaussian: where a few thousand trials show most of a claim
 MOST_RELEASES = 16_000_000  # numbers that the worlds of a plan's audit keep
+WEAK = "too weak to tell"
+STRONG = 0.5  # of a claim that an attack must be able to show, or its silence says nothing
 CONFIDENCE = 1 - 1e-6  # of each lower bound: all audits together raise a false alarm with probability below 2e-5
 
 
@@ -44,7 +46,8 @@ class Finding:
     Attributes:
         claimed, lower_bound, limit: epsilons at ``delta``: promised, certified, and what as many trials could show at best.
         trials: certifying trials; 0 where the attack's error rates were computed and not sampled.
-        verdict: ``"refuted"`` or ``"consistent"``.
+        verdict: ``"refuted"``, ``"consistent"``, or ``"too weak to tell"`` where ``limit`` is below half of the claim.
+        trials_needed: how many of these trials would have a limit of half the claim, if these are too few; else 0.
         expected: what the verdict should be: the paper's accounting of DiceSGD is false.
     """
 
@@ -57,10 +60,12 @@ class Finding:
     verdict: str
     expected: str
     seconds: float
+    trials_needed: int = 0
 
     @property
     def as_expected(self) -> bool:
-        return self.verdict == self.expected
+        """Whether nothing is wrong; an attack that is too weak to tell has found nothing wrong."""
+        return self.verdict in (self.expected, WEAK)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,8 +80,18 @@ def dp_sgd(trials: int, seed: int, *, sample_rate: float = 1.0, steps: int = 4, 
         delta=DELTA,
         neighboring="zero-out",
     )
+    return two_worlds_finding(plan, seed)
+
+
+def two_worlds_finding(plan: Plan, seed: int) -> Finding:
+    """What the two-world audit finds of a plan that samples, or takes every record in every step."""
     result = audit_two_worlds(plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed)
-    return finding(result.claimed, result.lower_bound, result.limit, result.trials)
+    family = SampledGaussians(plan.batch_size / plan.n, plan.steps, plan.neighboring)
+
+    def needed() -> int:  # half of the trials choose the threshold, and certify nothing
+        return 2 * family.trials_that_show_half(plan.noise_multiplier, result.claimed, plan.delta, CONFIDENCE)
+
+    return finding(result.claimed, result.lower_bound, result.limit, result.trials, needed=needed)
 
 
 def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
@@ -269,22 +284,50 @@ def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
     errors = Errors(int(chosen[0].sum()), runs, int((~chosen[1]).sum()), runs)
     odds = 8 / 57 * np.exp([-epsilon / 2, epsilon / 2])  # of the 8 candidates above the edge against the 57 others
     rates = odds / (1 + odds)
-    expected = Errors(round(runs * rates[0]), runs, round(runs * (1 - rates[1])), runs)
+    expected = expected_of(runs, rates)
     lower, limit = (epsilon_lower_bound(each, 0.0, CONFIDENCE) for each in (errors, expected))
-    return finding(epsilon, lower, limit, 2 * runs)
+
+    def needed() -> int:
+        trials = runs
+        while epsilon_lower_bound(expected_of(trials, rates), 0.0, CONFIDENCE) < STRONG * epsilon:
+            trials *= 2
+        return 2 * trials
+
+    return finding(epsilon, lower, limit, 2 * runs, needed=needed)
+
+
+def expected_of(runs: int, rates: Floats) -> Errors:
+    """The wrong guesses of an attack that says "present" at these rates in the two worlds."""
+    return Errors(round(runs * rates[0]), runs, round(runs * (1 - rates[1])), runs)
 
 
 def gaussian_finding(found: Any, claimed_mu: float) -> Finding:
-    claim = SampledGaussians(1.0, 1, "zero-out").tradeoff(1 / claimed_mu)
-    attainable = attainable_errors(claim, found.errors.absent_trials, CONFIDENCE)
-    limit = SampledGaussians(1.0, 1, "zero-out").lower_bound(attainable, DELTA, CONFIDENCE)
+    family = SampledGaussians(1.0, 1, "zero-out")
+    attainable = attainable_errors(family.tradeoff(1 / claimed_mu), found.errors.absent_trials, CONFIDENCE)
+    limit = family.lower_bound(attainable, DELTA, CONFIDENCE)
     trials = found.errors.absent_trials + found.errors.present_trials
-    return finding(gdp_epsilon(claimed_mu, DELTA), gdp_epsilon(found.mu, DELTA) if found.mu > 0 else 0.0, limit, trials)
+    claimed = gdp_epsilon(claimed_mu, DELTA)
+
+    def needed() -> int:
+        return 2 * family.trials_that_show_half(1 / claimed_mu, claimed, DELTA, CONFIDENCE)
+
+    return finding(claimed, gdp_epsilon(found.mu, DELTA) if found.mu > 0 else 0.0, limit, trials, needed=needed)
 
 
-def finding(claimed: float, lower: float, limit: float, trials: int, expected: str = "consistent") -> Finding:
-    verdict = "refuted" if lower > claimed * (1 + 1e-9) else "consistent"
-    return Finding("", claimed, lower, limit, DELTA, trials, verdict, expected, 0.0)
+def finding(
+    claimed: float,
+    lower: float,
+    limit: float,
+    trials: int,
+    expected: str = "consistent",
+    *,
+    needed: Callable[[], int] = lambda: 0,
+) -> Finding:
+    """The verdict on a claim. Args: needed: how many trials would do, asked only if these are too few."""
+    weak = limit < STRONG * claimed
+    verdict = "refuted" if lower > claimed * (1 + 1e-9) else WEAK if weak else "consistent"
+    trials_needed = needed() if verdict == WEAK else 0
+    return Finding("", claimed, lower, limit, DELTA, trials, verdict, expected, 0.0, trials_needed)
 
 
 SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {

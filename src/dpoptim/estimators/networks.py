@@ -240,8 +240,8 @@ class DPSGDRegressor(RegressorMixin, _Network):
     """A feed-forward network trained by DP-SGD with squared error.
 
     Args:
-        target_bound: required; public bound on |y|; targets are clipped to it. It must not be read off the data. The error is
-            measured in its units.
+        target_bound: required; public bound on |y|; targets are clipped to it. It must not be read off the data. The
+            error is measured in its units.
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
     """

@@ -292,7 +292,7 @@ class Engine:
         if self._groups is None:
             return consecutive_groups(rows)
         if sum(map(sum, self._groups)) != rows:
-            raise ValueError(f"groups must add up to the {rows} rows of the pass, got {self._groups}.")
+            raise ValueError("groups must add up to the rows of the pass.")
         return self._groups
 
     def _from_loss_to_records(self, rows: int) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.clipping import ClippingRule
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
@@ -100,7 +100,7 @@ class ValueEngine(Engine):
         if losses.dim() != 1 or forward is None or len(losses) != len(forward.output) or not losses.requires_grad:
             raise PrivacyError(
                 f"private.loss takes the losses of the delivered rows, of shape (rows,) and computed from model(x); got "
-                f'shape {tuple(losses.shape)}. Fix: compute the loss with reduction="none", one number for each record.'
+                f'{axes_of(losses)}. Fix: compute the loss with reduction="none", one number for each record.'
             )
         if len(losses) != self._rows_open:
             raise PrivacyError(
@@ -191,8 +191,7 @@ class ValueEngine(Engine):
         """What the linear layer at ``place`` is to compute with; its rows' norms are kept."""
         if h.dim() != 2:
             raise PrivacyError(
-                f"a linear layer got an input of shape {tuple(h.shape)}; the bound is proved for (rows, features). "
-                "Fix: dpoptim.DPSGD."
+                f"a linear layer got an input of {axes_of(h)}; the bound is proved for (rows, features). Fix: dpoptim.DPSGD."
             )
         if torch.is_autocast_enabled(h.device.type):
             raise PrivacyError(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import in_company, record_products
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
@@ -33,7 +33,7 @@ class ConvolutionRule:
         assert isinstance(module, Convolution)
         if x.dim() != len(module.kernel_size) + 2:
             raise PrivacyError(
-                f"layer {name!r} ({type(module).__name__}) got an input of shape {tuple(x.shape)} without a "
+                f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without a "
                 "record axis. Fix: keep the batch axis first, e.g. x[None] for a single record."
             )
         if padding_outside(module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, narrow_dtype, refuse_nested_backward
 from dpoptim.gradients.batch_invariant import in_company, sum_over
 from dpoptim.gradients.layers.functional import layer_of
@@ -142,9 +142,8 @@ def pull_back(
     try:
         rows = torch.func.vmap(one, randomness="error")(in_company(g))
     except RuntimeError as error:
-        # The text of torch's error speaks of operators, never of values.
         raise PrivacyError(
             f"what module {label!r} makes of its parameters before they meet data cannot be differentiated record by "
-            f"record: {str(error).splitlines()[0].rstrip('.')}. Fix: apply dropout after parameters and data have met."
-        ) from error
+            f"record: {quoted(error)}. Fix: apply dropout after parameters and data have met."
+        ) from None
     return {str(i): Dense(row[: len(g)].reshape(len(g), -1)) for i, row in enumerate(rows)}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, full_precision, refuse_nested_backward
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad, blocks
@@ -95,12 +95,11 @@ class Call:
                     tuple(tensors), tuple(gradients)
                 )
         except RuntimeError as error:
-            # The text of torch's error speaks of operators, never of values.
             raise PrivacyError(
                 f"module {self.name!r} ({type(self.shim.inner).__name__}) has parameters but no rule of its own, and "
-                f"torch.func cannot differentiate it record by record: {str(error).splitlines()[0].rstrip('.')}. "
+                f"torch.func cannot differentiate it record by record: {quoted(error)}. "
                 "Fix: move its parameters into supported layers, make its dropout a layer of its own, or freeze it."
-            ) from error
+            ) from None
         by_input: list[Tensor | None] = [None] * len(tensors)
         for place, value in zip(moving, inputs, strict=True):
             by_input[place] = value

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.multiplication import linear
@@ -21,7 +21,7 @@ class LinearRule:
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() < 2:
             raise PrivacyError(
-                f"layer {name!r} (Linear) got an input of shape {tuple(x.shape)} without a record axis. "
+                f"layer {name!r} (Linear) got an input of {axes_of(x)} without a record axis. "
                 "Fix: keep the batch axis first, e.g. x[None] for a single record."
             )
         return x

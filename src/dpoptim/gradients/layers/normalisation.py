@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.batch_invariant import in_company
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 
@@ -15,7 +15,7 @@ InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
     if x.dim() < axes:
         raise PrivacyError(
-            f"layer {name!r} ({kind}) got an input of shape {tuple(x.shape)} without a record axis. "
+            f"layer {name!r} ({kind}) got an input of {axes_of(x)} without a record axis. "
             "Fix: keep the batch axis first, e.g. x[None] for a single record."
         )
 

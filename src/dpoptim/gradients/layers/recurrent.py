@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
 from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.layers.lstm import LSTMRun, shifted
@@ -177,7 +177,7 @@ def sequence(x: Any, batch_first: bool, label: str) -> Sequence:
         return Sequence(padded, steps < lengths.to(padded.device)[:, None], x, batch_first)
     if x.dim() != 3:
         raise PrivacyError(
-            f"layer {label!r} got an input of shape {tuple(x.shape)}; recurrent layers need three axes. "
+            f"layer {label!r} got an input of {axes_of(x)}; recurrent layers need three axes. "
             "Fix: keep the batch axis, e.g. x[None] for a single record."
         )
     return Sequence(x if batch_first else x.transpose(0, 1), None, None, batch_first)
@@ -239,7 +239,7 @@ class RecurrentLayer:
         h, c = h.to(x.dtype), None if c is None else c.to(x.dtype)
         if tuple(h.shape) != shape:
             raise PrivacyError(
-                f"layer {self.label!r} got an initial state of shape {tuple(h.shape)}, expected {shape}. "
+                f"layer {self.label!r} got an initial state that is not (layers, records, units). "
                 "Fix: give each record a row of its own on the second axis."
             )
         return h, c
