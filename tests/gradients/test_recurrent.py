@@ -131,5 +131,5 @@ def test_sequences_without_a_record_axis_are_refused() -> None:
 
 
 def test_a_state_shared_by_the_records_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="initial state of shape"):
+    with pytest.raises(PrivacyError, match="initial state that is not"):
         run_booked(nn.GRU(D, H, batch_first=True), torch.randn(ROWS, T, D), torch.zeros(1, 1, H))
