@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import astuple
 from pathlib import Path
 
 import dp_accounting as dp
@@ -20,6 +21,7 @@ from dpoptim.accounting import ledger_store
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget, epsilon_from_renyi, filter_order, renyi_budget
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger_schema import Entry
 
 AR, R1, ZERO = "add-or-remove-one", "replace-one", "zero-out"
 
@@ -84,14 +86,14 @@ class TestKeeping:
         assert again.budget == Budget(2.0, 1e-5, ZERO)
         Ledger(path, dataset="cells", epsilon=2.0, delta=1e-5, neighboring=ZERO, filter="renyi")
 
-    def test_one_complete_file_in_wal_mode(self, path: Path) -> None:
+    def test_one_complete_file_with_a_rollback_journal(self, path: Path) -> None:
         ledger = Ledger(path)
         ledger.reserve(gaussian(5.0), neighboring=AR, label="first")
         assert os.listdir(path.parent) == [path.name]  # nothing that could be left behind when it is copied
         with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         with ledger._store._connection() as connection:
-            assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+            assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
             assert connection.execute("PRAGMA busy_timeout").fetchone()[0] >= 5000
 
     def test_nothing_lowers_what_is_reserved(self, path: Path) -> None:
@@ -100,11 +102,19 @@ class TestKeeping:
         ledger.commit(kept)
         with closing(sqlite3.connect(path)) as connection:
             for statement in [
-                "DELETE FROM reservation",
-                'UPDATE reservation SET event = \'{"type": "NoOp"}\'',
-                "UPDATE reservation SET state = 'open'",
+                "DELETE FROM entry",
+                'UPDATE entry SET body = \'{"type": "NoOp"}\'',
+                "UPDATE entry SET kind = 'begun'",
+                "INSERT OR REPLACE INTO entry SELECT 1, kind, run, time, label, '{}', digest FROM entry",
+                "REPLACE INTO entry (number, kind, run, time, label, body, digest) VALUES (1, '', '', '', '', '', '')",
+                "UPDATE OR REPLACE entry SET number = 1",
                 "UPDATE settings SET epsilon = 100",
                 "DELETE FROM settings",
+                "INSERT OR REPLACE INTO settings SELECT 1, ledger, created, dataset, neighboring, 9, delta, filter, 9 "
+                "FROM settings",
+                "UPDATE head SET count = 0",
+                "INSERT OR REPLACE INTO head VALUES (1, 0, '')",
+                "DELETE FROM head",
             ]:
                 with pytest.raises(sqlite3.IntegrityError):
                     connection.execute(statement)
@@ -367,17 +377,17 @@ class TestBadFiles:
     def test_newer_format(self, path: Path) -> None:
         Ledger(path)
         with closing(sqlite3.connect(path)) as connection:
-            connection.execute("PRAGMA user_version = 2")
-        with pytest.raises(LedgerError, match=r"format 2.*upgrade"):
+            connection.execute("PRAGMA user_version = 3")
+        with pytest.raises(LedgerError, match=r"format 3.*use the version"):
             Ledger(path)
 
     def test_event_of_a_newer_version(self, path: Path) -> None:
         ledger = Ledger(path)
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(
-                "INSERT INTO reservation (id, time, label, event) VALUES ('i', 't', 'l', ?)",
-                ('{"type": "New"}',),
-            )
+            entry = Entry("reserved", "i", "t", "l", '{"type": "New"}')
+            head = entry.after(ledger._store.start())
+            connection.execute("INSERT INTO entry VALUES (1, ?, ?, ?, ?, ?, ?)", (*astuple(entry), head.digest))
+            connection.execute("UPDATE head SET count = ?, digest = ?", (head.count, head.digest))
         with pytest.raises(LedgerError, match="cannot be read"):
             ledger.reserve(gaussian(5.0), neighboring=AR, label="x")
 

@@ -12,6 +12,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.budget import Budget, Shortfall
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 from dpoptim.accounting.ledger_settings import LedgerError
+from dpoptim.printable import printable
 
 __all__ = ["BudgetExceeded", "Remaining", "refusal", "spent"]
 
@@ -46,16 +47,15 @@ class Remaining:
     next_epsilon: float
 
     @classmethod
-    def of(cls, budget: Budget | None, events: Sequence[dp.DpEvent]) -> Remaining:
-        """What `budget` has left after the runs `events`."""
+    def of(cls, budget: Budget | None, charges: Sequence[float], runs: int) -> Remaining:
+        """What `budget` has left after so many runs, whose charges it has added up."""
         if budget is None:
-            return cls(None, len(events), math.inf, math.inf, math.inf, math.inf)
-        if not events:
+            return cls(None, runs, math.inf, math.inf, math.inf, math.inf)
+        if not runs:
             return cls(budget, 0, 0.0, budget.epsilon, budget.epsilon, budget.epsilon)
-        reserved = budget.charges(events)
+        reserved = math.fsum(charges)
         left = max(0.0, budget.limit - reserved)
-        following = budget.largest_gaussian(left)
-        return cls(budget, len(events), reserved, left, budget.limit, following)
+        return cls(budget, runs, reserved, left, budget.limit, budget.largest_gaussian(left))
 
     def __str__(self) -> str:
         if self.budget is None:
@@ -88,7 +88,7 @@ def spent(budget: Budget | None, events: Sequence[dp.DpEvent], delta: float, nei
 
 def refusal(budget: Budget, short: Shortfall, *, runs: int, dataset: str) -> BudgetExceeded:
     """The error for a run that does not fit: budget, reserved, needed, left, and how to fit."""
-    head = f"over the budget of data set {dataset!r}, {_promise(budget)}: "
+    head = f"over the budget of data set {printable(dataset)!r}, {_promise(budget)}: "
     if runs == 0:
         body = (
             f"nothing is reserved yet and epsilon={short.left:.6g} is left, but this run needs "

@@ -155,17 +155,13 @@ class Budget:
             return math.inf, f"run {number} would have a share of delta below {SMALLEST_DELTA:g}"
         return _epsilon(text, share, self.neighboring), ""
 
-    def charges(self, events: Sequence[dp.DpEvent]) -> float:
-        """The sum of the charges of runs 1, 2, ...; infinite once one of them has no bound."""
-        return math.fsum(self.charge(event, number)[0] for number, event in enumerate(events, 1))
-
-    def shortfall(self, earlier: Sequence[dp.DpEvent], event: dp.DpEvent) -> Shortfall | None:
-        """None if `event` may follow the runs `earlier`, else what is missing (see the module's theorem)."""
-        if not earlier:
+    def shortfall(self, charges: Sequence[float], event: dp.DpEvent) -> Shortfall | None:
+        """None if `event` may follow runs of these `charges`, else what is missing (see the theorem)."""
+        if not charges:
             own = _epsilon(json.dumps(event_to_json(event), sort_keys=True), self.delta, self.neighboring)
             return None if own <= self.epsilon else Shortfall(own, 0.0, self.epsilon)
-        reserved = self.charges(earlier)
-        needed, reason = self.charge(event, len(earlier) + 1)
+        reserved = math.fsum(charges)
+        needed, reason = self.charge(event, len(charges) + 1)
         if reserved + needed <= self.limit:
             return None
         return Shortfall(needed, reserved, self.limit, reason)

@@ -16,8 +16,9 @@ The ledger cannot check these five; the gate sees to (1) and (2) for runs of thi
 from __future__ import annotations
 
 import json
+import threading
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -25,28 +26,19 @@ from typing import Any, Self
 
 import dp_accounting as dp
 
-from dpoptim.accounting.balance import BudgetExceeded, Remaining, refusal, spent
+from dpoptim.accounting.balance import BudgetExceeded, Remaining, spent
 from dpoptim.accounting.budget import FilterKind
 from dpoptim.accounting.canonical import canonical
-from dpoptim.accounting.events import event_from_json, event_to_json
+from dpoptim.accounting.events import event_to_json
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
+from dpoptim.accounting.ledger_runs import Reservation, Runs
+from dpoptim.accounting.ledger_schema import Entry, Kind
 from dpoptim.accounting.ledger_settings import LedgerError, Wanted
-from dpoptim.accounting.ledger_store import LedgerStore, Row
+from dpoptim.accounting.ledger_store import LedgerStore
+from dpoptim.accounting.ledger_verify import verify
+from dpoptim.printable import printable
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerError", "Remaining", "Reservation"]
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """One run's charge. `state` is "open" or "committed"; both count in full."""
-
-    id: str
-    time: str  # UTC, ISO 8601
-    label: str
-    event: dp.DpEvent
-    neighboring: str
-    state: str = "open"
-    resumed: int = 0  # how often the run was taken up again
 
 
 class Ledger:
@@ -82,13 +74,17 @@ class Ledger:
         file = None if path is None else Path(path).expanduser().absolute()  # also after a chdir
         relation = None if neighboring is None else neighboring_name(neighboring)
         wanted = Wanted(dataset, epsilon, delta, relation, filter)
-        default_name = "unnamed" if file is None else file.stem
+        default_name = "unnamed" if file is None else printable(file.stem)
         self._store = LedgerStore(file, wanted.as_new(dataset=default_name, created=_now()))
         stored = self._store.settings
         wanted.require_agreement(stored, self._where)
         self.dataset = stored.dataset
         self.neighboring = stored.neighboring
         self.budget = stored.budget
+        self.made: list[str] = []  # ids of what was reserved by way of this object, oldest first
+        self._lock = threading.RLock()
+        self._runs = Runs(self._store.start(), self.neighboring)
+        self._sync()
 
     def reserve(self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str) -> Reservation:
         """Charges a run's whole event; on disk when this returns. Call it before any noisy value exists.
@@ -104,51 +100,122 @@ class Ledger:
         """
         if not isinstance(label, str) or not 1 <= len(label) <= 200:
             raise ValueError(f"label: expected 1 to 200 characters, got {label!r}")
-        row = Row(id=uuid.uuid4().hex, time=_now(), label=label, event=_text(event))
-        while True:
-            earlier = self.entries()
-            self._admit(event, neighboring, earlier)  # may take seconds, so not inside the transaction
-            if self._store.append(row, after=len(earlier)):
-                return self._reservation(row)
+        text = label.encode("utf-8", "backslashreplace").decode()  # a file name may hold what UTF-8 cannot
+        entry = Entry(Kind.RESERVED, uuid.uuid4().hex, _now(), text, _text(event))
+
+        def decide(runs: Runs) -> Entry:
+            self._admit(event, neighboring, runs)  # may take seconds, so not inside the transaction
+            return entry
+
+        with self._lock:
+            self._append(decide)
+            self.made.append(entry.run)
+            return self._runs.by_id[entry.run]
 
     def check(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation) -> None:
         """Raises what `reserve` would raise for this event now; writes nothing."""
         _text(event)
-        self._admit(event, neighboring, self.entries())
+        with self._lock:
+            self._admit(event, neighboring, self._sync())
 
     def commit(self, reservation: Reservation) -> None:
         """Marks the run as completed. It counted before and counts after; doing it twice is harmless."""
-        if not self._store.mark_committed(reservation.id):
-            raise LedgerError(f"{self._where}: no reservation {reservation.id!r} here; commit it where it was made")
 
-    def resume(self, reservation_id: str, event: dp.DpEvent) -> Reservation:
+        def decide(runs: Runs) -> Entry | None:
+            found = self._found(runs, reservation.id, "commit it where it was made")
+            done = found.state == "committed"
+            return None if done else Entry(Kind.COMMITTED, found.id, _now())
+
+        self._append(decide)
+
+    def resume(self, reservation_id: str, event: dp.DpEvent, *, released: int = 0) -> Reservation:
         """The open reservation of a run that continues, so that it is not charged again.
 
         The charge covers each of the event's releases once. A run that goes back to a checkpoint draws
         fresh noise for the steps after it, so no value released after that checkpoint may have left
         the process that died; and two processes must not continue one run. Each call is counted in
-        `Reservation.resumed` and shown by `describe`.
+        `Reservation.resumed`, what may be released again in `Reservation.repeated`; `describe` shows both.
 
-        Raises LedgerError if the reservation is unknown or committed, or was made for another event.
+        Args:
+            released: how many releases the checkpoint remembers.
+
+        Raises LedgerError if the reservation is unknown or committed, was made for another event, or
+        has not begun so many releases.
         """
-        found = {entry.id: entry for entry in self.entries()}.get(reservation_id)
-        if found is None:
-            raise LedgerError(f"{self._where}: no reservation {reservation_id!r} here; reserve the run anew")
-        if _text(found.event) != _text(event):
-            raise LedgerError(
-                f"{self._where}: reservation {reservation_id!r} ({found.label}) was made for {found.event}, "
-                f"not for {event}; continue with the plan it was made for, or reserve the new one"
-            )
-        if not self._store.mark_resumed(reservation_id):
-            raise LedgerError(
-                f"{self._where}: the run {found.label!r} was completed, its reservation is used up; "
-                "reserve the further steps anew"
-            )
-        return replace(found, resumed=found.resumed + 1)
+
+        def decide(runs: Runs) -> Entry:
+            found = self._found(runs, reservation_id, "reserve the run anew")
+            if _text(found.event) != _text(event):
+                raise LedgerError(
+                    f"{self._where}: reservation {reservation_id!r} ({printable(found.label)}) was made for "
+                    f"{found.event}, not for {event}; continue with the plan it was made for, or reserve the new one"
+                )
+            if found.state == "committed":
+                raise LedgerError(
+                    f"{self._where}: the run {printable(found.label)!r} was completed, its reservation is used up; "
+                    "reserve the further steps anew"
+                )
+            if not 0 <= released <= found.begun:
+                raise LedgerError(
+                    f"{self._where}: the run {printable(found.label)!r} has begun at most {found.begun} releases, its "
+                    f"checkpoint says {released}; the checkpoint was changed, or the ledger is an older copy"
+                )
+            return Entry(Kind.RESUMED, found.id, _now(), body=str(released))
+
+        with self._lock:
+            self._append(decide)
+            return self._runs.by_id[reservation_id]
+
+    def begin_releases(self, reservation_id: str, count: int) -> None:
+        """Writes down that the run may now begin its releases up to number `count`; before it does."""
+
+        def decide(runs: Runs) -> Entry | None:
+            found = self._open(runs, reservation_id)
+            return Entry(Kind.BEGUN, found.id, _now(), body=str(count)) if count > found.begun else None
+
+        self._append(decide)
+
+    def note_checkpoint(self, reservation_id: str, released: int, digest: str) -> None:
+        """Writes down that the run is about to save a checkpoint: its SHA-256, after so many releases."""
+
+        def decide(runs: Runs) -> Entry:
+            return Entry(Kind.SAVED, self._open(runs, reservation_id).id, _now(), body=f"{released} {digest}")
+
+        self._append(decide)
+
+    def knows_checkpoint(self, reservation_id: str, released: int, digest: str) -> bool:
+        """Whether the run saved this checkpoint, after so many releases."""
+        with self._lock:
+            return self._sync().saved.get(digest) == (reservation_id, released)
+
+    def holds(self, reservation: Reservation) -> bool:
+        """Whether the charge is there; False also where the ledger cannot be read."""
+        try:
+            with self._lock:
+                return reservation.id in self._sync().by_id
+        except LedgerError:
+            return False
 
     def entries(self) -> list[Reservation]:
         """All reservations, oldest first."""
-        return [self._reservation(row) for row in self._store.rows()]
+        with self._lock:
+            return list(self._sync().by_id.values())
+
+    @property
+    def digest(self) -> str:
+        """Covers the settings and every entry; written down elsewhere, it shows later whether all are still there."""
+        with self._lock:
+            return self._sync().head.digest
+
+    def verify(self, *, digest: str | None = None) -> int:
+        """Reads the whole file again: structure, chain, every entry, and that the budget admitted each run.
+
+        Args:
+            digest: what `digest` was at some time; it must be one of the chain's.
+
+        Returns the number of entries. Raises LedgerError for anything that is not as it should be.
+        """
+        return verify(self._store, self.budget, self.neighboring, digest)
 
     def spent(self, delta: float | None = None) -> Guarantee:
         """What may be claimed for the releases so far.
@@ -164,21 +231,26 @@ class Ledger:
             if self.budget is None:
                 raise ValueError("delta: this ledger has no budget; name the delta to report epsilon at")
             delta = self.budget.delta
-        return spent(self.budget, self._events(), delta, self.neighboring)
+        return spent(self.budget, [entry.event for entry in self.entries()], delta, self.neighboring)
 
     def remaining(self) -> Remaining:
         """What the budget still admits; printable."""
-        return Remaining.of(self.budget, self._events())
+        with self._lock:
+            runs = self._sync()
+            charges = [] if self.budget is None else runs.charges(self.budget)
+            return Remaining.of(self.budget, charges, len(runs.by_id))
 
     def describe(self) -> str:
         """The ledger for a person: budget, what is left, and each run."""
         lines = [
-            f"Ledger of data set {self.dataset!r} ({self.neighboring}), {self._where}",
+            f"Ledger of data set {printable(self.dataset)!r} ({self.neighboring}), {self._where}",
             f"  {self.remaining()}",
         ]
         for entry in self.entries():
             again = f", resumed {entry.resumed} times" if entry.resumed else ""
-            lines.append(f"  {entry.time}  {entry.label}: {entry.event} [{entry.state}{again}] {entry.id}")
+            again += f", up to {entry.repeated} releases made again" if entry.repeated else ""
+            label = printable(entry.label)
+            lines.append(f"  {entry.time}  {label}: {entry.event} [{entry.state}{again}] {entry.id}")
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -209,12 +281,39 @@ class Ledger:
 
     @property
     def _where(self) -> str:
-        return "in memory" if self._store.path is None else str(self._store.path)
+        return "in memory" if self._store.path is None else printable(str(self._store.path))
 
-    def _events(self) -> list[dp.DpEvent]:
-        return [entry.event for entry in self.entries()]
+    def _sync(self) -> Runs:
+        """The runs with what was written in the meantime, by whomever."""
+        with self._lock:
+            new, head = self._store.read(self._runs.head)
+            if new:
+                self._runs.add(new, head)
+            return self._runs
 
-    def _admit(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, earlier: list[Reservation]) -> None:
+    def _append(self, decide: Callable[[Runs], Entry | None]) -> None:
+        """Writes what is decided on the runs as they are; decides again if others were faster."""
+        with self._lock:
+            while True:
+                runs = self._sync()
+                entry = decide(runs)
+                if entry is None or self._store.append(entry, after=runs.head):
+                    self._sync()
+                    return
+
+    def _found(self, runs: Runs, reservation_id: str, fix: str) -> Reservation:
+        found = runs.by_id.get(reservation_id)
+        if found is None:
+            raise LedgerError(f"{self._where}: no reservation {reservation_id!r} here; {fix}")
+        return found
+
+    def _open(self, runs: Runs, reservation_id: str) -> Reservation:
+        found = self._found(runs, reservation_id, "continue the run on the ledger that it was charged to")
+        if found.state != "open":
+            raise LedgerError(f"{self._where}: the run {printable(found.label)!r} was completed; make a new plan")
+        return found
+
+    def _admit(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, runs: Runs) -> None:
         relation = neighboring_name(neighboring)
         if relation != self.neighboring:
             raise LedgerError(
@@ -222,18 +321,8 @@ class Ledger:
                 f"plan the run for {self.neighboring}, or keep all its data set's runs under {relation}"
             )
         canonical(event)  # an event that no accountant can read is refused without a budget, too
-        events = [entry.event for entry in earlier]
-        if self.budget is not None and (short := self.budget.shortfall(events, event)) is not None:
-            raise refusal(self.budget, short, runs=len(events), dataset=self.dataset)
-
-    def _reservation(self, row: Row) -> Reservation:
-        try:
-            event = event_from_json(json.loads(row.event))
-        except (TypeError, ValueError) as error:
-            raise LedgerError(
-                f"{self._where}: reservation {row.id} cannot be read ({error}); upgrade dpoptim, or restore the file"
-            ) from error
-        return Reservation(row.id, row.time, row.label, event, self.neighboring, row.state, row.resumed)
+        if self.budget is not None:
+            runs.admit(event, self.budget, self.dataset)
 
 
 def _text(event: dp.DpEvent) -> str:

@@ -49,8 +49,7 @@ def encode_text(texts: Sequence[str], *, cache: str | Path | None = None) -> NDA
     content = io.BytesIO()
     np.save(content, features)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.touch(mode=0o600)
-    write_atomically(path, content.getvalue())  # keeps the mode
+    write_atomically(path, content.getvalue(), secret=True)
     return features
 
 

@@ -1,0 +1,122 @@
+"""The runs of a ledger, read from its entries as they come: what each was promised, and what was added up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import dp_accounting as dp
+
+from dpoptim.accounting.balance import refusal
+from dpoptim.accounting.budget import Budget
+from dpoptim.accounting.events import event_from_json
+from dpoptim.accounting.ledger_schema import Entry, Head, Kind
+from dpoptim.accounting.ledger_settings import LedgerError
+
+__all__ = ["Reservation", "Runs"]
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """One run's charge. `state` is "open" or "committed"; both count in full.
+
+    Attributes:
+        begun: at most so many releases have been begun, counted along the run: a part that is done again
+            counts from where it went on.
+        repeated: at most so many were begun more than once, by parts that went on from a checkpoint.
+    """
+
+    id: str
+    time: str  # UTC, ISO 8601
+    label: str
+    event: dp.DpEvent
+    neighboring: str
+    state: str = "open"
+    resumed: int = 0  # how often the run was taken up again
+    begun: int = 0
+    repeated: int = 0
+
+
+@dataclass
+class Runs:
+    """Grows by `add`; nothing is ever taken out.
+
+    Attributes:
+        head: the last entry that was added.
+        by_id: the reservations, oldest first.
+        saved: the checkpoints that runs have written: SHA-256 -> (reservation, releases so far).
+    """
+
+    head: Head
+    neighboring: str
+    by_id: dict[str, Reservation] = field(default_factory=dict)
+    saved: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _charges: list[float] = field(default_factory=list)
+
+    def add(self, entries: Sequence[Entry], head: Head) -> None:
+        """Take in the entries that lead to `head`. LedgerError for one that cannot be read."""
+        for number, entry in enumerate(entries, self.head.count + 1):
+            try:
+                self._add(entry)
+            except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
+                raise LedgerError(
+                    f"entry {number} of the ledger cannot be read ({type(error).__name__}); upgrade dpoptim, "
+                    "or restore the file from a backup"
+                ) from error
+        self.head = head
+
+    def _add(self, entry: Entry) -> None:
+        if entry.kind == Kind.RESERVED:
+            if entry.run in self.by_id:
+                raise ValueError("a reservation was made twice")
+            event = event_from_json(json.loads(entry.body))
+            made = Reservation(entry.run, entry.time, entry.label, event, self.neighboring)
+            self.by_id[entry.run] = made
+            return
+        run = self.by_id[entry.run]
+        if run.state != "open" or entry.kind not in _CHANGES:
+            raise ValueError(f"an entry {entry.kind!r} cannot follow")
+        if entry.kind == Kind.SAVED:
+            released, digest = entry.body.split(" ")
+            self.saved[digest] = (run.id, _count(released))
+        self.by_id[run.id] = _CHANGES[entry.kind](run, entry.body)
+
+    def charges(self, budget: Budget) -> list[float]:
+        """What each run takes of the budget, in its filter's currency; computed once for each."""
+        events = [run.event for run in list(self.by_id.values())[len(self._charges) :]]
+        for event in events:
+            self._charges.append(budget.charge(event, len(self._charges) + 1)[0])
+        return self._charges
+
+    def admit(self, event: dp.DpEvent, budget: Budget, dataset: str) -> None:
+        """BudgetExceeded if the budget does not admit one more run of this event."""
+        short = budget.shortfall(self.charges(budget), event)
+        if short is not None:
+            raise refusal(budget, short, runs=len(self.by_id), dataset=dataset)
+
+
+def _begun(run: Reservation, body: str) -> Reservation:
+    return replace(run, begun=max(run.begun, _count(body)))
+
+
+def _saved(run: Reservation, body: str) -> Reservation:
+    return replace(run, begun=_count(body.split(" ", maxsplit=1)[0]))  # now it is known exactly
+
+
+def _resumed(run: Reservation, body: str) -> Reservation:
+    again = max(0, run.begun - _count(body))
+    return replace(run, begun=_count(body), resumed=run.resumed + 1, repeated=run.repeated + again)
+
+
+def _committed(run: Reservation, body: str) -> Reservation:
+    return replace(run, state="committed")
+
+
+_CHANGES = {Kind.BEGUN: _begun, Kind.SAVED: _saved, Kind.RESUMED: _resumed, Kind.COMMITTED: _committed}
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("expected a count")
+    return int(text)

@@ -1,0 +1,137 @@
+"""The tables of a ledger's file, and the digests by which a changed one is recognised.
+
+Entries form a chain: the digest of each covers the digest of the one before, and the first one's covers
+the settings. The head, a row of its own, holds their number and the last digest. So no byte of what is
+recorded can change, and no entry vanish, without a disagreement.
+
+The digests are not keyed: they show damage and careless hands. Somebody who rewrites the whole chain is
+found by whoever wrote an earlier head down elsewhere (``dpoptim ledger --verify --digest``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from functools import cache
+from typing import Any
+
+from dpoptim.accounting.ledger_settings import Settings
+
+__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Entry", "Head", "Kind", "first_digest", "new_file", "schema"]
+
+APPLICATION_ID = 0x64706F70  # "dpop": marks the file as ours in SQLite's header
+SCHEMA_VERSION = 2
+
+# Triggers against careless statements, REPLACE included; whoever drops them is left with the chain.
+_SCHEMA = f"""
+CREATE TABLE settings (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    ledger TEXT NOT NULL, created TEXT NOT NULL, dataset TEXT NOT NULL, neighboring TEXT NOT NULL,
+    epsilon REAL, delta REAL, filter TEXT NOT NULL, renyi_order REAL
+);
+CREATE TABLE head (only INTEGER PRIMARY KEY CHECK (only = 1), count INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE entry (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, run TEXT NOT NULL, time TEXT NOT NULL,
+    label TEXT NOT NULL, body TEXT NOT NULL, digest TEXT NOT NULL
+);
+CREATE TRIGGER settings_once BEFORE INSERT ON settings WHEN EXISTS (SELECT 1 FROM settings)
+BEGIN SELECT RAISE(ABORT, 'fixed'); END;
+CREATE TRIGGER settings_stay BEFORE UPDATE ON settings BEGIN SELECT RAISE(ABORT, 'fixed'); END;
+CREATE TRIGGER settings_kept BEFORE DELETE ON settings BEGIN SELECT RAISE(ABORT, 'append-only'); END;
+CREATE TRIGGER head_once BEFORE INSERT ON head WHEN EXISTS (SELECT 1 FROM head)
+BEGIN SELECT RAISE(ABORT, 'append-only'); END;
+CREATE TRIGGER head_grows BEFORE UPDATE ON head WHEN NEW.only != 1 OR NEW.count != OLD.count + 1
+BEGIN SELECT RAISE(ABORT, 'append-only'); END;
+CREATE TRIGGER head_kept BEFORE DELETE ON head BEGIN SELECT RAISE(ABORT, 'append-only'); END;
+CREATE TRIGGER entry_once BEFORE INSERT ON entry
+WHEN NEW.number IS NOT (SELECT count FROM head) + 1
+BEGIN SELECT RAISE(ABORT, 'append-only'); END;
+CREATE TRIGGER entry_stays BEFORE UPDATE ON entry BEGIN SELECT RAISE(ABORT, 'append-only'); END;
+CREATE TRIGGER entry_kept BEFORE DELETE ON entry BEGIN SELECT RAISE(ABORT, 'append-only'); END;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+@dataclass(frozen=True)
+class Head:
+    """How many entries there are, and the digest of the last (of the settings, if there is none)."""
+
+    count: int
+    digest: str
+
+
+class Kind:
+    """What an entry records of a run."""
+
+    RESERVED = "reserved"  # body: the event, JSON
+    BEGUN = "begun"  # body: a number of releases; no more than these have been begun
+    SAVED = "saved"  # body: releases so far, and the checkpoint's SHA-256
+    RESUMED = "resumed"  # body: the releases of the checkpoint it goes on from
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger; `run` is the id of its reservation."""
+
+    kind: str
+    run: str
+    time: str
+    label: str = ""
+    body: str = ""
+
+    def after(self, head: Head) -> Head:
+        """The head once this entry follows."""
+        parts = (head.digest, str(head.count + 1), *astuple(self))
+        return Head(head.count + 1, _digest(parts))
+
+
+def first_digest(settings: Settings) -> str:
+    """Where the chain begins."""
+    return _digest(repr(value) for value in astuple(settings))
+
+
+def new_file(settings: Settings) -> bytes:
+    """A ledger without entries, as the bytes of an SQLite database with a rollback journal."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        initialise(connection, settings)
+        return connection.serialize()
+    finally:
+        connection.close()
+
+
+def initialise(connection: sqlite3.Connection, settings: Settings) -> None:
+    """Make the tables in an empty database."""
+    connection.executescript("BEGIN;" + _SCHEMA)
+    connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(settings))
+    connection.execute("INSERT INTO head VALUES (1, 0, ?)", (first_digest(settings),))
+    connection.execute("COMMIT")
+
+
+def schema(connection: sqlite3.Connection) -> set[tuple[Any, ...]]:
+    """Tables and triggers of a database, as SQLite keeps them."""
+    return set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+
+
+@cache
+def expected_schema() -> frozenset[tuple[Any, ...]]:
+    """Tables and triggers of a whole ledger."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        connection.executescript(_SCHEMA)
+        return frozenset(schema(connection))
+    finally:
+        connection.close()
+
+
+def _digest(parts: Iterable[str]) -> str:
+    """SHA-256 over texts and their lengths."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        total.update(len(data).to_bytes(8, "big") + data)
+    return total.hexdigest()

@@ -1,0 +1,34 @@
+"""Reading a whole ledger again: structure, chain, entries, and what the budget admitted."""
+
+from __future__ import annotations
+
+import json
+
+from dpoptim.accounting.budget import Budget
+from dpoptim.accounting.events import event_from_json
+from dpoptim.accounting.ledger_runs import Runs
+from dpoptim.accounting.ledger_schema import Kind
+from dpoptim.accounting.ledger_settings import LedgerError
+from dpoptim.accounting.ledger_store import LedgerStore
+
+
+def verify(store: LedgerStore, budget: Budget | None, neighboring: str, digest: str | None) -> int:
+    """The number of entries; see `Ledger.verify`.
+
+    Raises LedgerError for anything that is not as it should be.
+    """
+    store.identify()
+    at, runs = store.start(), Runs(store.start(), neighboring)
+    entries, head = store.read(at)
+    seen = {at.digest}
+    for entry in entries:
+        if entry.kind == Kind.RESERVED and budget is not None:
+            runs.admit(event_from_json(json.loads(entry.body)), budget, store.settings.dataset)
+        at = entry.after(at)
+        seen.add(at.digest)
+        runs.add([entry], at)
+    if digest is not None and digest not in seen:
+        raise LedgerError(
+            f"no state of this ledger has the digest {digest}: it was written anew, or replaced by an older copy"
+        )
+    return head.count
