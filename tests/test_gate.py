@@ -1,6 +1,7 @@
 """The gate: charge first, then noise, as often as planned and no more."""
 
 import math
+from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -144,6 +145,40 @@ def test_a_commit_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
             gate.finish()
 
 
+def test_a_ledger_that_vanished_is_not_said_to_hold_the_charge(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    gate = make(Ledger(path), releases=40)
+    gate.release_sum([torch.zeros(3).double()])
+    path.unlink()
+    with pytest.warns(RuntimeWarning, match="does not show this run's charge any more.*put the ledger back"):
+        gate.finish()
+    gate.release_sum([torch.zeros(3).double()])  # announced already
+    with pytest.raises(dpoptim.LedgerError):
+        gate.release_sum([torch.zeros(3).double()])
+
+
+def test_the_last_planned_release_completes_the_run() -> None:
+    with Ledger() as ledger:
+        gate = make(ledger, releases=3)
+        for state in ("open", "open", "committed"):
+            gate.release_sum([torch.zeros(3).double()])
+            assert ledger.entries()[0].state == state
+
+
+def test_the_ledger_never_knows_of_fewer_releases_than_were_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger() as ledger:
+        gate, began = make(ledger, releases=101), 0
+
+        def look(*_: object) -> None:
+            assert ledger.entries()[0].begun > began
+
+        monkeypatch.setattr(gate_module, "add_normal", look)
+        for _ in range(101):
+            gate.release_sum([torch.zeros(3).double()])
+            began += 1
+        assert ledger.digest
+
+
 @pytest.mark.parametrize("kind", ["planned", "filtered", "selection"])
 def test_a_forked_process_releases_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger() as ledger:
@@ -158,4 +193,5 @@ def test_a_forked_process_releases_nothing(kind: str, monkeypatch: pytest.Monkey
                 filtered.release_sum(torch.zeros(3).double(), norm_bound=1.0, mu=0.5)
             else:
                 selection.select([0.0, 1.0])
+        monkeypatch.undo()
         assert not ledger.entries()

@@ -6,7 +6,6 @@ ledger before the first noisy sum exists, so a crash can only count too much.
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +16,8 @@ import dp_accounting
 from torch import Tensor
 
 from dpoptim.accounting.filters import GaussianFilter, selection_mu
-from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.accounting.ledger_charge import Charge
 from dpoptim.errors import PrivacyError
 from dpoptim.noise.choice import exponential_choice
 from dpoptim.noise.correlated.mechanism import Mechanism, NoiseState
@@ -95,13 +95,16 @@ class Gate:
         noise: the stream that the noise comes from.
         label: public text for the ledger's entry.
         resume: what `secret_state` returned for the part of the run that is over; independent noise comes from ``noise``.
+        checkpoint: SHA-256 of the checkpoint that held it; the ledger must have been told of it.
 
     Raises:
-        LedgerError: the budget does not cover the run; or it is to go on, and was completed.
+        LedgerError: the budget does not cover the run; or the run to go on was completed, or did not save this checkpoint.
+        ValueError: ``resume`` counts releases that the run does not have.
 
     **Guarantee** (with ``resume``). The releases before and from now on are together one run of the event, on the
     reservation that it has; in another ledger it is reserved anew. What was released in between, and is now done again,
-    must not have been looked at.
+    must not have been looked at; the ledger shows how many releases that may be. With its last planned release a run is
+    completed: no checkpoint of it goes on.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Gate:
         noise: KeyStream,
         label: str,
         resume: dict[str, Any] | None = None,
+        checkpoint: str = "",
     ) -> None:
         if ledger is None and query.noise_multiplier > 0:
             raise ValueError("ledger is missing; only a run without noise, which promises nothing, has none.")
@@ -123,25 +127,24 @@ class Gate:
         self.event, self.neighboring, self.query = event, neighboring, query
         self.releases, self.label = releases, label
         self.released = 0
-        self.reservation: Reservation | None = None
         self._process = os.getpid()
-        self._ledger, self._noise = ledger, noise
+        self._charge = Charge(ledger, event, neighboring, label)
+        self._noise = noise
         self._correlated: NoiseState | None = None
-        self._paused: str | None = None  # the reservation of the part that is over
         if resume is not None:
-            self._restore(resume)
-        if ledger is not None and self._paused is None:
-            ledger.check(event, neighboring)  # refuse before any work is done; the reservation itself decides
+            self._restore(resume, checkpoint)
+        if self.released < releases:
+            self._charge.check()
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """The run's entry in the ledger; None before the first release, or without noise."""
+        return self._charge.reservation
 
     def open(self) -> None:
         """Reserve the run, or take its reservation up again. Called by the first release; a refusal releases nothing."""
         refuse_fork(self._process)
-        if self._ledger is None or self.reservation is not None:
-            return
-        if self._paused is None:
-            self.reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
-        else:
-            self.reservation = self._ledger.resume(self._paused, self.event)
+        self._charge.open()
 
     def release_sum(self, sums: Sequence[Tensor]) -> list[Tensor]:
         """Add fresh Gaussian noise to every entry of ``sums`` (float64, any shapes), in place, and return them.
@@ -160,9 +163,12 @@ class Gate:
                 f"all {self.releases} planned noisy sums have been released. Fix: make a plan with more steps."
             )
         self.open()
+        self._charge.announce(self.released, self.releases)
         if self.query.noise_multiplier > 0:
             self._add_noise(sums)
         self.released += 1  # a draw that is interrupted has released nothing
+        if self.released == self.releases:
+            self.finish()  # before anybody sees the last one: no checkpoint may be taken up after it
         return list(sums)
 
     def _add_noise(self, sums: Sequence[Tensor]) -> None:
@@ -179,30 +185,32 @@ class Gate:
         """For a checkpoint: the releases so far, the reservation that pays for them, and correlated noise. Secret."""
         return {
             "released": self.released,
-            "reservation": self._paused if self.reservation is None else self.reservation.id,
+            "reservation": self._charge.secret_id,
             "correlated": None if self._correlated is None else self._correlated.secret_state(),
         }
 
-    def _restore(self, secret: dict[str, Any]) -> None:
-        correlated = secret["correlated"]
+    def note_checkpoint(self, digest: str) -> None:
+        """Tell the ledger of a checkpoint with this SHA-256, before it is written. LedgerError if that fails."""
+        if self.released < self.releases:
+            self._charge.note_checkpoint(self.released, digest)
+
+    def _restore(self, secret: dict[str, Any], checkpoint: str) -> None:
+        released, correlated = secret["released"], secret["correlated"]
+        if type(released) is not int or not 0 <= released <= self.releases:
+            raise ValueError(
+                f"resume: the checkpoint counts {released!r} releases of {self.releases} planned ones; it was changed. "
+                "Fix: give it as private.save(path) wrote it."
+            )
         if isinstance(self.query, CorrelatedSum) and correlated is not None:
             self._correlated = self.query.mechanism.start(self.query.steps, correlated["sizes"], self._noise)
             self._correlated.restore(correlated)
-        self.released = secret["released"]
-        entries = [] if self._ledger is None else self._ledger.entries()
-        found = next((entry for entry in entries if entry.id == secret["reservation"]), None)
-        if found is not None and found.state == "committed":
-            raise LedgerError(f"the run {found.label!r} was completed, so its checkpoints cannot go on; make a new plan.")
-        self._paused = None if found is None else found.id
+        self.released = released
+        if released < self.releases:
+            self._charge.take_up(secret["reservation"], released, checkpoint)
 
     def finish(self) -> None:
         """Mark the run as completed. It counts in full either way, so a failure here is no reason to lose its results."""
-        if self._ledger is None or self.reservation is None:
-            return
-        try:
-            self._ledger.commit(self.reservation)
-        except LedgerError as error:
-            warnings.warn(f"the run is charged, but could not be marked as completed: {error}", RuntimeWarning, stacklevel=3)
+        self._charge.finish()
 
 
 def refuse_fork(process: int) -> None:
@@ -241,10 +249,14 @@ class FilteredGate:
         self.neighboring, self.label = neighboring, label
         self.neighbours_differ_by = 2.0 if neighboring == "replace-one" else 1.0  # in norm bounds
         self.event = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / mu)
-        self.reservation: Reservation | None = None
         self._process = os.getpid()
-        self._ledger, self._noise = ledger, noise
-        ledger.check(self.event, neighboring)
+        self._charge, self._noise = Charge(ledger, self.event, neighboring, label), noise
+        self._charge.check()
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """The run's entry in the ledger; None before the first release."""
+        return self._charge.reservation
 
     def release_sum(self, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
         """``total`` (float64) with Gaussian noise of standard deviation `deviation`, at the price ``mu``.
@@ -287,18 +299,12 @@ class FilteredGate:
         refuse_fork(self._process)
         if not self.filter.ask(mu):
             self.filter.charge(mu)  # says why not
-        if self.reservation is None:
-            self.reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
+        self._charge.open()
         self.filter.charge(mu)
 
     def finish(self) -> None:
         """Mark the run as completed; see `Gate.finish`."""
-        if self.reservation is None:
-            return
-        try:
-            self._ledger.commit(self.reservation)
-        except LedgerError as error:
-            warnings.warn(f"the run is charged, but could not be marked as completed: {error}", RuntimeWarning, stacklevel=3)
+        self._charge.finish()
 
 
 class SelectionGate:
@@ -316,7 +322,7 @@ class SelectionGate:
         self.event = dp_accounting.LaplaceDpEvent(1 / epsilon)
         self._process = os.getpid()
         self._ledger, self._noise = ledger, noise
-        ledger.check(self.event, neighboring)
+        Charge(ledger, self.event, neighboring, label).check()
 
     def select(self, scores: Sequence[float]) -> int:
         """The index of a high score, with odds of exactly ``exp(epsilon score / 2)``.
@@ -327,8 +333,9 @@ class SelectionGate:
         **Guarantee.** epsilon-DP, if neighbouring data sets change no score by more than 1.
         """
         refuse_fork(self._process)
-        reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
+        charge = Charge(self._ledger, self.event, self.neighboring, self.label)
+        charge.open()
         half = Fraction(self.epsilon) / 2
         chosen = exponential_choice(self._noise, [Fraction(score) * half for score in scores])
-        self._ledger.commit(reservation)
+        charge.finish()
         return chosen

@@ -175,11 +175,17 @@ class Ledger:
 
         self._append(decide)
 
-    def note_checkpoint(self, reservation_id: str, released: int, digest: str) -> None:
-        """Writes down that the run is about to save a checkpoint: its SHA-256, after so many releases."""
+    def note_checkpoint(self, reservation_id: str, released: int, digest: str, *, paused: bool = False) -> None:
+        """Writes down that the run is about to save a checkpoint: its SHA-256, after so many releases.
+
+        Args:
+            paused: the run has released nothing since it was taken up, so that more may have been begun before.
+        """
 
         def decide(runs: Runs) -> Entry:
-            return Entry(Kind.SAVED, self._open(runs, reservation_id).id, _now(), body=f"{released} {digest}")
+            found = self._open(runs, reservation_id)
+            begun = found.begun if paused else released
+            return Entry(Kind.SAVED, found.id, _now(), body=f"{released} {begun} {digest}")
 
         self._append(decide)
 

@@ -78,7 +78,7 @@ class Runs:
         if run.state != "open" or entry.kind not in _CHANGES:
             raise ValueError(f"an entry {entry.kind!r} cannot follow")
         if entry.kind == Kind.SAVED:
-            released, digest = entry.body.split(" ")
+            released, _, digest = entry.body.split(" ")
             self.saved[digest] = (run.id, _count(released))
         self.by_id[run.id] = _CHANGES[entry.kind](run, entry.body)
 

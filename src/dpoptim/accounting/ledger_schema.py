@@ -68,7 +68,7 @@ class Kind:
 
     RESERVED = "reserved"  # body: the event, JSON
     BEGUN = "begun"  # body: a number of releases; no more than these have been begun
-    SAVED = "saved"  # body: releases so far, and the checkpoint's SHA-256
+    SAVED = "saved"  # body: releases so far, releases begun, SHA-256 of the checkpoint
     RESUMED = "resumed"  # body: the releases of the checkpoint it goes on from
     COMMITTED = "committed"
 

@@ -86,7 +86,7 @@ def train_by_solver(
         model=model,
         guarantee=guarantee,
         basis=(*plan.basis, *seeded),
-        reservation=newest_reservation(ledger),
+        reservation=ledger.made[-1],
         scores=() if hold_out is None else (accuracy(model, clip_like(hold_out[0], data), hold_out[1]),),
         seconds=time.perf_counter() - started,
     )
@@ -96,9 +96,3 @@ def clip_like(x: torch.Tensor, data: Data) -> torch.Tensor:
     """Test records as the training saw its own."""
     flat = clip_rows(x.numpy().reshape(len(x), -1), row_norm(data))
     return torch.from_numpy(np.ascontiguousarray(flat)).view(x.shape)
-
-
-def newest_reservation(ledger: Ledger) -> str | None:
-    """The run's own entry: the ledger was opened for it."""
-    entries = ledger.entries()
-    return entries[-1].id if entries else None

@@ -26,6 +26,7 @@ def attach(
     noise_seed: int | None = None,
     partial_backward: bool = False,
     resume: str | Path | None = None,
+    checkpoint_key: bytes | None = None,
 ) -> PrivateTraining:
     """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
 
@@ -49,11 +50,13 @@ def attach(
             disjoint is then taken on trust; without it every delivered batch takes one pass over all its rows.
         resume: a checkpoint that ``private.save(path)`` wrote: model, optimizers and all privacy state go on from there, and
             so does the run's charge. Noise is fresh. That nothing released after the checkpoint was looked at is taken on
-            trust: those steps are done again.
+            trust: those steps are done again; the ledger counts them. The file is a secret, and trusted as the program
+            is; a ledger takes up only what it was told of.
+        checkpoint_key: 32 bytes that seal what ``private.save`` writes and open ``resume``; nobody else can.
 
     Raises:
         PrivacyError: something in model or optimizer would break the guarantee; the message names it and the fix.
-        LedgerError: the budget does not cover the plan, or the run to resume was completed.
+        LedgerError: the budget does not cover the plan; the run to resume was completed, or did not save this checkpoint.
         ValueError, FileNotFoundError: ``resume`` is no checkpoint of this plan.
 
     **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``, for every data set,
@@ -61,5 +64,15 @@ def attach(
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     return PrivateTraining(
-        plan, model, optimizers, train_set, loss_reduction, ledger, label, noise_seed, partial_backward, resume
+        plan,
+        model,
+        optimizers,
+        train_set,
+        loss_reduction,
+        ledger,
+        label,
+        noise_seed,
+        partial_backward,
+        resume,
+        checkpoint_key,
     )

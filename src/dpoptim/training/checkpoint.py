@@ -1,36 +1,68 @@
-"""Checkpoints of private runs: one file that brings back the model, the optimizers and all privacy state. **Secret.**
+"""Checkpoints of private runs: one file that brings back the model, the optimizers and all privacy state.
 
-Who is in the batches drawn ahead, the order of fixed batches, error feedback and correlated noise are kept as they are:
-whoever reads them can undo a part of the run's protection. Keys are not kept: noise and coins after a resume are fresh.
+**Secret**: who is in the batches drawn ahead, the order of fixed batches, error feedback and correlated
+noise are kept as they are; whoever reads them can undo a part of the run's protection. Keys are not kept:
+noise and coins after a resume are fresh.
 
-The file is a line with the format and a checksum, then what `torch.save` writes.
+**Trusted**: whoever can change it can change model and error feedback. The ledger that the run is charged
+to is told the SHA-256 of each checkpoint before it is written, and takes up no other. In memory a ledger
+ends with its process; there only a key protects: a sealed checkpoint (AES-256 in Galois/counter mode) can
+be read and made by those alone who have it.
+
+The file is a line with the format and a checksum, then what `torch.save` writes, sealed or not.
 """
 
 import hashlib
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.files import write_atomically
+from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
+from dpoptim.printable import printable
 
-MARK = b"dpoptim checkpoint 1, secret, sha256 "
+MARK = b"dpoptim checkpoint 2, secret, "
+PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
+KEY_BYTES, NONCE_BYTES = 32, 12
+ENTRIES = {
+    "identity": dict,
+    "durable": bool,
+    "caveats": dict,
+    "steps_done": int,
+    "model": dict,
+    "optimizers": list,
+    "queue": dict,
+    "side": object,
+    "choice": object,
+    "gate": dict,
+}
 
 
-def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
+def write_checkpoint(
+    path: Path, contents: dict[str, Any], *, key: bytes | None = None, announce: Callable[[str], None]
+) -> None:
     """Write ``contents`` (tensors, numbers, text, and nests of them) to a file that its owner alone may read.
 
+    Args:
+        key: 32 bytes that seal it.
+        announce: called with the SHA-256 of what follows the first line, before the file is there.
+
     Raises:
-        ValueError: what would be written could not be read back.
+        ValueError: what would be written could not be read back, or the key has another length.
         OSError: see `write_atomically`; or ``path`` is there and no checkpoint.
     """
     if path.exists() and not is_checkpoint(path):
-        raise FileExistsError(f"{path} is there and is no checkpoint; it stays as it is. Fix: choose another path.")
+        raise FileExistsError(
+            f"{printable(str(path))} is there and is no checkpoint; it stays as it is. Fix: choose another path."
+        )
     buffer = io.BytesIO()
     torch.save(contents, buffer)
     body = buffer.getvalue()
@@ -42,31 +74,84 @@ def write_checkpoint(path: Path, contents: dict[str, Any]) -> None:
             f"the state dict of the model or an optimizer holds what cannot be read back without running code: {reason} "
             "Fix: plain Python numbers and tensors (float(x) instead of a numpy number, say)."
         ) from None
-    write_atomically(path, MARK + hashlib.sha256(body).hexdigest().encode() + b"\n" + body, secret=True)
+    mark = PLAIN if key is None else SEALED
+    if key is not None:
+        nonce = os.urandom(NONCE_BYTES)
+        body = nonce + cipher(key).encrypt(nonce, body, SEALED)
+    digest = hashlib.sha256(body).hexdigest()
+    announce(digest)
+    write_atomically(path, mark + digest.encode() + b"\n" + body, secret=True)
 
 
 def is_checkpoint(path: Path) -> bool:
+    """Whether a file begins as one; older formats count, for whoever replaces them."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(len(MARK)) == MARK
+        return file.read(64).startswith(b"dpoptim checkpoint ")
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What `write_checkpoint` was given. Reading runs no code from the file.
+def read_checkpoint(path: Path, *, key: bytes | None = None) -> tuple[dict[str, Any], str]:
+    """What `write_checkpoint` was given, and its SHA-256. Reading runs no code from the file.
+
+    Args:
+        key: what sealed it; with a key, a file that is not sealed is refused.
 
     Raises:
-        FileNotFoundError: there is no such file. ValueError: it is no checkpoint of a private run, or was changed.
+        FileNotFoundError: there is no such file.
+        ValueError: it is no checkpoint of a private run, was changed, or was sealed with another key.
     """
+    name = printable(str(path))
     if not path.is_file():
-        raise FileNotFoundError(f"resume: there is no checkpoint at {path}. Fix: give what private.save(path) wrote.")
+        raise FileNotFoundError(f"resume: there is no checkpoint at {name}. Fix: give what private.save(path) wrote.")
+    remove_litter(Path(os.path.realpath(path)).parent)
     head, _, body = path.read_bytes().partition(b"\n")
-    if not head.startswith(MARK):
-        raise ValueError(f"resume: {path} is no checkpoint of this version. Fix: give what private.save(path) wrote.")
-    if head[len(MARK) :] != hashlib.sha256(body).hexdigest().encode():
-        raise ValueError(f"resume: {path} is damaged: its checksum is wrong. Fix: an earlier checkpoint, or a new run.")
-    contents: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    return contents
+    mark = SEALED if head.startswith(SEALED) else PLAIN
+    if not head.startswith(mark):
+        raise ValueError(f"resume: {name} is no checkpoint of this version. Fix: give what private.save(path) wrote.")
+    digest = hashlib.sha256(body).hexdigest()
+    if head[len(mark) :] != digest.encode():
+        raise ValueError(f"resume: {name} is damaged: its checksum is wrong. Fix: an earlier checkpoint, or a new run.")
+    if (mark == SEALED) != (key is not None):
+        fix = "give no checkpoint_key" if key is not None else "give the checkpoint_key that it was saved with"
+        raise ValueError(f"resume: {name} is {'not ' * (mark == PLAIN)}sealed with a key. Fix: {fix}.")
+    if key is not None:
+        try:
+            body = cipher(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], SEALED)
+        except InvalidTag:
+            raise ValueError(
+                f"resume: {name} was sealed with another key, or changed. Fix: give the checkpoint_key of its run."
+            ) from None
+    return checked(body, name), digest
+
+
+def checked(body: bytes, name: str) -> dict[str, Any]:
+    """The entries of a checkpoint, each of its type. ValueError if it has others."""
+    try:
+        contents: Any = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler raises whatever the bytes lead it to
+        raise ValueError(
+            f"resume: {name} holds no checkpoint ({type(error).__name__}). Fix: give what private.save(path) wrote."
+        ) from None
+    right = (
+        isinstance(contents, dict)
+        and contents.keys() == ENTRIES.keys()
+        and all(isinstance(contents[entry], kind) for entry, kind in ENTRIES.items())
+        and contents["gate"].keys() == {"released", "reservation", "correlated"}
+        and contents["gate"]["released"] == contents["steps_done"]
+    )
+    if not right:
+        raise ValueError(
+            f"resume: {name} holds no checkpoint: other entries than a run has. Fix: give what private.save(path) wrote."
+        )
+    return dict(contents)
+
+
+def cipher(key: bytes) -> AESGCM:
+    """What seals and opens. ValueError for a key that is not 32 bytes."""
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise ValueError(f"checkpoint_key must be {KEY_BYTES} bytes, such as os.urandom({KEY_BYTES}).")
+    return AESGCM(key)
 
 
 def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], records: int) -> dict[str, Any]:

@@ -55,8 +55,10 @@ class PrivateTraining:
         noise_seed: int | None,
         partial_backward: bool,
         resume: str | Path | None,
+        checkpoint_key: bytes | None,
     ) -> None:
-        checkpoint = None if resume is None else read_checkpoint(Path(resume))
+        checkpoint, digest = (None, "") if resume is None else read_checkpoint(Path(resume), key=checkpoint_key)
+        self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)
         self.steps_done = 0
@@ -95,6 +97,7 @@ class PrivateTraining:
             noise=key_stream(noise_seed, "gaussian noise" + later),
             label=label,
             resume=None if checkpoint is None else checkpoint["gate"],
+            checkpoint=digest,
         )
         self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]  # of the parts before
         self._saved_at = None if checkpoint is None else checkpoint["steps_done"]
@@ -272,6 +275,7 @@ class PrivateTraining:
 
         Raises:
             PrivacyError: in the middle of a step, or something was changed that may not be.
+            LedgerError: the ledger, which is told of the file first, cannot be written.
             ValueError: a state dict holds what could not be read back. OSError: the file cannot be written. What was there
                 is unchanged.
         """
@@ -295,7 +299,7 @@ class PrivateTraining:
             "choice": None if self._choice is None else self._choice.state(),
             "gate": self._gate.secret_state(),
         }
-        write_checkpoint(Path(path), contents)
+        write_checkpoint(Path(path), contents, key=self._checkpoint_key, announce=self._gate.note_checkpoint)
         self._saved_at = self.steps_done
 
     def _all_caveats(self) -> dict[str, bool]:

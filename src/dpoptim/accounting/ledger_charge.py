@@ -1,0 +1,118 @@
+"""One run's charge on a ledger, from its reservation to its end. The gate alone holds one."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import dp_accounting as dp
+
+from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
+from dpoptim.printable import printable
+
+__all__ = ["Charge"]
+
+ANNOUNCEMENTS = 20  # a run tells the ledger so often how far it may have come
+
+
+class Charge:
+    """What a run is charged, and what the ledger knows of how far it came.
+
+    Args:
+        ledger: None only for a run without noise, which promises nothing; then nothing is written.
+        event: everything that the run may release.
+        neighboring: the relation of the guarantee, by name.
+        label: public text for the ledger's entry.
+
+    Attributes:
+        reservation: None until `open`.
+    """
+
+    def __init__(self, ledger: Ledger | None, event: dp.DpEvent, neighboring: str, label: str) -> None:
+        self.event, self.neighboring, self.label = event, neighboring, label
+        self.reservation: Reservation | None = None
+        self._ledger = ledger
+        self._paused: str | None = None  # the reservation of the part that is over
+        self._announced = 0  # so many releases have been announced to the ledger
+
+    def check(self) -> None:
+        """Refuse before any work is done what `open` would refuse now."""
+        if self._ledger is not None and self._paused is None:
+            self._ledger.check(self.event, self.neighboring)
+
+    def open(self) -> None:
+        """Reserve the run, or take its reservation up again; on disk when this returns. Once is enough."""
+        if self._ledger is None or self.reservation is not None:
+            return
+        if self._paused is None:
+            self.reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
+        else:
+            self.reservation = self._ledger.resume(self._paused, self.event, released=self._announced)
+
+    def announce(self, released: int, releases: int) -> None:
+        """Write down, ahead and for several at a time, that a release begins after so many of so many."""
+        if self._ledger is None or self.reservation is None or released < self._announced:
+            return
+        self._announced = min(releases, released + math.ceil(releases / ANNOUNCEMENTS))
+        self._ledger.begin_releases(self.reservation.id, self._announced)
+
+    @property
+    def secret_id(self) -> str | None:
+        """The reservation's id, also of a run that was taken up and has released nothing since."""
+        return self._paused if self.reservation is None else self.reservation.id
+
+    def note_checkpoint(self, released: int, digest: str) -> None:
+        """Write down the SHA-256 of a checkpoint that is about to be saved; no other will be taken up.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+        """
+        if self._ledger is None:
+            return
+        if self.reservation is not None:
+            self._ledger.note_checkpoint(self.reservation.id, released, digest)
+            self._announced = released
+        elif self._paused is not None:
+            self._ledger.note_checkpoint(self._paused, released, digest, paused=True)
+
+    def take_up(self, reservation_id: str | None, released: int, digest: str) -> None:
+        """Go on with the reservation of a run's earlier part; where the ledger has none, `open` reserves anew.
+
+        Args:
+            released: releases so far, as the checkpoint counts them.
+            digest: SHA-256 of the checkpoint.
+
+        Raises:
+            LedgerError: the run was completed, or did not save this checkpoint.
+        """
+        self._announced = released
+        entries = [] if self._ledger is None else self._ledger.entries()
+        found = next((entry for entry in entries if entry.id == reservation_id), None)
+        if found is None or self._ledger is None:
+            return
+        if found.state == "committed":
+            raise LedgerError(
+                f"the run {printable(found.label)!r} was completed, so its checkpoints cannot go on; make a new plan."
+            )
+        if not self._ledger.knows_checkpoint(found.id, released, digest):
+            raise LedgerError(
+                f"resume: the ledger knows of no such checkpoint of the run {printable(found.label)!r}, after "
+                f"{released} releases; it was changed. Fix: give it as private.save(path) wrote it, or start a new run."
+            )
+        self._paused = found.id
+
+    def finish(self) -> None:
+        """Mark the run as completed. A failure is no reason to lose its results: it counts in full either way."""
+        if self._ledger is None or self.reservation is None:
+            return
+        try:
+            self._ledger.commit(self.reservation)
+        except LedgerError as error:
+            if self._ledger.holds(self.reservation):
+                said = f"the run is charged, but could not be marked as completed: {error}"
+            else:
+                said = (
+                    f"the ledger does not show this run's charge any more: {error}. What the run released counts "
+                    f"nevertheless. Fix: put the ledger back, or reserve this in the new one: {self.event}"
+                )
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
