@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -174,8 +175,12 @@ class Plan:
         """Epsilon of the whole run at another delta, 1e-14 < delta < 1."""
         return self.guarantee_at(delta).epsilon
 
-    def describe(self) -> str:
-        """The plan for a person to read: what will happen, what it guarantees, and on what that rests."""
+    def describe(self, basis: Sequence[Basis] | None = None) -> str:
+        """The plan for a person to read: what will happen, what it guarantees, and on what that rests.
+
+        Args:
+            basis: what is known of that by now (``private.describe()`` gives it); None: `basis`, from the plan alone.
+        """
         names = [field.name for field in fields(self.method)]  # type: ignore[arg-type]
         settings = ", ".join(f"{name}={getattr(self.method, name)!r}" for name in names)
         lines = [
@@ -190,7 +195,8 @@ class Plan:
                 f"  in words     no result is more than e^{rounded_up(self.guarantee.epsilon)} times as likely "
                 f"{COMPARED[self.neighboring].format(unit=self.guarantee.unit)}, plus {self.guarantee.delta:g}"
             )
-        lines += [f"  {item.kind:<12} {item.text}" for item in self.basis]
+        known = self.basis if basis is None else basis
+        lines += [f"  {item.kind:<12} {item.text}" for item in known]
         return "\n".join(lines)
 
     def to_json(self) -> str:

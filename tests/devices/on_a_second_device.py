@@ -190,7 +190,7 @@ def train(method: Any, device: torch.device | str, folder: Path, stop: int | Non
     with dpoptim.attach(plan, model, optimizer, data, noise_seed=1, **options) as private:
         for x, y in private.batches(physical_batch_size=16):
             if isinstance(method, dpoptim.ValueClippedSGD):
-                private.loss(F.cross_entropy(model(x), y, reduction="none")).backward()
+                private.backward(F.cross_entropy(model(x), y, reduction="none"))
             else:
                 F.cross_entropy(model(x), y).backward()
             optimizer.step()

@@ -208,8 +208,13 @@ def test_what_runs_in_float32_still_refuses_a_mean(case: Case) -> None:
     engine.attach()
     x = torch.randn(ROWS, 6, 4) if isinstance(part, nn.RNNBase) else torch.randn(ROWS, 4)
     inputs = (x,) if isinstance(part, nn.RNNBase) else (x, torch.ones(ROWS).long())
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PrivacyError, match=r"with a loss that is a mean"):
-        part(*inputs)
+    engine.begin_microbatch(ROWS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = part(*inputs)
+    losses = (output[0] if isinstance(part, nn.RNNBase) else output).float().flatten(1).sum(1)
+    with pytest.raises(PrivacyError, match=r"with a loss that is a mean"):
+        losses.mean().backward(retain_graph=True)
+    engine.backward(losses)  # one loss for each record has no such factor
     engine.detach()
 
 

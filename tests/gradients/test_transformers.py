@@ -61,7 +61,7 @@ def token_losses(model: nn.Module, batch: dict[str, Tensor], shift: int) -> Tens
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     labels = batch["labels"][:, shift:]
     losses = F.cross_entropy(logits[:, : T - shift].transpose(1, 2), labels, ignore_index=-100, reduction="none")
-    return dpoptim.losses.per_sample_mean(losses, labels != -100)
+    return dpoptim.losses.per_sample_mean(losses, labels != -100).mean()
 
 
 def next_token(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -47,7 +47,13 @@ ALLOWED = {
     "runs/train.py": {"randperm"},  # shuffles public data for the comparison without privacy
 }
 # Only the checkpoint of a run asks for secrets, and only what has some answers.
-HOLD_SECRETS = {"private_side.py", "methods/error_feedback.py", "training/microbatches.py", "training/private_training.py"}
+HOLD_SECRETS = {
+    "private_side.py",
+    "methods/error_feedback.py",
+    "training/microbatches.py",
+    "training/private_training.py",
+    "training/steps.py",
+}
 
 
 def sources() -> dict[str, str]:

@@ -527,7 +527,7 @@ def test_two_loops_at_once() -> None:
 def test_skipping_a_loss_that_is_not_finite() -> None:
     """The usual guard would let one record remove all others of its batch."""
     _, optimizer, private = attached()
-    with pytest.raises(dpoptim.PrivacyError, match="also when the loss is not finite"):
+    with pytest.raises(dpoptim.PrivacyError, match="also when they are not finite"):
         for _ in private.batches():
             optimizer.step()
 

@@ -122,7 +122,7 @@ def seen_of_training(data: tuple[Tensor, Tensor], *, sample_rate: float) -> dict
     finished = []
     with attach(plan, model, optimizer, TensorDataset(*data), noise_seed=SEED) as private:
         for bx, by in private.batches():
-            F.cross_entropy(model(bx), by).backward()
+            private.backward(F.cross_entropy(model(bx), by, reduction="none"))
             optimizer.step()
             finished.append(private.finished_step)
         return {
@@ -141,9 +141,9 @@ def model_of_canaries(sign: Tensor) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=40, batch_size=40, steps=2, noise_multiplier=1.0, delta=1e-5)
     data = TensorDataset(torch.arange(len(sign)), sign)
-    with attach(plan, model, optimizer, data, loss_reduction="sum", noise_seed=SEED) as private:
+    with attach(plan, model, optimizer, data, noise_seed=SEED) as private:
         for index, factor in private.batches():
-            (3 * factor * model(index)).sum().backward()
+            private.backward(3 * factor * model(index))
             optimizer.step()
     return model.table.weight.detach()
 

@@ -30,7 +30,7 @@ from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training.microbatches import MicrobatchSampler
-from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.optimizer_hooks import OptimizerHooks
 
 Indices = NDArray[np.int64]
 
@@ -158,9 +158,9 @@ def rows_printed() -> AbstractContextManager[Any]:
 @contextmanager
 def functional_use_unseen() -> Iterator[None]:
     """Neither the hook on the parameter nor the look at .grad before the step."""
-    honest = PrivateTraining._before_step
+    honest = OptimizerHooks._before_step
 
-    def before_step(self: PrivateTraining, *step: Any) -> Any:
+    def before_step(self: OptimizerHooks, *step: Any) -> Any:
         escaped = [p.grad for p in self._engine.parameters]
         for p in self._engine.parameters:
             p.grad = None
@@ -171,7 +171,7 @@ def functional_use_unseen() -> Iterator[None]:
         return changed
 
     seen = patch.object(HookManager, "_reached", lambda self, name, parameter, g: self.recorder.reached(parameter))
-    with seen, patch.object(PrivateTraining, "_before_step", before_step):
+    with seen, patch.object(OptimizerHooks, "_before_step", before_step):
         yield
 
 
@@ -180,9 +180,9 @@ def second_backward_counts() -> Iterator[None]:
     honest = Engine._close
 
     def close(self: Engine, finished: BackwardPass) -> None:
-        rows = self._rows_open
+        rows = self.rows_open
         honest(self, finished)
-        self._rows_open = rows
+        self.rows_open = rows
 
     with patch.object(Engine, "_close", close), patch.object(Engine, "require_all_closed", lambda self: None):
         yield

@@ -71,7 +71,7 @@ def sum_norm(model: nn.Module, x: Tensor, y: Tensor) -> float:
     engine = ValueEngine(model, Clipping(0.1), capacity=1, paper=False)
     engine.attach()
     engine.begin_microbatch(1)
-    engine.loss(F.cross_entropy(model(x), y, reduction="none")).backward()
+    engine.backward(F.cross_entropy(model(x), y, reduction="none"))
     engine.detach()
     return float(engine.take()[0].norm())
 

@@ -143,10 +143,10 @@ def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> 
     optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
     with (
         releases_kept(columns) as kept,
-        attach(plan, table, optimizer, data, loss_reduction="sum", noise_seed=seed, label="audit") as private,
+        attach(plan, table, optimizer, data, noise_seed=seed, label="audit") as private,
     ):
         for index, weight in private.batches():
-            (table(index)[:, 0] * weight * LENGTH).sum().backward()
+            private.backward(table(index)[:, 0] * weight * LENGTH)
             optimizer.step()
     return torch.stack(kept).numpy()
 
@@ -207,9 +207,9 @@ def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     found = []
-    with attach(plan, model, optimizer, TensorDataset(x[:, None]), loss_reduction="sum", noise_seed=seed) as private:
+    with attach(plan, model, optimizer, TensorDataset(x[:, None]), noise_seed=seed) as private:
         for (batch,) in private.batches():
-            model(batch).sum().backward()
+            private.backward(model(batch)[:, 0])
             optimizer.step()
             found.append(-float(model.weight.detach()))
             with torch.no_grad():

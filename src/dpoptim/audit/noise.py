@@ -102,7 +102,7 @@ def gate_noise(steps: int, *, noise_seed: int | None = None, shapes: tuple[tuple
             with torch.no_grad():
                 for p in model.parameters():
                     p.zero_()  # so that the step leaves the noise itself, to the last bit
-            (0 * model(x)).mean().backward()
+            private.backward((0 * model(x)).mean())
             optimizer.step()
             for kept, p in zip(released, model.parameters(), strict=True):
                 kept.append(-p.detach().flatten().numpy() / (CLIP_NORM * NOISE_MULTIPLIER))

@@ -263,10 +263,10 @@ def attached_run(
         optimizer = torch.optim.SGD(trained.parameters(), lr=learning_rate)
         scores = np.zeros(len(present))
         data = TensorDataset(inputs, targets, weights)
-        with attach(plan, trained, optimizer, data, loss_reduction="sum", noise_seed=noise_seed, label="audit") as private:
+        with attach(plan, trained, optimizer, data, noise_seed=noise_seed, label="audit") as private:
             for bx, by, weight in private.batches():
                 before = flat(trained)
-                (loss(trained(bx), by) * weight).sum().backward()
+                private.backward(loss(trained(bx), by) * weight)
                 optimizer.step()
                 noisy = (before - flat(trained)) * (plan.batch_size / learning_rate)
                 scores += alignment(probe, before, loss, (x, y), noisy, plan.method.rule.norm)

@@ -147,9 +147,9 @@ def canary_scores(
     scores = np.zeros(len(present))
     with torch.no_grad():
         model.table.weight.zero_()
-    with attach(plan, model, optimizer, data, loss_reduction="sum", noise_seed=noise_seed, label="audit") as private:
+    with attach(plan, model, optimizer, data, noise_seed=noise_seed, label="audit") as private:
         for index, sign in private.batches():
-            (model(index) * sign.to(dtype) * length).sum().backward()
+            private.backward(model(index) * sign.to(dtype) * length)
             optimizer.step()
             with torch.no_grad():
                 # SGD from zero with learning rate 1: the parameters are the noisy mean itself.

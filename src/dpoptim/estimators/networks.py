@@ -53,7 +53,7 @@ class _Network(BaseEstimator):
         loss: Callable[[Tensor, Tensor], Tensor],
         notes: tuple[str, ...],
     ) -> None:
-        """Set ``network_`` and ``privacy_``. ``loss`` is a sum over rows."""
+        """Set ``network_`` and ``privacy_``. ``loss`` gives one number a row."""
         features = x.shape[1]
         n = public_number_of_records(self.n, len(x), self.neighboring)
         delta, said = stated_delta(self.delta, n)
@@ -86,13 +86,12 @@ class _Network(BaseEstimator):
             network,
             optimizer,
             data,
-            loss_reduction="sum",
             ledger=self.ledger,
             label=label,
             noise_seed=self.noise_seed,
         ) as private:
             for batch, wanted in private.batches(physical_batch_size=PIECE):
-                loss(network(batch), wanted).backward()
+                private.backward(loss(network(batch), wanted))
                 optimizer.step()
                 if private.finished_step:
                     average.update(private.steps_done)
@@ -221,7 +220,7 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         refuse_weights(sample_weight)
         x = table(X, reset=True, estimator=self)
         self.classes_, numbers, notes = public_classes(self.classes, y, rows=len(x))
-        self._train(x, torch.from_numpy(numbers), len(self.classes_), nn.CrossEntropyLoss(reduction="sum"), notes)
+        self._train(x, torch.from_numpy(numbers), len(self.classes_), nn.CrossEntropyLoss(reduction="none"), notes)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -294,9 +293,14 @@ class DPSGDRegressor(RegressorMixin, _Network):
         refuse_weights(sample_weight)
         x = table(X, reset=True, estimator=self)
         scaled = torch.from_numpy(bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32))
-        self._train(x, scaled[:, None], 1, nn.MSELoss(reduction="sum"), ())
+        self._train(x, scaled[:, None], 1, squared_errors, ())
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""
         return self._outputs(X)[:, 0] * real_number("target_bound", self.target_bound)
+
+
+def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One a row: (rows, 1), (rows, 1) -> (rows,)."""
+    return (outputs - targets).square().flatten(1).sum(1)

@@ -47,20 +47,36 @@ class BackwardRecorder:
     """Files entries by backward pass and hands the finished pass to ``close``.
 
     Attributes:
-        may_round: whether layers may run under torch.autocast (see `narrow_dtype`).
-        rounded: whether one did.
+        may_round: whether no loss will be a mean, so that nobody need look for rounding (see `refuse_rounding`).
+        rounded: whether a layer ran under torch.autocast.
     """
 
     def __init__(self, close: Callable[[BackwardPass], None], *, may_round: bool = False) -> None:
         self._close, self.may_round, self.rounded = close, may_round, False
+        self._narrow: str | None = None  # the first layer that ran under torch.autocast since a delivery
         self._task = self._latest = OUTSIDE_BACKWARD
         self._pass = BackwardPass()
 
-    def _refuse_autocast(self) -> None:
-        """A backward pass under autocast rounds what plain operations hand back, wherever the forward pass ran."""
-        for device in kinds_of_device():
-            if torch.is_autocast_enabled(device):
-                narrow_dtype(self, "(loss.backward())", torch.device(device))
+    def begin(self) -> None:
+        """A new batch, or a part of one, is delivered."""
+        self._narrow = None
+
+    def note_narrow(self, layer: str) -> None:
+        """A layer ran under torch.autocast."""
+        self.rounded, self._narrow = True, self._narrow or layer
+
+    def refuse_rounding(self) -> None:
+        """Refuse a mean whose layers ran under torch.autocast.
+
+        Autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record more would round every
+        other record's gradient anew, B times as much as a record may add. A sum has no such factor.
+        """
+        if self._narrow is not None:
+            raise PrivacyError(
+                f"layer {self._narrow!r} ran under torch.autocast with a loss that is a mean: its factor, one over the "
+                "realised batch, would be rounded together with every record's gradient, and the bound on a record would "
+                "not hold. Fix: private.backward(losses) with one loss for each record; or train in float32."
+            )
 
     def current(self) -> BackwardPass:
         """The pass that autograd is in; opens it on its first entry."""
@@ -71,7 +87,9 @@ class BackwardRecorder:
                     "a backward pass ran inside another one, over a graph that was built before: the outer one's records "
                     "would be lost. Fix: one loss.backward() for each batch, and no backward() inside custom functions."
                 )
-            self._refuse_autocast()
+            for device in kinds_of_device():
+                if torch.is_autocast_enabled(device):  # rounds what plain operations hand back, wherever forward ran
+                    self.note_narrow("(the backward pass)")
             # Whatever an earlier, interrupted pass left behind goes with it.
             self._task, self._latest, self._pass = task, task, BackwardPass()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
@@ -89,20 +107,10 @@ class BackwardRecorder:
 
 
 def narrow_dtype(recorder: BackwardRecorder, layer: str, device: torch.device) -> torch.dtype | None:
-    """The dtype that torch.autocast computes in; None without it.
-
-    Under a mean, autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record more would
-    round every other record's gradient anew, B times as much as a record may add. A sum has no such factor.
-    """
+    """The dtype that torch.autocast computes in; None without it. What runs in it is noted: see `refuse_rounding`."""
     if not torch.is_autocast_enabled(device.type):
         return None
-    if not recorder.may_round:
-        raise PrivacyError(
-            f"layer {layer!r} ran under torch.autocast with a loss that is a mean: its factor, one over the realised batch, "
-            "would be rounded together with every record's gradient, and the bound on a record would not hold. "
-            'Fix: a loss with reduction="sum", and attach(..., loss_reduction="sum"); or train in float32.'
-        )
-    recorder.rounded = True
+    recorder.note_narrow(layer)
     return torch.get_autocast_dtype(device.type)
 
 
@@ -110,7 +118,7 @@ def narrow_dtype(recorder: BackwardRecorder, layer: str, device: torch.device) -
 def full_precision(recorder: BackwardRecorder, layer: str, device: torch.device) -> Iterator[bool]:
     """Keep torch.autocast out of layers whose hooks do their own arithmetic: they run in float32 on widened inputs.
 
-    Yields whether inputs must be widened. Refuses as `narrow_dtype`: what goes in and comes out is rounded by others.
+    Yields whether inputs must be widened. Noted as by `narrow_dtype`: what goes in and comes out is rounded by others.
     """
     narrow = narrow_dtype(recorder, layer, device) is not None
     with torch.autocast(device.type, enabled=False) if narrow else nullcontext():

@@ -17,15 +17,15 @@ from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
 from dpoptim.gradients.choose_formula import choose_formula
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
-from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Lazy, PerSampleGrad
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.gradients.sparse import SparseOuter
-from dpoptim.gradients.tied import merge
+from dpoptim.gradients.tied import longest_factors, merge
 from dpoptim.sampling import number_of_groups
 
 Reduction = Literal["mean", "sum"]
+HandedOver = Literal["bare", "scalar", "vector"]  # loss.backward() by the caller, or how `backward` was given the loss
 
 
 class Engine:
@@ -36,7 +36,7 @@ class Engine:
         clipping: the bound on each record, and how many sums it adds to.
         capacity: B of the theorem in `products`; public. In larger batches, which come about where a nominal n is far
             below the size of the data, the margin no longer covers the rounding of a mean's factor.
-        reduction: how the user's loss combines the rows of one backward pass.
+        reduction: how a loss that the caller differentiates combines the rows of one backward pass.
         partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
             which only the caller can know; without it every piece takes exactly one pass over all its rows.
         positions: how many positions (of a sequence, say) each record has in a layer, by the layer's name; public, from
@@ -46,6 +46,8 @@ class Engine:
 
     Attributes:
         physical_rows: the most rows that one backward pass may have; public. It decides how sums are formed.
+        rows_open: rows delivered that have not been through a backward pass. Private.
+        handed_over: how losses have come so far.
 
     Raises:
         PrivacyError: a layer or option that cannot be clipped record by record, by name.
@@ -54,7 +56,7 @@ class Engine:
     differ by at most ``clipping.norm`` in Euclidean norm, rounding included.
     """
 
-    backward_call = "loss.backward()"  # in messages: what closes a batch
+    takes_scalars = True  # beside one loss for each record
 
     def __init__(
         self,
@@ -87,8 +89,7 @@ class Engine:
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
         self._size = sum(p.numel() for p in self.parameters)
-        narrowest = min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)
-        self.margin = margin(narrowest, capacity, common_factor=reduction == "mean")
+        self._narrowest = min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)
         by_device: dict[torch.device, list[int]] = {}
         for p in self.parameters:
             by_device.setdefault(p.device, []).append(p.numel())
@@ -101,8 +102,11 @@ class Engine:
         self._sums = [Sums([view.view(-1) for view in each], clipping.directions) for each in views]
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
         self._groups: Groups | None = None
-        self._rows_open = 0  # rows delivered and not yet closed
+        self.rows_open = 0
         self._null = False
+        self._handing: HandedOver = "bare"
+        self._total_weight: float | None = None  # that a mean was divided by, if not the number of its rows
+        self.handed_over: set[tuple[HandedOver, Reduction]] = set()
         if isinstance(clipping, Clipping) and clipping.style == "per-layer":
             clipping.of_one_layer(len(set(self.layers)))  # refuses bounds that are too small
         # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
@@ -138,10 +142,33 @@ class Engine:
             PrivacyError: rows of the piece before have not been through a backward pass.
         """
         self.require_all_closed()
-        self._rows_open, self._null = rows, null
+        self.recorder.begin()
+        self.rows_open, self._null = rows, null
         self._groups = groups
         if self.hooks is not None:
             self.hooks.see_microbatch()
+
+    def backward(
+        self,
+        loss: Tensor,
+        reduction: Reduction = "sum",
+        handed_over: HandedOver = "vector",
+        total_weight: float | None = None,
+    ) -> None:
+        """Differentiate a loss of the delivered rows.
+
+        Args:
+            loss: one for each row, shape (rows,), or a scalar.
+            reduction: how a scalar was made of the rows' losses, whatever the engine was made for.
+            handed_over: what the caller gave.
+            total_weight: what a mean was divided by, if not by the number of its rows.
+        """
+        before = self.reduction
+        self.reduction, self._handing, self._total_weight = reduction, handed_over, total_weight
+        try:
+            loss.sum().backward()
+        finally:
+            self.reduction, self._handing, self._total_weight = before, "bare", None
 
     def refuse_writes(self) -> None:
         """Parameters may not carry out what the model saw; see `HookManager.refuse_writes`."""
@@ -150,10 +177,10 @@ class Engine:
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
-        if self._rows_open and not self._null:
+        if self.rows_open and not self._null:
             raise PrivacyError(
-                f"a batch was delivered, but not all of its rows went through {self.backward_call}. Fix: call it on the "
-                "loss of the whole batch, also when the loss is not finite (the engine leaves out such records by itself)."
+                "a batch was delivered, but not all of its rows went through private.backward(losses). Fix: call it on the "
+                "losses of the whole batch, also when they are not finite (the engine leaves out such records by itself)."
             )
 
     def _close(self, finished: BackwardPass) -> None:
@@ -161,19 +188,22 @@ class Engine:
             uses, rows = self._uses(finished)
             if not uses:
                 return
-            if not self._rows_open:
+            if not self.rows_open:
                 raise PrivacyError(
-                    "loss.backward() was called on rows that private.batches() did not deliver, or a second time on rows "
-                    "that it did. Fix: draw every batch from private.batches(), and call backward() once for each."
+                    "a backward pass ran on rows that private.batches() did not deliver, or a second time on rows that it "
+                    "did. Fix: draw every batch from private.batches(), and call private.backward(losses) once for each."
                 )
-            allowed = rows <= self._rows_open if self.partial_backward else rows == self._rows_open
+            allowed = rows <= self.rows_open if self.partial_backward else rows == self.rows_open
             if not allowed:
                 raise PrivacyError(
                     "a backward pass did not cover exactly the rows that were delivered: records would be mistaken, or "
                     "count twice. Fix: one backward pass on the whole batch, records on the first axis; for passes over "
                     "disjoint parts of a batch, attach with partial_backward=True."
                 )
-            self._rows_open -= rows
+            if self.reduction == "mean":
+                self.recorder.refuse_rounding()
+            self.rows_open -= rows
+            self.handed_over.add((self._handing, self.reduction))
             if self._null or not rows:
                 return
             merged = {
@@ -231,7 +261,7 @@ class Engine:
             squared[self._unit(i)].append(per_sample_grad.squared_norms(groups, block).to(device) * scale**2)
         zero = torch.zeros(rows, dtype=torch.float64, device=device)
         total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
-        longest = self._longest(whole, zero, scale) if self.reduction == "mean" else None
+        longest = longest_factors(whole, zero, scale) if self.reduction == "mean" else None
 
         def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             for unit, each in measured.items():
@@ -266,7 +296,7 @@ class Engine:
         rule = self.clipping
         if isinstance(rule, Clipping) and rule.style == "per-layer":
             rule = rule.of_one_layer(len(set(self.layers)))
-        factors = {unit: rule.factors(each, self.margin).view(-1, len(each)) for unit, each in squared.items()}
+        factors = {unit: rule.factors(each, self.margin()).view(-1, len(each)) for unit, each in squared.items()}
         if len(factors) > 1:
             countable = torch.stack([each[0] > 0 for each in factors.values()]).all(0)
             factors = {unit: torch.where(countable, each, 0.0) for unit, each in factors.items()}
@@ -275,15 +305,6 @@ class Engine:
         whole = torch.stack(list(squared.values())).sum(0)
         tapers = taper(torch.maximum(whole, longest)).nan_to_num(nan=0.0)
         return {unit: each * tapers for unit, each in factors.items()}, tapers
-
-    def _longest(self, per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: float) -> Tensor:
-        """The squared length of the longest factor of each record's gradients, (B,), where they are products."""
-        lengths = [zero]
-        for per_sample_grad in per_sample_grads.values():
-            longest = per_sample_grad.longest() if isinstance(per_sample_grad, Outer | SequenceOuter | SparseOuter) else None
-            if longest is not None:
-                lengths.append(longest.to(zero.device) * scale**2)
-        return torch.stack(lengths).amax(0)
 
     def _groups_of(self, rows: int) -> Groups:
         """The groups that the rows of a pass are summed in."""
@@ -297,9 +318,14 @@ class Engine:
 
     def _from_loss_to_records(self, rows: int) -> float:
         """From the gradients of a mean to the records' own: the inverse of the factor that autograd used, rounding too."""
-        if self.reduction == "sum":
+        if self.reduction == "sum" or self._total_weight == 0:  # of ignored labels alone: all gradients are zero
             return 1.0
-        return 1 / (float(np.float32(1 / rows)) if self.parameters[0].dtype == torch.float32 else 1 / rows)
+        factor = 1 / (self._total_weight or rows)
+        return 1 / (float(np.float32(factor)) if self.parameters[0].dtype == torch.float32 else factor)
+
+    def margin(self) -> float:
+        """Share of the clip norm that is left to rounding where the loss is reduced as it is now; see `products`."""
+        return margin(self._narrowest, self.capacity, common_factor=self.reduction == "mean")
 
     def take(self) -> list[Tensor]:
         """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for each device.
@@ -314,7 +340,7 @@ class Engine:
         for sums in self._sums:
             sums.settle()
             sums.restart()
-        self._rows_open = 0
+        self.rows_open = 0
         if self.hooks is not None:
             self.hooks.written = None
         return self._buffers

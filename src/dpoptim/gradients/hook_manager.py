@@ -183,7 +183,7 @@ class InputHook:
 
 
 class FrozenHook:
-    """Refuses torch.autocast around a frozen module where the loss is a mean. Holds the recorder weakly, as `InputHook`."""
+    """Notes torch.autocast around a frozen module. Holds the recorder weakly, as `InputHook`."""
 
     def __init__(self, recorder: BackwardRecorder | None, label: str) -> None:
         self._recorder = None if recorder is None else weakref.ref(recorder)

@@ -1,13 +1,13 @@
 """Per-sample gradients of a parameter with several uses in a pass (tied weights), cross terms included."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import aligned_records, gram, in_company
-from dpoptim.gradients.per_sample_grads import Lazy, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
@@ -97,3 +97,13 @@ class TiedHead(SequenceOuter):
     def without(self, keep: Tensor) -> "TiedHead":
         assert self.table is not None
         return replace(super().without(keep), table=self.table.without(keep))
+
+
+def longest_factors(per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: float) -> Tensor:
+    """The squared length of the longest factor of each record's gradients, (B,), where they are products."""
+    lengths = [zero]
+    for per_sample_grad in per_sample_grads.values():
+        longest = per_sample_grad.longest() if isinstance(per_sample_grad, Outer | SequenceOuter | SparseOuter) else None
+        if longest is not None:
+            lengths.append(longest.to(zero.device) * scale**2)
+    return torch.stack(lengths).amax(0)

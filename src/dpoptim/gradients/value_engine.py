@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import exact_arithmetic
-from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.engine import Engine, HandedOver, Reduction
 from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
@@ -47,20 +47,15 @@ class ValueEngine(Engine):
         model: see `layers_of`.
         clipping, capacity: as for `Engine`.
         paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured slopes.
-        reduction: must be ``"mean"``: `loss` returns a mean.
 
     **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over the batch.
     """
 
-    backward_call = "private.loss(losses).backward()"
+    takes_scalars = False
 
-    def __init__(
-        self, model: nn.Module, clipping: ClippingRule, *, capacity: int, paper: bool, reduction: Reduction = "mean"
-    ) -> None:
-        if reduction != "mean":
-            raise ValueError("loss_reduction must be 'mean' for value clipping: private.loss returns a mean.")
+    def __init__(self, model: nn.Module, clipping: ClippingRule, *, capacity: int, paper: bool) -> None:
         self._layers = layers_of(model)
-        super().__init__(model, clipping, capacity=capacity, reduction="sum")  # the mean is only shown; see `loss`
+        super().__init__(model, clipping, capacity=capacity, reduction="sum")
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
         self._first: Tensor | None = None
@@ -87,42 +82,39 @@ class ValueEngine(Engine):
         """One: `sum_margin` covers that a record changes how all others are divided."""
         return 1
 
-    def loss(self, losses: Tensor) -> Tensor:
-        """The mean of the per-record losses, whose backward pass adds bounded gradients to the engine's sums.
-
-        Args:
-            losses: shape (B,), of the model's last output.
+    def backward(
+        self,
+        loss: Tensor,
+        reduction: Reduction = "sum",
+        handed_over: HandedOver = "vector",
+        total_weight: float | None = None,
+    ) -> None:
+        """Add the bounded gradients of one loss for each delivered row, shape (rows,), of the model's last output.
 
         Raises:
-            PrivacyError: not the losses of the delivered rows.
+            PrivacyError: these are other losses.
         """
         forward = self._forward
-        if losses.dim() != 1 or forward is None or len(losses) != len(forward.output) or not losses.requires_grad:
+        if handed_over != "vector" or forward is None or len(loss) != len(forward.output):
             raise PrivacyError(
-                f"private.loss takes the losses of the delivered rows, of shape (rows,) and computed from model(x); got "
-                f'{axes_of(losses)}. Fix: compute the loss with reduction="none", one number for each record.'
+                "value clipping takes the losses of the delivered rows, of shape (rows,) and computed from model(x). Fix: "
+                'compute the loss with reduction="none", one number for each record.'
             )
-        if len(losses) != self._rows_open:
+        if len(loss) != self.rows_open:
             raise PrivacyError(
-                "private.loss was called on rows that private.batches() did not deliver, or a second time. Fix: one call "
-                "for each batch."
+                "private.backward was called on rows that private.batches() did not deliver, or a second time. Fix: one "
+                "call for each batch."
             )
         self._forget()
-        margin = self.sum_margin()
-
-        def differentiate() -> None:
-            with exact_arithmetic():
-                (slopes,) = torch.autograd.grad(losses.sum(), forward.shown, allow_unused=True)
-                if slopes is None:
-                    raise PrivacyError(
-                        "private.loss was given losses of an earlier output: model(x) ran again since. Fix: compute the "
-                        "losses from the model's last output; for a look at the model, use torch.no_grad()."
-                    )
-                self._add(slopes, losses.detach(), forward, margin)
-
-        trigger = torch.zeros((), requires_grad=True)
-        mean: Tensor = _Handover.apply(trigger, losses.detach().mean(), differentiate)
-        return mean
+        with torch.enable_grad(), exact_arithmetic():
+            (slopes,) = torch.autograd.grad(loss.sum(), forward.shown, allow_unused=True)
+            if slopes is None:
+                raise PrivacyError(
+                    "private.backward was given losses of an earlier output: model(x) ran again since. Fix: compute the "
+                    "losses from the model's last output; for a look at the model, use torch.no_grad()."
+                )
+            self._add(slopes, loss.detach(), forward, self.sum_margin())
+        self.handed_over.add((handed_over, reduction))
 
     def sum_margin(self) -> float:
         """Share of the clip norm left to rounding: of float32 sums over a pass, in each of the passes of a batch.
@@ -133,7 +125,7 @@ class ValueEngine(Engine):
         """
         u = UNIT_ROUNDOFF[min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)]
         widths = [min(layer.linear.weight.shape) ** 0.5 * max(layer.linear.weight.shape) for layer in self._layers]
-        share = max(self.margin, 2.0**-20) + 2 * u * self.capacity * (self.physical_rows + 2) + 2 * u * sum(widths)
+        share = max(self.margin(), 2.0**-20) + 2 * u * self.capacity * (self.physical_rows + 2) + 2 * u * sum(widths)
         if share > MOST_MARGIN:
             raise PrivacyError(
                 f"float32 sums over {self.physical_rows} rows of a batch of {self.capacity} round too coarsely for a proven "
@@ -142,15 +134,13 @@ class ValueEngine(Engine):
         return share
 
     def _add(self, slopes: Tensor, losses: Tensor, forward: "_Forward", margin: float) -> None:
-        rows = len(slopes)
-        if self._rows_open != rows:
-            raise PrivacyError("private.loss(...).backward() was called twice. Fix: call it once for each batch.")
-        self._rows_open = 0
+        self.rows_open = 0
         self._refuse_changed_model()
         if not torch.equal(self._row_norms(forward.first), forward.inputs[0]):
             raise PrivacyError(
                 "the batch was overwritten between the model's forward and backward pass: its bound was for what it held "
-                "before. Fix: leave a batch as it is until loss.backward() is over; a collate_fn must not reuse its memory."
+                "before. Fix: leave a batch as it is until private.backward(losses) is over; a collate_fn must not reuse "
+                "its memory."
             )
         # Of the weights that autograd is about to use.
         later = [self._norms[i] for i in range(1, len(self._layers))]
@@ -196,7 +186,7 @@ class ValueEngine(Engine):
         if torch.is_autocast_enabled(h.device.type):
             raise PrivacyError(
                 "the model ran under torch.autocast, whose sums over a batch round too coarsely for the bound. "
-                "Fix: train in float32, or dpoptim.DPSGD with loss_reduction='sum'."
+                "Fix: train in float32, or dpoptim.DPSGD."
             )
         if place == 0 and h.requires_grad:
             raise PrivacyError(
@@ -268,18 +258,3 @@ class EngineHook:
 
     def __reduce__(self) -> tuple[type["EngineHook"], tuple[None, int | str]]:
         return EngineHook, (None, self._place)
-
-
-class _Handover(torch.autograd.Function):
-    """A number whose backward pass is the engine's, whatever it was multiplied by or added to."""
-
-    @staticmethod
-    def forward(ctx: Any, trigger: Tensor, value: Tensor, differentiate: Any) -> Tensor:
-        ctx.differentiate = differentiate
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        with torch.enable_grad():
-            ctx.differentiate()
-        return None, None, None

@@ -25,7 +25,7 @@ class ValueClippedSGD:
     activations), for which the bound is proved; whatever else is refused by name. In the training loop::
 
         losses = F.cross_entropy(model(x), y, reduction="none")
-        private.loss(losses).backward()
+        private.backward(losses)
 
     Args:
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. The bound exceeds the norm in

@@ -69,7 +69,7 @@ def train(plan: Plan, training: Arrays, rate: float, seed: int, measured_on: Arr
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
         for x, y in private.batches():
-            F.cross_entropy(model(x), y).backward()
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
             average.update(private.steps_done)
     average.swap()

@@ -77,7 +77,7 @@ def descend(method: DiceSGD, slope: int, passes: int) -> list[float]:
     path = []
     with attach(plan, model, optimizer, TensorDataset(ones, centres), noise_seed=0) as private:
         for one, centre in private.batches():
-            nn.functional.huber_loss(model(one)[:, 0], centre, delta=float(slope)).backward()
+            private.backward(nn.functional.huber_loss(model(one)[:, 0], centre, delta=float(slope)))
             optimizer.step()
             if private.steps_done % len(centres) == 0:
                 path.append(float(model.weight.detach()))

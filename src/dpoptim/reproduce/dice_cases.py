@@ -182,7 +182,7 @@ def word_losses(outputs: Tensor, following: Tensor) -> Tensor:
 
 
 def word_loss(outputs: Tensor, following: Tensor) -> Tensor:
-    return per_sample_mean(word_losses(outputs, following), following != PADDING)
+    return per_sample_mean(word_losses(outputs, following), following != PADDING).mean()
 
 
 @torch.no_grad()

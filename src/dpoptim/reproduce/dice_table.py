@@ -96,7 +96,7 @@ def train(plan: Plan, case: Case, step: float, seed: int, measured_on: Arrays) -
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*case.training), noise_seed=seed) as private:
         for x, y in private.batches(physical_batch_size=case.physical_batch_size):
-            case.loss(model(x), y).backward()
+            private.backward(case.loss(model(x), y))
             optimizer.step()
             if private.finished_step:
                 average.update(private.steps_done)

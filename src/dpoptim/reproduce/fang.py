@@ -108,7 +108,7 @@ def monitored(plan: Plan, training: Arrays, name: str, clip_norm: float) -> list
     shares = []
     with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=0) as private:
         for x, y in private.batches():
-            F.cross_entropy(model(x), y).backward()
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
             shares.append(private.share_unclipped)
     return shares
@@ -149,8 +149,7 @@ def run(plan: Plan, name: str, training: Arrays, step: float, seed: int, measure
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:
         for x, y in private.batches(physical_batch_size=BATCH):
-            losses = F.cross_entropy(model(x), y, reduction="none")
-            (private.loss(losses) if isinstance(plan.method, ValueClippedSGD) else losses.mean()).backward()
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
             if private.finished_step:
                 average.update(private.steps_done)
@@ -247,8 +246,7 @@ def private_epoch(plan: Plan, name: str, training: Arrays) -> float:
     with attach(plan, model, optimizer, TensorDataset(*training)) as private:
         started = time.process_time()
         for x, y in private.batches():
-            losses = F.cross_entropy(model(x), y, reduction="none")
-            (private.loss(losses) if isinstance(plan.method, ValueClippedSGD) else losses.mean()).backward()
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
         return time.process_time() - started
 

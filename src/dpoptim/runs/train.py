@@ -93,10 +93,9 @@ def train_privately(
         ledger=None if plan.noise_multiplier == 0 else ledger,
         label=label,
         noise_seed=noise_seed,
-        loss_reduction="sum",
     ) as private:
         for batch_x, batch_y in private.batches(physical_batch_size=optimization.physical_batch_size):
-            F.cross_entropy(model(batch_x), batch_y, reduction="sum").backward()
+            private.backward(F.cross_entropy(model(batch_x), batch_y, reduction="none"))
             optimizer.step()
             if not private.finished_step:
                 continue

@@ -20,7 +20,7 @@ def attach(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     train_set: Dataset[Any],
     *,
-    loss_reduction: Reduction = "mean",
+    loss_reduction: Reduction | None = None,
     ledger: Ledger | None = None,
     label: str = "training run",
     noise_seed: int | None = None,
@@ -30,7 +30,7 @@ def attach(
 ) -> PrivateTraining:
     """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
 
-    Inside, ``loss.backward()`` hands clipped per-record sums to the engine (``.grad`` stays None), and
+    Inside, ``private.backward(losses)`` hands clipped per-record sums to the engine (``.grad`` stays None), and
     ``optimizer.step()`` lets the gate write the noisy mean into ``.grad`` before it moves. Leaving ``with`` restores
     the model exactly; its class and state-dict keys never change.
 
@@ -41,8 +41,9 @@ def attach(
             share them out. The first of them to step lets the gate release; each may use its part of that release once,
             before the next batch.
         train_set: a map-style data set. Under add-or-remove-one its length is never compared with the plan's n.
-        loss_reduction: whether the loss is the ``"mean"`` or the ``"sum"`` over the rows of a batch
-            (`dpoptim.check` finds out).
+        loss_reduction: for losses that are not handed over as one value a record: whether the scalar is the ``"mean"``
+            or the ``"sum"`` over the rows of a batch. None: ``private.backward`` reads it off the scalar's graph, or
+            refuses; a ``loss.backward()`` by itself is taken to be of a mean.
         ledger: where the run is charged; in memory by default.
         label: public text for the ledger's entry.
         noise_seed: makes noise and sampling repeatable, for tests; the guarantee is then marked as not for release.
@@ -60,7 +61,7 @@ def attach(
         ValueError, FileNotFoundError: ``resume`` is no checkpoint of this plan.
 
     **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``, for every data set,
-    model and loss, provided that the loss is the stated reduction of one term per record.
+    model and loss, provided that each record's loss depends on that record alone.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     return PrivateTraining(

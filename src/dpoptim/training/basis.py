@@ -1,23 +1,46 @@
 """What a training's guarantee rests on beside its plan: what is enforced, and what is taken on trust."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dpoptim.gradients.engine import Reduction
 from dpoptim.plan import Basis
 
 ESCAPES = Basis("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
-MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a summed loss needs no such trust)"
+MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of losses has none)"
+NOT_CHECKED = (
+    "loss not checked: each record's loss depends on that record alone (no mean over the tokens of a batch, no mixing or "
+    "comparing of records)"
+)
 
 
-def basis_of_loss(stated: Reduction, differentiated: Reduction) -> tuple[Basis, ...]:
-    """Of the loss as the user states it, and as it is differentiated (value clipping shows a mean and sums)."""
-    loss = f"the loss is the {stated} over the batch of one term per record (dpoptim.check tests it)"
-    items = (
-        Basis("trusted", loss),
+def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool]) -> tuple[Basis, ...]:
+    """Of the loss, as it was handed over so far.
+
+    Args:
+        declared: what `attach` was told.
+        caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was handed over) and
+            ``"mean"``.
+    """
+    items = [Basis("trusted", NOT_CHECKED)]
+    if caveats["bare"]:
+        usual = "" if declared else ", which nobody declared"
+        stated = f"the loss is the {declared or 'mean'} over the batch of one term per record{usual} (private.backward sees)"
+        items.append(Basis("trusted", stated))
+    elif caveats["scalar"]:
+        items.append(Basis("trusted", "what was summed or averaged to the loss is one term per record"))
+    items += [
         Basis("trusted", "the shape of a record is public, and so is which layers run on a batch, and how often"),
         Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
-    )
-    return (*items, Basis("trusted", MEAN)) if differentiated == "mean" else items
+    ]
+    if caveats["mean"] or declared == "mean":
+        items.append(Basis("trusted", MEAN))
+    return tuple(items)
+
+
+def in_order(items: Iterable[Basis]) -> tuple[Basis, ...]:
+    """What is enforced, then what is taken on trust, then what is unproven; otherwise as given."""
+    kinds = ("enforced", "trusted", "unproven")
+    return tuple(sorted(items, key=lambda item: kinds.index(item.kind)))
 
 
 def basis_of_ledger(durable: bool) -> Basis:

@@ -104,7 +104,8 @@ class Comparison:
                 "the loss is a weighted mean over the records of a batch, and how much a record weighs depends on the "
                 "others: a mean over the tokens of the whole batch (ignore_index, padding; the loss inside a Hugging Face "
                 "model), or class weights inside a mean. Fix: average over each record's own tokens first, "
-                'dpoptim.losses.per_sample_mean(losses, mask) with reduction="none"; multiply class weights yourself.'
+                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none"; multiply class weights '
+                "yourself."
             )
         raise SamplesInteractError(
             f"records see each other, or the first axis of some layer is not the record: the clipped sum of a batch of "

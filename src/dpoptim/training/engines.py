@@ -20,7 +20,7 @@ def engine_for(
     if isinstance(method, ValueClippedSGD):
         if partial_backward:
             raise ValueError("partial_backward=True is not for ValueClippedSGD; use batches(physical_batch_size=...).")
-        return ValueEngine(model, method.rule, capacity=capacity, paper=method.bound == "paper", reduction=reduction)
+        return ValueEngine(model, method.rule, capacity=capacity, paper=method.bound == "paper")
     return Engine(
         model,
         method.rule,

@@ -17,14 +17,15 @@ from dpoptim.arguments import whole_number
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
-from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan
-from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss
+from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, in_order
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.engines import engine_for
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler, load_microbatches
+from dpoptim.training.optimizer_hooks import OptimizerHooks, refuse_blind_hooks
 from dpoptim.training.probe import probe_model, show_the_batch_axis
+from dpoptim.training.reduction import differentiate
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
     refuse_devices,
@@ -32,6 +33,7 @@ from dpoptim.training.refusals import (
     refuse_unsupported,
 )
 from dpoptim.training.released_gradients import ReleasedGradients
+from dpoptim.training.steps import Steps
 
 
 class PrivateTraining:
@@ -39,8 +41,6 @@ class PrivateTraining:
 
     Attributes:
         plan: the promise being kept.
-        steps_done: noisy steps taken so far (public), those that only looked for the clip norm included.
-        finished_step: whether the last ``optimizer.step()`` moved the model; for schedulers.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PrivateTraining:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         train_set: Dataset[Any],
-        loss_reduction: Reduction,
+        loss_reduction: Reduction | None,
         ledger: Ledger | None,
         label: str,
         noise_seed: int | None,
@@ -61,21 +61,19 @@ class PrivateTraining:
         self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)
-        self.steps_done = 0
-        self.finished_step = False
         self._train_set = train_set
         self._reduction = loss_reduction
         self._seeded = noise_seed is not None
-        # -> "open" while a step's pieces arrive -> "complete" when the last one has -> "released" until all is written down
-        self._state = "idle"
         self._loop = 0  # counts calls of batches()
         # Where a seeded run goes on, it must not repeat the noise that it began with.
         later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
         coins = key_stream(noise_seed, "poisson coins" + later)
         self._group_coins = key_stream(noise_seed, "summation groups" + later)
-        self._queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
+        queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
+        self._batches = queue
         self._probed = probe_model(model, train_set)
-        self._engine = engine_for(plan, model, train_set, loss_reduction, partial_backward)
+        self._engine = engine_for(plan, model, train_set, loss_reduction or "mean", partial_backward)
+        refuse_blind_hooks(self._engine)
         refuse_foreign_parameters(self._engine, self.optimizers)
         refuse_devices(plan, self._engine)
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
@@ -83,12 +81,8 @@ class PrivateTraining:
         self._identity = identity_of(plan, self._engine, self.optimizers, len(train_set))  # type: ignore[arg-type]
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
-        self._side = plan.method.private_side(plan)
-        self._choice = plan.method.norm_choice(plan)
-        if self._choice is not None:
-            self._engine.clipping, self._engine.observer = self._choice.rule, self._choice.observe
         self._owns_ledger = ledger is None
-        self._gate = Gate(
+        gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
             query=plan.method.query(plan),
@@ -99,6 +93,7 @@ class PrivateTraining:
             resume=None if checkpoint is None else checkpoint["gate"],
             checkpoint=digest,
         )
+        self._steps = Steps(plan, self._engine, queue, gate)
         self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]  # of the parts before
         self._saved_at = None if checkpoint is None else checkpoint["steps_done"]
         if checkpoint is not None:
@@ -106,8 +101,17 @@ class PrivateTraining:
         self._engine.attach()
         if self._engine.hooks is not None:
             show_the_batch_axis(model, train_set)
-        self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self.optimizers]
-        self._hooks += [optimizer.register_step_post_hook(self._after_step) for optimizer in self.optimizers]
+        self._hooks = OptimizerHooks(self.optimizers, self._steps, self._released_gradients, self._engine)
+
+    @property
+    def steps_done(self) -> int:
+        """Noisy steps taken so far (public), those that only looked for the clip norm included."""
+        return self._steps.done
+
+    @property
+    def finished_step(self) -> bool:
+        """Whether the last ``optimizer.step()`` moved the model; for schedulers."""
+        return self._steps.moved
 
     # ---- data ------------------------------------------------------------------------------------------------
 
@@ -143,15 +147,10 @@ class PrivateTraining:
             )
         capacity = self._engine.capacity
         self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
-        self._refuse_interrupted()
         self._engine.refuse_writes()
-        # A loop that was left in mid-step starts that step again, with the same records; nothing of it was released.
-        self._engine.take()
-        if self._choice is not None:
-            self._choice.forget()
-        self._state = "idle"
+        self._steps.restart()
         groups = self._engine.number_of_groups(self.plan.batch_size, physical_batch_size)
-        pieces = MicrobatchSampler(self._queue, groups, self._group_coins, physical_batch_size)
+        pieces = MicrobatchSampler(self._batches, groups, self._group_coins, physical_batch_size)
         loader = load_microbatches(
             self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory
         )
@@ -159,105 +158,35 @@ class PrivateTraining:
         for batch, piece in loader:
             if loop != self._loop:
                 raise PrivacyError("private.batches() was called again meanwhile. Fix: use one loop over it at a time.")
-            if self._state == "complete":
+            if self._steps.state == "complete":
                 raise PrivacyError(
                     "a batch was delivered, but optimizer.step() was not called after it. "
-                    "Fix: call loss.backward() and optimizer.step() once for every batch. After an error in the loop, "
-                    "start it again: private.batches() goes on with the same batch."
+                    "Fix: call private.backward(losses) and optimizer.step() once for every batch. After an error in the "
+                    "loop, start it again: private.batches() goes on with the same batch."
                 )
             self._released_gradients.drop()
-            self._engine.begin_microbatch(piece.rows, null=piece.null, groups=piece.groups)
-            self._state = "complete" if piece.last else "open"
+            self._steps.begin(piece)
             yield batch
-        if self._state == "complete":
+        if self._steps.state == "complete":
             raise PrivacyError("the last batch was delivered, but optimizer.step() was not called after it.")
 
-    def loss(self, losses: Tensor) -> Tensor:
-        """The scalar to differentiate, for `ValueClippedSGD`: the mean of the batch's losses.
+    def backward(self, losses: Tensor) -> None:
+        """Differentiate the batch's losses: each record's gradient is clipped, and added to the step's sum.
 
         Args:
-            losses: one for each delivered row, shape (rows,), computed from the model's output.
+            losses: one for each delivered record, shape (rows,): compute them with ``reduction="none"``. The sum over the
+                records is taken here, so that there is no reduction to declare. A scalar is taken where its graph shows
+                whether it is a mean or a sum of the records' losses, or where ``attach(..., loss_reduction=)`` says so.
 
-        **Guarantee.** None for the value, which is as private as the batch. Its backward pass adds bounded gradients.
+        Raises:
+            PrivacyError: these are not the losses of the rows that were delivered, or a scalar that is not what was
+                declared.
+
+        **Guarantee.** Each record adds a gradient of at most the clip norm, for every loss in which its term depends on
+        that record alone. A vector's terms may still have been made of each other (``attach(..., loss=)`` checks that).
         """
         self._require_attached()
-        if not isinstance(self._engine, ValueEngine):
-            raise PrivacyError(
-                f"private.loss belongs to ValueClippedSGD, and this plan is for {type(self.plan.method).__name__}. "
-                "Fix: loss.backward() on the loss of the batch."
-            )
-        return self._engine.loss(losses)
-
-    # ---- the optimizer's hooks -------------------------------------------------------------------------------
-
-    def _before_step(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self._released_gradients.take(optimizer):  # another one let the gate release; this one's share is in .grad
-            return None
-        self._refuse_interrupted()
-        changed = self._run_closure(args, kwargs)
-        self.finished_step = False
-        if self._state == "idle":
-            raise PrivacyError(
-                "optimizer.step() was called without a batch from private.batches(). Fix: draw the batches there, and "
-                "step once for each."
-            )
-        if getattr(optimizer, "grad_scale", None) is not None:
-            raise PrivacyError(
-                "GradScaler is not supported: its scale would change what is clipped. Fix: train without it: "
-                "float32, and bfloat16 under torch.autocast, need none."
-            )
-        self._released_gradients.refuse_changes()
-        self._engine.require_all_closed()
-        if self._state == "complete":
-            self._gate.open()  # first: a refusal must leave the sums as they were
-            self._release()
-            self._released_gradients.others_wait(optimizer)
-        return changed
-
-    def _release(self) -> None:
-        """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
-
-        Nothing remembers the step before its noise is drawn: if that is interrupted, the step is done again.
-        """
-        sums = self._engine.take_sums()
-        query = sums[0] if self._side is None else self._side.query(sums)
-        if self._choice is not None:
-            query = self._choice.query(query)
-        noisy = self._gate.release_sum(query)
-        self._state = "released"  # if what follows is interrupted, the run is over: the step must not happen twice
-        if self._side is not None:
-            self._side.released(sums)
-        released = noisy if self._choice is None else self._choice.answer(noisy)
-        if self._choice is not None:
-            self._engine.clipping = self._choice.rule
-        self._queue.released()
-        self.steps_done += 1
-        if released is not None:  # else the step was for the clip norm: optimizers find no gradients, and move nothing
-            self._engine.write_means(released, self.plan.batch_size)
-            self.finished_step = True
-        self._state = "idle"
-
-    def _refuse_interrupted(self) -> None:
-        if self._state == "released":
-            raise PrivacyError(
-                "a step was interrupted just after its noisy sum was released, so it is unknown what the run remembers. "
-                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start a new run."
-            )
-
-    def _run_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Run a closure here, so that its backward pass is over before the noisy mean is written."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            loss = closure()
-        return (args[0], lambda: loss), {}
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.finished_step:
-            self._released_gradients.used(optimizer)
+        differentiate(self._engine, losses, self._reduction)
 
     # ---- checkpoints -----------------------------------------------------------------------------------------
 
@@ -280,8 +209,8 @@ class PrivateTraining:
                 is unchanged.
         """
         self._require_attached()
-        self._refuse_interrupted()
-        if self._state != "idle":
+        self._steps.refuse_interrupted()
+        if self._steps.state != "idle":
             raise PrivacyError(
                 "private.save was called in the middle of a step. Fix: save after optimizer.step() for the last piece of a "
                 "batch, such as where private.finished_step is true."
@@ -291,23 +220,23 @@ class PrivateTraining:
             "identity": self._identity,
             "durable": self._ledger.durable,
             "caveats": self._all_caveats(),
-            "steps_done": self.steps_done,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "queue": self._queue.secret_state(),
-            "side": None if self._side is None else self._side.secret_state(),
-            "choice": None if self._choice is None else self._choice.state(),
-            "gate": self._gate.secret_state(),
+            **self._steps.secret_state(),
         }
         write_checkpoint(Path(path), contents, key=self._checkpoint_key, announce=self._gate.note_checkpoint)
         self._saved_at = self.steps_done
 
     def _all_caveats(self) -> dict[str, bool]:
         """What must be said of the guarantee, of all parts of the run."""
+        handed_over = self._engine.handed_over
         found = {
             "seeded": self._seeded,
             "partial_backward": self._engine.partial_backward,
             "rounded": self._engine.recorder.rounded,
+            "bare": any(how == "bare" for how, _ in handed_over),
+            "scalar": any(how == "scalar" for how, _ in handed_over),
+            "mean": any(reduction == "mean" for _, reduction in handed_over),
         }
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}
 
@@ -316,13 +245,7 @@ class PrivateTraining:
         self.model.load_state_dict(checkpoint["model"])
         for optimizer, state in zip(self.optimizers, checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        self.steps_done = checkpoint["steps_done"]
-        self._queue.restore(checkpoint["queue"])
-        if self._side is not None:
-            self._side.restore(checkpoint["side"])
-        if self._choice is not None:
-            self._choice.restore(checkpoint["choice"])
-            self._engine.clipping = self._choice.rule
+        self._steps.restore(checkpoint)
 
     # ---- what may be said ------------------------------------------------------------------------------------
 
@@ -333,7 +256,7 @@ class PrivateTraining:
             delta: state it at another delta than the plan's, 1e-14 < delta < 1.
         """
         guarantee = self.plan.guarantee if delta is None else self.plan.guarantee_at(delta)
-        if self._gate.released == 0:
+        if self._steps.gate.released == 0:
             return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
         if self._all_caveats()["seeded"]:
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, SEEDED))
@@ -342,7 +265,7 @@ class PrivateTraining:
     @property
     def clip_norm(self) -> float:
         """What gradients are clipped to now; public. With a `PrivateQuantile`: ``nan`` until it is found."""
-        found = self._choice is None or self._choice.found
+        found = self._steps.choice is None or self._steps.choice.found
         return self._engine.clipping.norm if found else math.nan
 
     @property
@@ -351,7 +274,7 @@ class PrivateTraining:
 
         Gradients within 9 % of the clip norm count in part, so that no rounding turns a vote.
         """
-        return math.nan if self._choice is None else self._choice.share_below
+        return math.nan if self._steps.choice is None else self._steps.choice.share_below
 
     def remaining(self) -> str:
         """What the plan and the ledger still allow, for a person to read."""
@@ -362,23 +285,26 @@ class PrivateTraining:
     @property
     def reservation(self) -> str | None:
         """The ledger's name for this run's reservation; None before the first noisy step, or without noise."""
-        return None if self._gate.reservation is None else self._gate.reservation.id
+        return None if self._steps.gate.reservation is None else self._steps.gate.reservation.id
 
     @property
     def basis(self) -> tuple[Basis, ...]:
         """What the guarantee rests on, with what attaching has found out."""
-        loss, ledger = basis_of_loss(self._reduction, self._engine.reduction), basis_of_ledger(self._ledger.durable)
-        caveats = basis_of_caveats(self._all_caveats(), resumed=bool(self._caveats))
-        return (*self.plan.basis, ESCAPES, self._probed, *loss, ledger, *caveats)
+        caveats = self._all_caveats()
+        loss, ledger = basis_of_loss(self._reduction, caveats), basis_of_ledger(self._ledger.durable)
+        others = basis_of_caveats(caveats, resumed=bool(self._caveats))
+        return in_order((*loss, *self.plan.basis, ESCAPES, self._probed, ledger, *others))
+
+    def describe(self) -> str:
+        """The plan for a person to read, with what its guarantee rests on by now."""
+        return self.plan.describe(self.basis)
 
     # ---- leaving ---------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
         """Take everything off model and optimizer. Called by leaving the ``with``; harmless when repeated."""
         self._engine.detach()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._hooks.remove()
         if self._owns_ledger:
             self._ledger.close()
 
@@ -390,7 +316,7 @@ class PrivateTraining:
         )
 
     def _require_attached(self) -> None:
-        if not self._hooks:
+        if not self._hooks.attached:
             raise PrivacyError("this training has been detached. Fix: draw batches inside the `with` block.")
 
     def __enter__(self) -> Self:
@@ -403,7 +329,7 @@ class PrivateTraining:
             if error is None:
                 self._engine.refuse_writes()
             if error is None and (self._saved_at != self.steps_done or self.steps_done == self.plan.steps):
-                self._gate.finish()  # else it may go on from the checkpoint
+                self._steps.gate.finish()  # else it may go on from the checkpoint
         finally:
             self.detach()
 

@@ -23,14 +23,14 @@ def refuse_unsupported(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     train_set: Dataset[Any],
-    loss_reduction: str,
+    loss_reduction: str | None,
     ledger: Ledger | None,
 ) -> None:
     """Errors that need no look at the model's layers."""
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
-    if loss_reduction not in ("mean", "sum"):
-        raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}.")
+    if loss_reduction not in (None, "mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean', 'sum' or None, got {loss_reduction!r}.")
     if ledger is not None and not isinstance(ledger, Ledger):
         raise TypeError(f"ledger must be a dpoptim.Ledger, got {type(ledger).__name__}; write dpoptim.Ledger(path).")
     if plan.noise_multiplier == 0 and ledger is not None:

@@ -67,7 +67,6 @@ class ReleasedGradients:
             released, version = self._released.get(id(p), (None, None))
             if p.grad is not None and (p.grad is not released or p.grad._version != version):
                 raise PrivacyError(
-                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only loss.backward() "
-                    "inside the loop make gradients (private.loss(losses).backward() with ValueClippedSGD), and do not "
-                    "write to .grad."
+                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only "
+                    "private.backward(losses) make gradients, inside the loop, and do not write to .grad."
                 )

@@ -1,0 +1,116 @@
+"""What happens inside ``optimizer.step()``: the last microbatch lets the gate release, before anything else looks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.hooks import RemovableHandle
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.engine import Engine
+from dpoptim.training.released_gradients import ReleasedGradients
+from dpoptim.training.steps import Steps
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class OptimizerHooks:
+    """Hooks on the run's optimizers, ahead of all others: theirs find the noisy mean in ``.grad``.
+
+    Args:
+        optimizers: that share the parameters out; the first of them to step lets the gate release.
+        steps, gradients, engine: what a step needs.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        steps: Steps,
+        gradients: ReleasedGradients,
+        engine: Engine,
+    ) -> None:
+        self._steps, self._gradients, self._engine = steps, gradients, engine
+        self._handles: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            before = optimizer.register_step_pre_hook(self._before_step)
+            optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)  # type: ignore[attr-defined]
+            self._handles += [before, optimizer.register_step_post_hook(self._after_step)]
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._handles)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        if self._gradients.take(optimizer):  # another one let the gate release; this one's share is in .grad
+            return None
+        self._steps.refuse_interrupted()
+        changed = run_closure(args, kwargs)
+        self._steps.moved = False
+        if self._steps.state == "idle":
+            raise PrivacyError(
+                "optimizer.step() was called without a batch from private.batches(). Fix: draw the batches there, and "
+                "step once for each."
+            )
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise PrivacyError(
+                "GradScaler is not supported: its scale would change what is clipped. Fix: train without it: "
+                "float32, and bfloat16 under torch.autocast, need none."
+            )
+        self._gradients.refuse_changes()
+        self._engine.require_all_closed()
+        if self._steps.state == "complete":
+            self._steps.release()
+            self._gradients.others_wait(optimizer)
+        return changed
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._steps.moved:
+            self._gradients.used(optimizer)
+
+
+def refuse_blind_hooks(engine: Engine) -> None:
+    """Refuse hooks that would find no gradient, and so do nothing of what they are there for."""
+    if _global_optimizer_pre_hooks:
+        raise PrivacyError(
+            "a hook is registered for all optimizers (register_optimizer_step_pre_hook): it runs before the noisy mean is "
+            "written into .grad, and would find nothing. Fix: optimizer.register_step_pre_hook(hook)."
+        )
+    for name, p in zip(engine.names, engine.parameters, strict=True):
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            raise PrivacyError(
+                f"parameter {name!r} has a hook on its gradient, which never exists: clipped sums go to the engine. Fix: "
+                "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
+            )
+
+
+def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    """Run a closure here, so that its backward pass is over before the noisy mean is written. The optimizer is handed
+    nothing of its loss, which is private.
+    """
+    closure: Callable[[], Any] | None = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        closure()
+    return (args[0], lambda: PrivateLoss(())), {}
+
+
+class PrivateLoss(Tensor):
+    """Stands where an optimizer expects the closure's loss. It holds no number, and says so when one is wanted."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise PrivacyError(
+            "an optimizer, or what calls it, read the loss that a closure returned: it is private, and steps that depend on "
+            "it are not covered by the guarantee. Fix: an optimizer that uses gradients alone; keep a reference to the loss "
+            "in the closure for yourself, if you must see it."
+        )

@@ -1,0 +1,179 @@
+"""How a scalar loss was made of the records' losses, read off the graph that autograd kept of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dpoptim.errors import PrivacyError, SamplesInteractError, axes_of
+from dpoptim.gradients.engine import Engine, Reduction
+
+MEAN, SUM = 1, 2  # as torch's losses save it
+ONE_BY_ONE = (
+    'Fix: compute the loss with reduction="none" and hand over the vector: private.backward(losses), one loss for each '
+    "record; dpoptim.losses.per_sample_mean averages over each record's own tokens."
+)
+
+
+def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) -> None:
+    """Let the engine differentiate what the user handed over; see `PrivateTraining.backward`.
+
+    Args:
+        declared: what `attach` was told about scalars.
+    """
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"losses must be a tensor with one loss for each record, got {type(losses).__name__}.")
+    if not losses.requires_grad:
+        raise PrivacyError(
+            "losses do not depend on anything trainable. Fix: compute them from model(x), outside of torch.no_grad()."
+        )
+    if losses.dim() == 0 and engine.takes_scalars:
+        # Of a part of the rows, nobody knows how many they are.
+        reading = None if engine.partial_backward else read_reduction(losses, engine.rows_open)
+        reduction = agreed_reduction(reading, declared)
+        weight = None if reading is None or reading.total_weight is None else float(reading.total_weight)
+        engine.backward(losses, reduction, "scalar", weight)
+        return
+    fits = losses.dim() == 1 and (len(losses) == engine.rows_open or (engine.partial_backward and engine.rows_open))
+    if not fits:  # how many rows there are is private
+        raise PrivacyError(
+            f"private.backward takes one loss for each delivered record, shape (rows,); got {axes_of(losses)}"
+            f"{'' if losses.dim() != 1 else ' of another length'}. {ONE_BY_ONE}"
+        )
+    engine.backward(losses)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a graph says.
+
+    Attributes:
+        reduction: how the records' losses were combined.
+        total_weight: that torch divided by, a scalar, where that need not be the number of records (ignored labels and
+            class weights); else None. Private.
+    """
+
+    reduction: Reduction
+    total_weight: Tensor | None = None
+
+
+def read_reduction(loss: Tensor, rows: int) -> Reading | None:
+    """The reduction of a scalar loss over ``rows`` records; None where the graph does not show it.
+
+    Read are the reductions of torch's own losses, ``mean`` and ``sum`` at the end, a sum that was divided by the number of
+    records, and sums of several such terms.
+
+    Raises:
+        SamplesInteractError: it is a mean over something other than the records, in which they weigh by each other.
+    """
+    return None if loss.grad_fn is None else _of_node(loss.grad_fn, rows)
+
+
+def _of_node(node: Any, rows: int) -> Reading | None:
+    read = READERS.get(node.name(), _of_elements if hasattr(node, "_saved_reduction") else None)
+    return None if read is None else read(node, rows)
+
+
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _of_only_child(node: Any, rows: int) -> Reading | None:
+    children = _children(node)
+    return _of_node(children[0], rows) if len(children) == 1 else None
+
+
+def _of_terms(node: Any, rows: int) -> Reading | None:
+    """Terms that were reduced alike, all by the number of records."""
+    readings = [_of_node(child, rows) for child in _children(node)]
+    alike = readings.count(readings[0]) == len(readings)
+    return readings[0] if alike and readings[0] in (Reading("mean"), Reading("sum")) else None
+
+
+def _of_sum(node: Any, rows: int) -> Reading:
+    return Reading("sum")
+
+
+def _of_mean(node: Any, rows: int) -> Reading:
+    _refuse_other_counts(node._saved_self_sym_numel, rows)
+    return Reading("mean")
+
+
+def _of_quotient(node: Any, rows: int) -> Reading | None:
+    """A sum divided by the number of records is their mean. Any other factor leaves it open what the sum stands for."""
+    other = node._saved_other
+    if isinstance(other, Tensor):
+        other = float(other) if other.dim() == 0 and not other.requires_grad and other.is_cpu else None
+    if other != rows:
+        return None
+    reading = _of_only_child(node, rows)
+    return Reading("mean") if reading == Reading("sum") else None
+
+
+def _of_labels(node: Any, rows: int) -> Reading | None:
+    """Cross-entropy and NLL, whose means weigh by classes and leave out ignored labels."""
+    if node._saved_reduction == SUM:
+        return Reading("sum")
+    if node._saved_reduction != MEAN:
+        return None
+    if node.name() == "NllLoss2DBackward0" or len(node._saved_self) != rows:
+        raise SamplesInteractError(
+            "the loss is a mean over the labels of the whole batch, not over its records: how much a record weighs depends "
+            f"on the others' ignored labels. {ONE_BY_ONE}"
+        )
+    return Reading("mean", node._saved_total_weight)
+
+
+def _of_elements(node: Any, rows: int) -> Reading | None:
+    """Losses element by element, such as MSE."""
+    if any(child.name() == "ExpandBackward0" for child in _children(node)):
+        raise SamplesInteractError(
+            "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that every output meets every "
+            "record's target. Fix: give both the same shape."
+        )
+    if node._saved_reduction == MEAN:
+        _refuse_other_counts(node._saved_self.numel(), rows)
+        return Reading("mean")
+    return Reading("sum") if node._saved_reduction == SUM else None
+
+
+def _refuse_other_counts(elements: int, rows: int) -> None:
+    if elements % rows:
+        raise SamplesInteractError(
+            "the loss is a mean over a number of elements that is no multiple of the number of records, such as a mean over "
+            f"chosen records or over the tokens that count: how much a record weighs depends on the others. {ONE_BY_ONE}"
+        )
+
+
+# What changes no number (or all alike, by a sign) is passed through.
+UNCHANGED = ("ToCopyBackward0", "NegBackward0", "SqueezeBackward0", "ViewBackward0", "CloneBackward0")
+READERS: dict[str, Callable[[Any, int], Reading | None]] = {
+    **dict.fromkeys(UNCHANGED, _of_only_child),
+    **dict.fromkeys(("AddBackward0", "SubBackward0"), _of_terms),
+    **dict.fromkeys(("DivBackward0", "DivBackward1"), _of_quotient),
+    **dict.fromkeys(("NllLossBackward0", "NllLoss2DBackward0"), _of_labels),
+    **dict.fromkeys(("MeanBackward0", "MeanBackward1"), _of_mean),
+    **dict.fromkeys(("SumBackward0", "SumBackward1"), _of_sum),
+}
+
+
+def agreed_reduction(reading: Reading | None, declared: Reduction | None) -> Reduction:
+    """The reduction of a scalar loss, by what was read and what was declared.
+
+    Raises:
+        PrivacyError: they disagree, or neither says.
+    """
+    if reading is not None and declared is not None and reading.reduction != declared:
+        raise PrivacyError(
+            f'the loss is a {reading.reduction} over the batch, but attach was told loss_reduction="{declared}": gradients '
+            f'would be clipped at the wrong scale. Fix: loss_reduction="{reading.reduction}"; or private.backward(losses) '
+            'with one loss for each record (reduction="none"), which needs no such argument.'
+        )
+    reduction = declared if reading is None else reading.reduction
+    if reduction is None:
+        raise PrivacyError(
+            "private.backward was given a scalar, and its graph does not show whether it is the mean or the sum of the "
+            f"records' losses. {ONE_BY_ONE} Or say it: dpoptim.attach(..., loss_reduction=...)."
+        )
+    return reduction

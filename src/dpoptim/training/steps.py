@@ -1,0 +1,108 @@
+"""One step after another: from a batch's microbatches to what the gate releases of their sum."""
+
+from typing import Any, Literal
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gate import Gate
+from dpoptim.gradients.engine import Engine
+from dpoptim.plan import Plan
+from dpoptim.training.microbatches import BatchQueue, Microbatch
+
+# "open" while a batch's microbatches arrive, "complete" when the last one has, "released" until all is written down.
+State = Literal["idle", "open", "complete", "released"]
+
+
+class Steps:
+    """The run's place in its plan, and what it remembers from step to step.
+
+    Args:
+        plan: how many steps there are, and what each asks of the gate.
+        engine: where microbatches are summed.
+        queue: the batches, of which each is forgotten when its noisy sum is out.
+        gate: what makes sums noisy.
+
+    Attributes:
+        done: noisy steps taken so far (public), those that only looked for the clip norm included.
+        moved: whether the last ``optimizer.step()`` moved the model.
+
+    **Guarantee.** Each batch's sum goes to the gate once, and nothing remembers a step before its noise is drawn.
+    """
+
+    def __init__(self, plan: Plan, engine: Engine, queue: BatchQueue, gate: Gate) -> None:
+        self._plan, self._engine, self._queue, self.gate = plan, engine, queue, gate
+        self.done, self.moved = 0, False
+        self._state: State = "idle"
+        self._side = plan.method.private_side(plan)
+        self.choice = plan.method.norm_choice(plan)
+        if self.choice is not None:
+            engine.clipping, engine.observer = self.choice.rule, self.choice.observe
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def restart(self) -> None:
+        """A loop begins. One that was left in mid-step starts that step again, with the same records; nothing of it was
+        released.
+        """
+        self.refuse_interrupted()
+        self._engine.take()
+        if self.choice is not None:
+            self.choice.forget()
+        self._state = "idle"
+
+    def begin(self, microbatch: Microbatch) -> None:
+        """A part of the step's batch, or all of it, is delivered."""
+        self._engine.begin_microbatch(microbatch.rows, null=microbatch.null, groups=microbatch.groups)
+        self._state = "complete" if microbatch.last else "open"
+
+    def release(self) -> None:
+        """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
+
+        Nothing remembers the step before its noise is drawn: if that is interrupted, the step is done again.
+        """
+        self.gate.open()  # first: a refusal must leave the sums as they were
+        sums = self._engine.take_sums()
+        query = sums[0] if self._side is None else self._side.query(sums)
+        if self.choice is not None:
+            query = self.choice.query(query)
+        noisy = self.gate.release_sum(query)
+        self._state = "released"  # if what follows is interrupted, the run is over: the step must not happen twice
+        if self._side is not None:
+            self._side.released(sums)
+        released = noisy if self.choice is None else self.choice.answer(noisy)
+        if self.choice is not None:
+            self._engine.clipping = self.choice.rule
+        self._queue.released()
+        self.done += 1
+        if released is not None:  # else the step was for the clip norm: optimizers find no gradients, and move nothing
+            self._engine.write_means(released, self._plan.batch_size)
+            self.moved = True
+        self._state = "idle"
+
+    def refuse_interrupted(self) -> None:
+        if self._state == "released":
+            raise PrivacyError(
+                "a step was interrupted just after its noisy sum was released, so it is unknown what the run remembers. "
+                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start a new run."
+            )
+
+    def secret_state(self) -> dict[str, Any]:
+        """What a checkpoint needs between two steps. Secret."""
+        return {
+            "steps_done": self.done,
+            "queue": self._queue.secret_state(),
+            "side": None if self._side is None else self._side.secret_state(),
+            "choice": None if self.choice is None else self.choice.state(),
+            "gate": self.gate.secret_state(),
+        }
+
+    def restore(self, secret: dict[str, Any]) -> None:
+        """Go on, from a fresh start, where `secret_state` was taken; the gate was made with its part."""
+        self.done = secret["steps_done"]
+        self._queue.restore(secret["queue"])
+        if self._side is not None:
+            self._side.restore(secret["side"])
+        if self.choice is not None:
+            self.choice.restore(secret["choice"])
+            self._engine.clipping = self.choice.rule

@@ -1,0 +1,333 @@
+"""`private.backward`: one loss a record needs no reduction; of a scalar it is read, and what cannot be right is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.training.reduction import read_reduction
+
+N, FEATURES, CLASSES = 60, 6, 3
+
+
+def problem() -> tuple[nn.Module, TensorDataset]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+    return model, TensorDataset(torch.randn(N, FEATURES), torch.randint(0, CLASSES, (N,)))
+
+
+def parameters(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def plan(method: Any = None, **options: Any) -> dpoptim.Plan:
+    settings = {"n": N, "batch_size": 20, "steps": 4, "noise_multiplier": 1.0, "delta": 1e-5, **options}
+    return (method or dpoptim.DPSGD(clip_norm=1.0)).plan(**settings)
+
+
+def vector(private: Any, output: Tensor, y: Tensor) -> None:
+    private.backward(F.cross_entropy(output, y, reduction="none"))
+
+
+def trained(step: Callable[[Any, Tensor, Tensor], None], promise: dpoptim.Plan, **options: Any) -> Tensor:
+    model, data = problem()
+    pieces = options.pop("physical_batch_size", None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(promise, model, optimizer, data, noise_seed=1, **options) as private:
+        for x, y in private.batches(physical_batch_size=pieces):
+            step(private, model(x), y)
+            optimizer.step()
+    return parameters(model)
+
+
+def test_a_vector_gives_what_a_declared_reduction_gives() -> None:
+    def bare(private: Any, output: Tensor, y: Tensor) -> None:
+        F.cross_entropy(output, y, reduction="sum").backward()
+
+    for pieces in (None, 3):
+        ours = trained(vector, plan(), physical_batch_size=pieces)
+        theirs = trained(bare, plan(), physical_batch_size=pieces, loss_reduction="sum")
+        assert torch.equal(ours, theirs)
+    no_clipping = dpoptim.DPSGD(clip_norm=1e6)
+    mean = trained(lambda _, output, y: F.cross_entropy(output, y).backward(), plan(no_clipping, noise_multiplier=0))
+    torch.testing.assert_close(trained(vector, plan(no_clipping, noise_multiplier=0)), mean, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("declared", [None, "mean", "sum"])
+def test_what_was_declared_does_not_matter_for_a_vector(declared: Any) -> None:
+    assert torch.equal(trained(vector, plan(), loss_reduction=declared), trained(vector, plan()))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        dpoptim.DPSGD(1.0),
+        dpoptim.ValueClippedSGD(1.0),
+        dpoptim.DPSGD(dpoptim.PrivateQuantile(0.5, share=0.5)),
+        dpoptim.DiceSGD(clip_norm=0.5, residual_clip=1.0),
+        dpoptim.DPFTRL(1.0),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_every_method_takes_a_vector(method: Any) -> None:
+    relation = "add-or-remove-one" if type(method).__name__ in ("DPSGD", "ValueClippedSGD") else "zero-out"
+    promise = plan(method, batch_size=N, noise_multiplier=0.1, neighboring=relation)
+    assert not torch.equal(trained(vector, promise), parameters(problem()[0]))
+
+
+def test_an_empty_batch_counts_as_nothing() -> None:
+    """Record 0 stands in for it, whatever its loss."""
+
+    def huge(private: Any, output: Tensor, y: Tensor) -> None:
+        private.backward(1e30 * output.sum(1))
+
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rare = plan(dpoptim.DPSGD(1.0), n=10**6, batch_size=1, steps=3, noise_multiplier=0)
+    before = parameters(model)
+    with dpoptim.attach(rare, model, optimizer, data, noise_seed=0) as private:
+        for x, y in private.batches():
+            huge(private, model(x), y)
+            optimizer.step()
+    assert torch.equal(parameters(model), before)
+
+
+def test_autocast_needs_no_declaration() -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        for x, y in private.batches():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = F.cross_entropy(model(x), y, reduction="none")
+            private.backward(losses)
+            optimizer.step()
+        assert any("autocast" in item.text for item in private.basis)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        x, y = next(private.batches())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        with pytest.raises(dpoptim.PrivacyError, match=r"autocast with a loss that is a mean.*private\.backward\(losses\)"):
+            private.backward(loss)
+
+
+# ---- scalars ---------------------------------------------------------------------------------------------------
+
+T = torch.rand(4, 3)
+Y = torch.tensor([0, 1, 2, 1])
+LOSSES = {
+    "cross-entropy": lambda x, r: F.cross_entropy(x, Y, reduction=r),
+    "mse": lambda x, r: F.mse_loss(x, T, reduction=r),
+    "l1": lambda x, r: F.l1_loss(x, T, reduction=r),
+    "huber": lambda x, r: F.huber_loss(x, T, reduction=r),
+    "smooth l1": lambda x, r: F.smooth_l1_loss(x, T, reduction=r),
+    "bce with logits": lambda x, r: F.binary_cross_entropy_with_logits(x, T, reduction=r),
+    "bce": lambda x, r: F.binary_cross_entropy(x.sigmoid(), T, reduction=r),
+    "soft labels": lambda x, r: F.cross_entropy(x, T.softmax(1), reduction=r),
+    "poisson": lambda x, r: F.poisson_nll_loss(x, T, reduction=r),
+    "triplet": lambda x, r: F.triplet_margin_loss(x, T, T + 1, reduction=r),
+    "margin": lambda x, r: F.multi_margin_loss(x, Y, reduction=r),
+    "by hand": lambda x, r: getattr(x.square().sum(1), r)(),
+    "by hand, an axis": lambda x, r: getattr(x.square().sum(1), r)(0),
+    "two terms": lambda x, r: getattr(x.square().sum(1), r)() + F.mse_loss(x, T, reduction=r),
+    "divided": lambda x, r: x.square().sum() / len(x) if r == "mean" else x.square().sum(),
+    "wide": lambda x, r: F.mse_loss(x, T, reduction=r).double(),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_reductions_are_read_off_the_graph(name: str, reduction: str) -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    reading = read_reduction(LOSSES[name](x, reduction), 4)
+    assert reading is not None
+    assert reading.reduction == reduction
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: F.cross_entropy(x, Y, label_smoothing=0.1) * 2,
+        lambda x: x.logsumexp((0, 1)),
+        lambda x: x.sum() / 3,
+        lambda x: x.sum() / x.detach().sum().requires_grad_(),
+        lambda x: x.sum() + x.mean(),
+        lambda x: F.cross_entropy(x, Y) + F.cross_entropy(x, Y),  # ignored labels might weigh in one of them
+        lambda x: x[0, 0].clone() * 1,
+    ],
+)
+def test_what_is_not_plain_is_not_guessed(loss: Callable[[Tensor], Tensor]) -> None:
+    assert read_reduction(loss(torch.randn(4, 3, requires_grad=True)), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda x: F.cross_entropy(x.view(4, 3, 1).expand(4, 3, 5), Y[:, None].expand(4, 5)), "labels of the whole batch"),
+        (lambda x: F.cross_entropy(x.repeat(5, 1), Y.repeat(5)), "labels of the whole batch"),
+        (lambda x: x.sum(1)[torch.tensor([True, True, True, False])].mean(), "no multiple of the number of records"),
+        (lambda x: F.mse_loss(x[:, :1], T[:, 0]), "different shapes"),
+    ],
+    ids=["tokens", "flat tokens", "chosen records", "broadcast"],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_means_over_something_else_are_refused(loss: Callable[[Tensor], Tensor], said: str) -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match=f"{said}(.|\n)*Fix"):
+        read_reduction(loss(torch.randn(4, 3, requires_grad=True)), 4)
+
+
+def test_a_scalar_must_be_what_was_declared() -> None:
+    """README's example with the loss left at its mean: chance accuracy, and no error."""
+    criterion = nn.CrossEntropyLoss()
+    with pytest.raises(dpoptim.PrivacyError, match='is a mean over the batch, but attach was told loss_reduction="sum"'):
+        trained(lambda private, output, y: private.backward(criterion(output, y)), plan(), loss_reduction="sum")
+    with pytest.raises(dpoptim.PrivacyError, match="does not show whether it is the mean or the sum"):
+        trained(lambda private, output, y: private.backward(criterion(output, y) * 1.0), plan())
+    scaled = trained(lambda private, output, y: private.backward(criterion(output, y) * 1.0), plan(), loss_reduction="mean")
+    torch.testing.assert_close(scaled, trained(lambda private, output, y: private.backward(criterion(output, y)), plan()))
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 9.0, 0.2])], ids=["ignored labels", "class weights"])
+def test_one_record_moves_a_mean_over_labels_by_no_more_than_the_bound(weights: Tensor | None) -> None:
+    """torch divides it by the weights of all labels, of which one may be heavy: 1.8 C with 1/B in its place."""
+    x, y = torch.ones(N, FEATURES), torch.zeros(N, dtype=torch.long)
+    y[-1] = -100 if weights is None else 1
+    sums = []
+    for rows in (N, N - 1):
+        torch.manual_seed(0)
+        model = nn.Linear(FEATURES, CLASSES)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        # The gradients are all just within the bound, so that any factor shows.
+        tight = plan(dpoptim.DPSGD(2.2), n=N, batch_size=N, steps=1, noise_multiplier=0)
+        before = parameters(model)
+        with dpoptim.attach(tight, model, optimizer, TensorDataset(x[:rows], y[:rows])) as private:
+            for a, b in private.batches():
+                private.backward(F.cross_entropy(model(a), b, weight=weights))
+                optimizer.step()
+        sums.append((before - parameters(model)) * N)
+    assert float((sums[0] - sums[1]).norm()) <= 2.2 * (1 + 1e-5)
+
+
+def test_vectors_that_are_not_the_batchs_are_refused_without_its_size() -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        x, y = next(private.batches())
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        for wrong in (losses[:-1], losses[:, None], losses.repeat(2), losses[:, None] - losses):
+            with pytest.raises(dpoptim.PrivacyError, match=r'shape \(rows,\).*Fix.*reduction="none"') as caught:
+                private.backward(wrong)
+            assert str(len(x)) not in str(caught.value)
+        with pytest.raises(dpoptim.PrivacyError, match="do not depend on anything trainable"):
+            private.backward(losses.detach())
+        with pytest.raises(TypeError, match="one loss for each record, got float"):
+            private.backward(0.5)  # type: ignore[arg-type]
+        private.backward(losses)
+        with pytest.raises(dpoptim.PrivacyError, match="private.backward takes one loss for each delivered record"):
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+
+
+def test_parts_of_a_batch() -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(plan(noise_multiplier=0), model, optimizer, data, noise_seed=1, partial_backward=True) as private:
+        for x, y in private.batches():
+            half = len(x) // 2
+            for part in (slice(None, half), slice(half, None)):
+                vector(private, model(x[part]), y[part])
+            optimizer.step()
+    torch.testing.assert_close(parameters(model), trained(vector, plan(noise_multiplier=0)))
+
+
+# ---- optimizers and their hooks ----------------------------------------------------------------------------------
+
+
+class Polyak(torch.optim.SGD):
+    """Its step length is the loss's, which is private."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad, alpha=float(loss))
+        return loss
+
+
+@pytest.mark.parametrize("kind", [Polyak, torch.optim.SGD])
+def test_an_optimizer_is_handed_no_private_loss(kind: Any) -> None:
+    model, data = problem()
+    optimizer = kind(model.parameters(), lr=0.1)
+    before = parameters(model)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        x, y = next(private.batches())
+
+        def closure() -> Tensor:
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            private.backward(losses)
+            return losses.mean()
+
+        if kind is Polyak:
+            with pytest.raises(dpoptim.PrivacyError, match="read the loss that a closure returned"):
+                optimizer.step(closure)
+        else:
+            returned = optimizer.step(closure)
+            with pytest.raises(dpoptim.PrivacyError, match="it is private"):
+                print(returned)
+    assert torch.equal(parameters(model), before) == (kind is Polyak)
+
+
+def test_hooks_registered_before_attaching_find_the_noisy_mean() -> None:
+    """README's "clip in a hook" did nothing if the hook came first."""
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    optimizer.register_step_pre_hook(clip)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        for x, y in private.batches():
+            before = parameters(model)
+            vector(private, model(x), y)
+            optimizer.step()
+            assert 0 < float((parameters(model) - before).norm()) <= 1.001e-3
+
+
+def test_hooks_that_would_find_nothing_are_refused() -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        handle = getattr(model[0].weight, register)(lambda g: None)  # type: ignore[index]
+        with pytest.raises(dpoptim.PrivacyError, match="'0.weight' has a hook on its gradient.*register_step_pre_hook"):
+            dpoptim.attach(plan(), model, optimizer, data)
+        handle.remove()
+    everywhere = register_optimizer_step_pre_hook(lambda *_: None)
+    with pytest.raises(dpoptim.PrivacyError, match="for all optimizers"):
+        dpoptim.attach(plan(), model, optimizer, data)
+    everywhere.remove()
+
+
+# ---- what is said -------------------------------------------------------------------------------------------------
+
+
+def test_loss_not_checked_heads_what_is_trusted() -> None:
+    model, data = problem()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan(), model, optimizer, data) as private:
+        trusted = [item.text for item in private.basis if item.kind == "trusted"]
+        assert trusted[0].startswith("loss not checked")
+        assert not any("reduction" in text or "mean over the batch" in text for text in trusted)
+        described = [line for line in private.describe().splitlines() if line.startswith("  trusted")]
+        assert "loss not checked" in described[0]
+        x, y = next(private.batches())
+        F.cross_entropy(model(x), y).backward()
+        stated = [item.text for item in private.basis if item.kind == "trusted"]
+        assert "loss is the mean over the batch of one term per record, which nobody declared" in stated[1]
+        assert any("factor of a mean" in text for text in stated)
+        optimizer.step()
