@@ -41,12 +41,13 @@ def strategy(mechanism: Mechanism, steps: int) -> np.ndarray:
     """C, written down from its definition; one row for each noise variable, one column for each step."""
     if isinstance(mechanism, Independent):
         return np.eye(steps)
-    if isinstance(mechanism, BinaryTree):
+    if isinstance(mechanism, BinaryTree):  # the plain estimate never shows the noisy sum of a right node
+        every = 1 if mechanism.estimate == "honaker" else 2
         return np.array(
             [
                 [float(start <= step < start + (1 << height)) for step in range(steps)]
                 for height in range(steps.bit_length())
-                for start in range(0, steps - (1 << height) + 1, 1 << height)
+                for start in range(0, steps - (1 << height) + 1, every << height)
             ]
         )
     if isinstance(mechanism, BufferedToeplitz):
@@ -95,10 +96,10 @@ def test_streamed_noise_has_the_variance_it_says(mechanism: Mechanism, steps: in
 
 @every_mechanism
 def test_the_strategy_undoes_the_noise(mechanism: Mechanism) -> None:
-    """Square strategies: C times the streamed increments is white. Trees: increments are what any estimate may be."""
+    """Square strategies: C times the streamed increments is white. Honaker's: increments are what any estimate may be."""
     steps, size = 12, 40_000
     noise = increments(mechanism, steps, size, seed=3).numpy()
-    if isinstance(mechanism, BinaryTree):
+    if mechanism == BinaryTree("honaker"):
         # Prefix sums are linear estimates from the nodes' values, so their covariance is at least that of the best
         # linear unbiased one: A (C^T C)^-1 A^T.
         gram = strategy(mechanism, steps).T @ strategy(mechanism, steps)
@@ -124,11 +125,12 @@ def test_sensitivity_against_all_patterns(mechanism: Mechanism, steps: int) -> N
                         worst = max(worst, float(np.sum(np.abs(gram[np.ix_(pattern, pattern)]))))
             bound = mechanism.sensitivity(steps, participations, separation)
             assert bound >= np.sqrt(worst)
-            loose = isinstance(mechanism, BinaryTree) or mechanism == ToeplitzSquareRoot(normalised=True)
+            tree = isinstance(mechanism, BinaryTree)
+            loose = (tree and separation > 1) or mechanism == ToeplitzSquareRoot(normalised=True)
             if participations == 1 or not loose:
                 assert bound == pytest.approx(np.sqrt(worst), rel=1e-10)
             else:
-                assert bound < 1.45 * np.sqrt(worst)
+                assert bound < (1.15 if tree else 1.45) * np.sqrt(worst)
         assert mechanism.sensitivity(steps, participations) == mechanism.sensitivity(steps, participations, 1)
 
 

@@ -56,10 +56,11 @@ def test_the_best_attack_finds_what_is_charged_and_no_more(mechanism: Mechanism,
     errors = Errors(int(np.sum(absent > threshold)), TRIALS, int(np.sum(present <= threshold)), TRIALS)
     found = gdp_lower_bound(errors, confidence=1 - 1e-6)
     assert found <= MU
-    # A tree's nodes say more together than the estimates that are released, and several participations or steps that are
-    # not the worst ones cost less than is charged.
-    tight = not isinstance(mechanism, BinaryTree) and not (k > 1 and mechanism == ToeplitzSquareRoot(normalised=True))
-    assert found >= (0.9 if tight or (mechanism == BinaryTree() and k == 1) else 0.6) * MU
+    # The nodes of Honaker's estimate say more together than what is released, and several participations or steps
+    # that are not the worst ones cost less than is charged.
+    loose = mechanism == BinaryTree("honaker") or (k > 1 and mechanism == ToeplitzSquareRoot(normalised=True))
+    not_the_worst = k > 1 and mechanism == BinaryTree()
+    assert found >= (0.6 if loose else 0.85 if not_the_worst else 0.9) * MU
 
 
 def test_noise_for_the_wrong_matrix_is_caught() -> None:

@@ -32,16 +32,9 @@ class BinaryTree:
             raise ValueError(f'estimate must be "plain" or "honaker", got {self.estimate!r}.')
 
     def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
-        """sqrt(number of heights) for one participation, exactly; else an upper bound.
-
-        The squared shift is the sum of count^2 over the nodes. The counts of one height add up to at most k, and none is
-        above m = min(k, ceil(2^j / b)), so their squares add up to at most ``floor(k / m) m^2 + (k mod m)^2``.
-        """
+        """sqrt(number of heights) for one participation, exactly; for several, see `largest_squared_shift`."""
         k, b = most_participations(steps, participations, separation)
-        squared = 0
-        for height in range(steps.bit_length()):
-            most = min(k, -(-(1 << height) // b))
-            squared += k // most * most**2 + (k % most) ** 2
+        squared = largest_squared_shift(steps, k, b, every_node=self.estimate == "honaker")
         return rounded_up(float(np.sqrt(squared)))
 
     def prefix_std(self, steps: int) -> Floats:
@@ -77,3 +70,45 @@ class TreeState(NoiseState):
                 estimate = estimate.add_(left).mul_(1 - weight).add_(self._draw(like), alpha=weight)
         remembered.append(estimate)
         return estimate if replaced is None else estimate - replaced
+
+
+def largest_squared_shift(steps: int, participations: int, separation: int, *, every_node: bool) -> float:
+    """The most that the squared counts of one record add up to, over the nodes whose noisy sums are released.
+
+    Plain prefix sums consist of left nodes: a right one is part of its parent from the moment that it is closed, and
+    its own noisy sum does not exist. Honaker's estimate uses those of both kinds (``every_node``).
+
+    From the leaves upwards: how much c participations below a node can add at most, for every c, from its two halves.
+    Any window of 2^j steps holds at most ceil(2^j / separation) of them. Exact for separation 1, where nothing else
+    restricts them (tests compare with all patterns); else an upper bound, of which the truth was at least 91 % in
+    squares of 25 or more.
+    """
+
+    def most(nodes: int) -> int:
+        return min(participations, -(-nodes // separation))
+
+    below = [np.zeros(most(1) + 1)]  # for each height: without the node itself
+    for height in range(1, steps.bit_length()):
+        half = below[-1]
+        right = released(half) if every_node else half
+        below.append(split_best(released(half), right, most(1 << height)))
+    total, length = np.zeros(1), 0
+    for height in reversed(range(steps.bit_length())):  # the closed nodes that all steps consist of are left ones
+        if steps >> height & 1:
+            length += 1 << height
+            total = split_best(total, released(below[height]), most(length))
+    return float(total.max())
+
+
+def released(below: Floats) -> Floats:
+    """With the node's own noisy sum, which c participations shift by c."""
+    return below + np.arange(len(below), dtype=np.float64) ** 2
+
+
+def split_best(left: Floats, right: Floats, most: int) -> Floats:
+    """The best way of dividing c participations between two halves, for c up to ``most``."""
+    best = np.full(min(most, len(left) + len(right) - 2) + 1, -np.inf)
+    for count, value in enumerate(left[: len(best)]):
+        reach = min(len(right), len(best) - count)
+        np.maximum(best[count : count + reach], value + right[:reach], out=best[count : count + reach])
+    return best
