@@ -232,11 +232,12 @@ def test_rdp_steps_in_where_pld_cannot():
         compute_epsilon(ZCDp(0.125), 1e-5, "zero-out", accountant="PLD")
 
 
-def test_deltas_below_the_rounding_of_long_compositions_fall_to_rdp():
+def test_deltas_below_the_rounding_of_long_compositions_need_the_tilted_scale():
     event = dp_sgd(0.01, 4.0, 100_000)
+    for accountant in ("PLD", "auto"):
+        assert compute_epsilon(event, 1e-11, "zero-out", accountant=accountant).accountant == "tilted PLD"
     with pytest.raises(ValueError, match=r"delta: .* rounding errors of PLD over 100000 steps"):
-        compute_epsilon(event, 1e-11, "zero-out", accountant="PLD")
-    assert compute_epsilon(event, 1e-11, "zero-out").accountant == "RDP"
+        compute_epsilon(event, 1e-11, "replace-one", accountant="PLD")
 
 
 @pytest.mark.parametrize(("steps", "delta"), [(100, 1e-12), (10_000, 1e-10), (100_000, 1e-9)])

@@ -7,8 +7,10 @@ disagree about this scale, so events are never given to them directly.
 
 **Guarantee.** Every function returns an upper bound on the privacy loss (a lower bound on an attacker's
 errors) that holds if the mechanism was run as the event says: noise as large, batches drawn as independently,
-and, for events composed here, parameters fixed in advance. PLD results lie within about 0.2 % above the exact
-epsilon.
+and, for events composed here, parameters fixed in advance. PLD results aim at 0.1 % above the exact epsilon, and
+lie within 0.2 % for sampling rates from 1e-3 up; below, where the grid of one step's losses is as fine as memory
+allows and its probabilities round, up to 0.7 % was measured (q=1e-4, sigma=0.7, T=1e5, delta=1e-9). The tilted PLD
+keeps to 0.2 % there too.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from dpoptim.accounting.profiles import (
     RenyiProfile,
     renyi_divergences,
 )
+from dpoptim.accounting.tilted import TiltedDistribution
 
 __all__ = [
     "Accountant",
@@ -45,6 +48,7 @@ __all__ = [
 Accountant = Literal["auto", "PLD", "RDP"]
 
 _SMALLEST_DELTA = 1e-14
+_MANY_STEPS = 1_000_000
 
 
 def compute_epsilon(
@@ -60,8 +64,9 @@ def compute_epsilon(
       event: what was, or will be, released; see the module for the scale of its noise.
       delta: in (1e-14, 1).
       neighboring: "add-or-remove-one", "replace-one" or "zero-out".
-      accountant: "auto" takes the exact profile if the event amounts to one Gaussian, else PLD, else (where
-        PLD does not cover the event, or delta is below its numerical floor) RDP. "PLD" or "RDP" insists.
+      accountant: "auto" takes the exact profile if the event amounts to one Gaussian, else PLD (where delta is
+        below its numerical floor, or there are more than a million steps, on a tilted scale), else, where PLD
+        does not cover the event, RDP. "PLD" or "RDP" insists.
 
     Raises ValueError or TypeError, naming the argument, if one is out of range or the event cannot be
     evaluated.
@@ -87,9 +92,10 @@ def compute_delta(
     _checked_accountant(accountant)
     coarse = _profile(leaves, relation, (1e-6,), accountant, accuracy=30 * FINE)
     delta = coarse.delta(epsilon)
-    if isinstance(coarse, LossDistribution):
-        near = min(max(delta, 4 * coarse.reserve), 0.5)
-        delta = _profile(leaves, relation, (near,), accountant).delta(epsilon)
+    if isinstance(coarse, LossDistribution | TiltedDistribution):
+        floor = 4 * coarse.reserve if isinstance(coarse, LossDistribution) else _SMALLEST_DELTA
+        near = min(max(delta, floor), 0.5)
+        delta = min(delta, _profile(leaves, relation, (near,), accountant).delta(epsilon))
     return Guarantee(epsilon, delta, relation, coarse.name)
 
 
@@ -162,7 +168,7 @@ def rough_epsilon(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelat
     With a fixed guess the discretisation is fixed too, so that the bound varies smoothly with the event.
     """
     leaves = canonical(event)
-    if gaussian_mu(leaves, relation) is None:
+    if gaussian_mu(leaves, relation) is None and number_of_steps(leaves) <= _MANY_STEPS:
         try:
             return LossDistribution(leaves, relation, (delta,), accuracy=30 * FINE, guess=guess).epsilon(delta)
         except ValueError:
@@ -215,15 +221,22 @@ def _profile(
         return GaussianProfile(mu)
     attempts: list[Callable[[], Profile]] = [
         lambda: LossDistribution(leaves, relation, deltas, accuracy=accuracy),
+        lambda: TiltedDistribution(leaves, relation, deltas),
         lambda: RenyiProfile(leaves, relation),
     ]
+    if number_of_steps(leaves) > _MANY_STEPS:  # the plain transform takes a minute there
+        attempts[:2] = reversed(attempts[:2])
     reasons = []
-    for attempt in attempts[: 1 if accountant == "PLD" else 2]:
+    for attempt in attempts[: 2 if accountant == "PLD" else 3]:
         try:
             return attempt()
         except ValueError as error:
             reasons.append(str(error))
     raise ValueError("; ".join(reasons))
+
+
+def number_of_steps(leaves: Leaves) -> int:
+    return sum(count for _, count in leaves)
 
 
 def gaussian_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | None:

@@ -174,26 +174,7 @@ class LossDistribution:
             interval = wanted
 
     def _interval(self, epsilons: Sequence[float], accuracy: float) -> float:
-        """The discretisation at which every epsilon has a relative error of about `accuracy`.
-
-        Rounding adds about h^2/4 to the variance of each step's loss and h^2/8 to its mean; the sum moves
-        epsilon by `T h^2 (1/2 + z / (2 mu)) / 4` for z the normal quantile of delta.
-        """
-        # A Laplace event's losses have atoms, which move by up to the interval itself.
-        atoms = any(isinstance(_parts(leaf)[1], dp.LaplaceDpEvent) for leaf, _ in self._leaves)
-        share = accuracy if atoms else math.sqrt(accuracy)
-        intervals: list[float] = []
-        for epsilon, delta in zip(epsilons, self._deltas, strict=True):
-            if 0 < epsilon < math.inf:
-                slope = 0.5 + max(0.0, -float(ndtri(delta))) / (2 * gdp_mu(epsilon, delta))
-                intervals.append(math.sqrt(4 * accuracy * epsilon / (self.steps * slope)))
-                # A few steps' losses are not normal; a fixed share of epsilon keeps them accurate too.
-                intervals.append(epsilon * share)
-        ranges = [_loss_range(leaf, self._relation, self._log_mass) for leaf, _ in self._leaves]
-        widest = max(ranges, default=1.0)
-        if not intervals:  # every epsilon is 0 or infinite, and takes no precision
-            return widest / 1000
-        return max(min(*intervals, 0.1), widest / _MOST_POINTS)
+        return interval_of(self._leaves, self._relation, epsilons, tuple(self._deltas), accuracy, self._log_mass)
 
     def _compose(self, interval: float) -> pld.PrivacyLossDistribution:
         composed: pld.PrivacyLossDistribution | None = None
@@ -210,7 +191,37 @@ class LossDistribution:
         return scale * math.sqrt(variance)
 
 
-def _parts(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
+def interval_of(
+    leaves: Leaves,
+    relation: dp.NeighboringRelation,
+    epsilons: Sequence[float],
+    deltas: Sequence[float],
+    accuracy: float,
+    log_mass: float,
+) -> float:
+    """The discretisation at which every epsilon, at its delta, has a relative error of about `accuracy`.
+
+    Rounding adds about h^2/4 to the variance of each step's loss and h^2/8 to its mean; the sum moves
+    epsilon by `T h^2 (1/2 + z / (2 mu)) / 4` for z the normal quantile of delta.
+    """
+    steps = sum(count for _, count in leaves)
+    # A Laplace event's losses have atoms, which move by up to the interval itself.
+    atoms = any(isinstance(parts(leaf)[1], dp.LaplaceDpEvent) for leaf, _ in leaves)
+    share = accuracy if atoms else math.sqrt(accuracy)
+    intervals: list[float] = []
+    for epsilon, delta in zip(epsilons, deltas, strict=True):
+        if 0 < epsilon < math.inf:
+            slope = 0.5 + max(0.0, -float(ndtri(delta))) / (2 * gdp_mu(epsilon, delta))
+            intervals.append(math.sqrt(4 * accuracy * epsilon / (steps * slope)))
+            # A few steps' losses are not normal; a fixed share of epsilon keeps them accurate too.
+            intervals.append(epsilon * share)
+    widest = max((_loss_range(leaf, relation, log_mass) for leaf, _ in leaves), default=1.0)
+    if not intervals:  # every epsilon is 0 or infinite, and takes no precision
+        return widest / 1000
+    return max(min(*intervals, 0.1), widest / _MOST_POINTS)
+
+
+def parts(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
     """Sampling rate and inner event of a simple event."""
     match leaf:
         case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
@@ -222,7 +233,7 @@ def _parts(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
 
 def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None:
     for leaf, _ in leaves:
-        rate, inner = _parts(leaf)
+        rate, inner = parts(leaf)
         sampled_replacement = rate < 1 and relation is dp.NeighboringRelation.REPLACE_ONE
         if not isinstance(inner, dp.GaussianDpEvent) and (sampled_replacement or not isinstance(inner, dp.LaplaceDpEvent)):
             raise ValueError(f"event: PLD cannot evaluate {leaf!r} under {neighboring_name(relation)}")
@@ -230,14 +241,14 @@ def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None
 
 def _loss_variance(leaf: dp.DpEvent) -> float:
     """Roughly the variance of one step's loss; it only chooses where refinement begins."""
-    rate, inner = _parts(leaf)
+    rate, inner = parts(leaf)
     noise = inner.noise_multiplier
     return min(noise**-2, rate**2 * math.expm1(min(noise**-2, 50.0)))
 
 
 def _loss_range(leaf: dp.DpEvent, relation: dp.NeighboringRelation, log_mass: float) -> float:
     """Roughly the width of one step's losses."""
-    rate, inner = _parts(leaf)
+    rate, inner = parts(leaf)
     scale = (2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0) / inner.noise_multiplier
     if isinstance(inner, dp.LaplaceDpEvent):
         return 2 * scale
@@ -259,7 +270,7 @@ def _losses(
             log_mass_truncation_bound=log_mass,
             neighboring_relation=relation,
         )
-    rate, inner = _parts(leaf)
+    rate, inner = parts(leaf)
     if isinstance(inner, dp.LaplaceDpEvent):  # unsampled, it is stated for the relation in use, whichever
         return pld.from_laplace_mechanism(inner.noise_multiplier, sampling_prob=rate, value_discretization_interval=interval)
     return pld.from_gaussian_mechanism(
