@@ -224,7 +224,7 @@ class PrivateTraining:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             **self._steps.secret_state(),
         }
-        write_checkpoint(Path(path), contents, key=self._checkpoint_key, announce=self._gate.note_checkpoint)
+        write_checkpoint(Path(path), contents, key=self._checkpoint_key, announce=self._steps.gate.note_checkpoint)
         self._saved_at = self.steps_done
 
     def _all_caveats(self) -> dict[str, bool]:
