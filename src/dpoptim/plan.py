@@ -37,6 +37,9 @@ class Basis:
     text: str
 
 
+ONE_RECORD_A_PERSON = Basis("trusted", "one record is the unit of privacy: no person contributed more than one")
+
+
 class Method(Protocol):
     """A training algorithm's public settings: a frozen dataclass whose fields JSON can hold."""
 
@@ -162,7 +165,7 @@ class Plan:
             Basis("enforced", self.sampler.promise()),
             Basis("enforced", self.sampler.releases(self.steps)),
             Basis("trusted", relation),
-            Basis("trusted", "one record is the unit of privacy: no person contributed more than one"),
+            ONE_RECORD_A_PERSON,
             Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
             Basis("trusted", "nobody exploits rounding or overflow in the model, the last bits of noisy numbers, or timing"),
             Basis(

@@ -4,6 +4,7 @@ from dpoptim.data.bundled import FASHION_MNIST_DIRECTORY, load_digits, load_fash
 from dpoptim.data.dataset import Data, Floats, Labels, hold_out_fifth
 from dpoptim.data.tables import load_table
 from dpoptim.data.text_features import encode_text
+from dpoptim.data.views import views
 
 __all__ = [
     "FASHION_MNIST_DIRECTORY",
@@ -15,4 +16,5 @@ __all__ = [
     "load_digits",
     "load_fashion_mnist",
     "load_table",
+    "views",
 ]
