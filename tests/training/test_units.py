@@ -230,7 +230,7 @@ WRONG = {
     "other rows": ({"rows_per_record": 4}, "does not hold 4 rows"),
     "reduction": ({"rows_per_record": K, "rows_reduction": "max"}, "rows_reduction"),
     "partial": ({"rows_per_record": K, "partial_backward": True}, "partial_backward"),
-    "owners": ({"persons": [1, 2]}, "owner of each of the 20 rows"),
+    "owners": ({"persons": [1, 2]}, "owner of each item"),
     "unclear owners": ({"persons": [float("nan")] * 20}, "whole numbers or strings"),
     "missing owners": ({"persons": [None, *["a"] * 19]}, "whole numbers or strings"),
 }

@@ -52,8 +52,8 @@ class Persons:
             names = names.astype(str)
         if names.ndim != 1 or len(names) != rows:
             raise ValueError(
-                f"persons must name the owner of each of the {rows} rows of the data set, in one axis; got shape "
-                f"{names.shape}. Fix: persons=[... one number or string for each row ...]."
+                "persons must name the owner of each item of train_set: one axis, as long as train_set. Fix: "
+                "persons=[... one number or string for each item ...]."
             )
         if names.dtype.kind not in "iuUS":
             raise ValueError(
