@@ -82,6 +82,35 @@ def test_without_clipping_it_is_plain_training_on_all_rows(reduction: str) -> No
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_are_one_a_row_or_one_a_record(reduction: str) -> None:
+    """As vectors and as scalars: the same update, where a record's own loss is what is made of its rows' losses."""
+    data, chosen = stacked(), plan(20, clip_norm=0.3)
+
+    def of_records(losses: Tensor) -> Tensor:
+        return losses.view(-1, K).mean(1) if reduction == "mean" else losses.view(-1, K).sum(1)
+
+    hand_over = {
+        "rows": lambda losses: losses,
+        "records": of_records,
+        "mean of rows": torch.mean,
+        "sum of rows": torch.sum,
+    }
+    found = []
+    for handed_over in hand_over.values():
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with dpoptim.attach(
+            chosen, model, optimizer, data, noise_seed=7, rows_per_record=K, rows_reduction=reduction
+        ) as private:
+            for x, y in private.batches():
+                private.backward(handed_over(F.cross_entropy(model(x), y, reduction="none")))
+                optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     "loader",
     [{"physical_batch_size": 2 * K + 1}, {"num_workers": 1}, {"collate_fn": rows_only}],
