@@ -2,20 +2,19 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from dpoptim.commands.ledger import ledger as ledger_command
+from dpoptim.commands.verify import sign, verify
 from dpoptim.data import FASHION_MNIST_DIRECTORY
-from dpoptim.errors import PrivacyError
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request
+from dpoptim.terminal import cell, clear_errors, console, say
 from dpoptim.version import __version__
 
 app = typer.Typer(
@@ -26,11 +25,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,  # a traceback with local variables could show records
 )
-console = Console()
-errors = Console(stderr=True)
-
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 
 
 class Relation(StrEnum):
@@ -71,21 +65,6 @@ EpochsOption = Annotated[float | None, typer.Option(help="Passes over the data; 
 StepsOption = Annotated[int | None, typer.Option(help="Number of noisy steps; or give --epochs.", min=1)]
 RelationOption = Annotated[Relation, typer.Option("--neighboring", help="Neighbouring relation of the guarantee.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn what bad input raises into one clear message and exit code 2."""
-    from dpoptim.accounting.ledger_settings import LedgerError
-
-    try:
-        yield
-    except (ValueError, TypeError, PrivacyError, LedgerError, OSError) as error:
-        errors.print(f"Error: {error}", highlight=False, soft_wrap=True, markup=False, style="red")
-        raise typer.Exit(EXIT_BAD_INPUT) from None
-    except KeyboardInterrupt:
-        errors.print("Interrupted. If a training had begun, its whole run stays charged; no model was saved.", style="red")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 @app.callback(invoke_without_command=True)
@@ -327,9 +306,9 @@ def audit(
         for one in findings:
             numbers = (f"{value:.3f}" for value in (one.claimed, one.lower_bound, one.limit))
             verdict = verdict_text(one, trials) if one.as_expected else f"[red]{one.verdict}[/] (should be {one.expected})"
-            table.add_row(one.method, *numbers, str(one.trials or "exact"), verdict)
+            table.add_row(cell(one.method), *numbers, str(one.trials or "exact"), verdict)
         console.print(table)
-        console.print(f"saved in {out}/: audit.json, audit.png", highlight=False)
+        say(f"saved in {out}/: audit.json, audit.png")
         if not all(one.as_expected for one in findings):
             raise typer.Exit(1)
 
@@ -352,7 +331,12 @@ def reproduce(
             raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}.")
         out.mkdir(parents=True, exist_ok=True)
         EXPERIMENTS[experiment](Request(out, quick, data, tweets, e2e, say=console.print))
-    console.print(f"saved in {out}/", highlight=False)
+    say(f"saved in {out}/")
+
+
+app.command()(verify)
+app.command()(sign)
+app.command()(ledger_command)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The promise: everything about a private run that is decided before it starts, in one frozen object."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,11 +13,12 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.clipping import ClippingRule
+from dpoptim.documents import DIGEST, dump, load, with_digest
 from dpoptim.gate import Query
 from dpoptim.private_side import NormChoice, PrivateSide
 from dpoptim.sampling import Sampler
 
-FORMAT = "dpoptim.plan/1"
+FORMAT = "dpoptim.plan/2"
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
 MOST_STEPS = 10_000_000
 COMPARED = {
@@ -26,7 +26,7 @@ COMPARED = {
     "zero-out": "with any one {unit} as with nothing in its place",
     "replace-one": "with any one {unit} as with another in its place",
 }
-PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "guarantee"}
+PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "guarantee", DIGEST}
 
 
 @dataclass(frozen=True)
@@ -204,39 +204,31 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as a JSON document that `from_json` turns back into an equal plan."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "method": {"name": type(self.method).__name__, **finite(asdict(self.method))},  # type: ignore[call-overload]
-                "n": self.n,
-                "batch_size": self.batch_size,
-                "steps": self.steps,
-                "noise_multiplier": self.noise_multiplier,
-                "neighboring": self.neighboring,
-                "guarantee": self.guarantee.to_json(),
-            },
-            indent=2,
-            allow_nan=False,
-        )
+        document = {
+            "format": FORMAT,
+            "method": {"name": type(self.method).__name__, **finite(asdict(self.method))},  # type: ignore[call-overload]
+            "n": self.n,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "neighboring": self.neighboring,
+            "guarantee": self.guarantee.to_json(),
+        }
+        return dump(with_digest(document))
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Read a plan. The guarantee is computed again; a file that promises more than its settings give is refused.
+        """Read a plan. The guarantee is computed again; a file that promises what its settings do not give is refused.
 
         Raises:
-            ValueError: not a plan, or a guarantee that its own settings do not support.
+            ValueError: not a plan, one that was changed since it was written, or a guarantee that is not its settings'.
         """
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"text is not JSON ({error}); pass what Plan.to_json() returned.") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError(
-                f"text is not a plan in the format {FORMAT!r}; pass what Plan.to_json() returned, or make a new plan."
-            )
+        data = load(text, what="plan", format=FORMAT, fix="pass what Plan.to_json() returned")
         try:
             if surplus := data.keys() - PLAN_KEYS:
                 raise KeyError(f"unknown entries {sorted(surplus)}")
+            if not isinstance(data["method"], dict) or not isinstance(data["guarantee"], dict):
+                raise TypeError("its method and its guarantee must be objects")
             method: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in data["method"].items()}
             plan = make_plan(
                 METHODS[method.pop("name")](**method),
@@ -250,11 +242,16 @@ class Plan:
             stored = Guarantee.from_json(data["guarantee"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
-        if stored.epsilon < plan.guarantee.epsilon * (1 - 1e-6) or stored.status != plan.guarantee.status:
+        if not same_number(stored.epsilon, plan.guarantee.epsilon) or stored.status != plan.guarantee.status:
             raise ValueError(
                 f"text promises {stored}, but its settings give {plan.guarantee}; it was edited. Make a new plan."
             )
         return plan
+
+
+def same_number(a: float, b: float) -> bool:
+    """Equal up to what another version of a numerical library may change."""
+    return math.isclose(a, b, rel_tol=1e-6)
 
 
 def finite(settings: dict[str, Any]) -> dict[str, Any]:

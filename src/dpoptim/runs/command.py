@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import hashlib
 import io
 import tempfile
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ from dpoptim.runs.train import (
     train_without_privacy,
 )
 from dpoptim.runs.train_solver import solver_clip, train_by_solver
+from dpoptim.terminal import cell, say
 
 BUNDLED = ("digits", "fashion-mnist")
 
@@ -113,10 +115,10 @@ def run_training(request: TrainRequest, console: Console) -> Path:
             ledger.check(plan.event, plan.neighboring)
         folder = prepare_folder(request, data)
         try_writing(folder)  # before anything is spent
-        console.print(plan.describe(), highlight=False, soft_wrap=True)
+        say(plan.describe(), to=console)
         if request.ledger is not None and ledger.budget is None:
             note = "Note: this ledger has no budget, so it writes every run down and refuses none; a new one takes --budget."
-            console.print(note, style="yellow", highlight=False)
+            say(note, style="yellow", to=console)
         with progress_bar(console, plan) as count:
             train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
             trained = train(
@@ -125,11 +127,11 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 plan,
                 optimization,
                 ledger=ledger,
-                label=f"{data.name} {request.model}",
+                label=f"{data.name[:150]} {request.model}",
                 noise_seed=request.noise_seed,
                 on_step=count,
             )
-        save_model(folder / "model.pt", model, request, data)  # first of all: the budget that made it is spent
+        digest = save_model(folder / "model.pt", model, request, data)  # first of all: the budget that made it is spent
         entry = None
         if trained.reservation is not None:
             path = None if request.ledger is None else str(request.ledger)
@@ -152,6 +154,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         comparison_scores=scores,
         versions=package_versions(),
         finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        model_sha256=digest,
     )
     write_atomically(folder / "plan.json", plan.to_json() + "\n")
     write_certificate(folder / "certificate.json", result)
@@ -281,8 +284,11 @@ class StepCounter:
 # ---- after training --------------------------------------------------------------------------------------------------
 
 
-def save_model(path: Path, model: nn.Module, request: TrainRequest, data: Data) -> None:
-    """Write the model; where the folder fails, into a temporary one, because the budget that made it is spent."""
+def save_model(path: Path, model: nn.Module, request: TrainRequest, data: Data) -> str:
+    """Write the model, and return the file's SHA-256.
+
+    Where the folder fails, it goes into a temporary one, because the budget that made it is spent.
+    """
     buffer = io.BytesIO()
     torch.save(
         {
@@ -299,6 +305,7 @@ def save_model(path: Path, model: nn.Module, request: TrainRequest, data: Data) 
         rescue = Path(tempfile.mkdtemp(prefix="dpoptim-")) / path.name
         write_atomically(rescue, buffer.getvalue())
         raise OSError(f"{error} The trained model was saved to {rescue} instead; its budget is spent.") from error
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
 def print_summary(console: Console, result: RunResult, folder: Path) -> None:
@@ -310,5 +317,5 @@ def print_summary(console: Console, result: RunResult, folder: Path) -> None:
         table.add_row("accuracy, not private", f"{result.comparison_scores.final:.2%} (for comparison)")
     duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
     table.add_row("training", f"{result.plan.steps} steps{duration}")
-    table.add_row("results", f"{folder}/: model.pt, plan.json, certificate.json, report.html")
+    table.add_row("results", cell(f"{folder}/: model.pt, plan.json, certificate.json, report.html"))
     console.print(table, highlight=False, soft_wrap=True)
