@@ -28,7 +28,6 @@ from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
 from dpoptim.printable import printable
-from dpoptim.training.units import Units
 
 MARK = b"dpoptim checkpoint 2, secret, "
 PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
@@ -155,7 +154,7 @@ def cipher(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], units: Units) -> dict[str, Any]:
+def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], records: int) -> dict[str, Any]:
     """What must be the same for a run to go on."""
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     return {
@@ -165,7 +164,7 @@ def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Opt
             (type(optimizer).__name__, [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups])
             for optimizer in optimizers
         ],
-        "records": [units.count, units.name, units.rows.per_record, units.rows.reduction],
+        "records": records,
         "loss_reduction": engine.reduction,
     }
 
@@ -187,7 +186,7 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
     fixes = {
         "parameters": "the same model, its parameters in the same order",
         "optimizers": "the same optimizers, in the same order, over the same parameters",
-        "records": "the same data set, with the same persons and rows_per_record",
+        "records": "the same data set",
         "loss_reduction": f"loss_reduction={theirs['loss_reduction']!r}",
     }
     for key, fix in fixes.items():

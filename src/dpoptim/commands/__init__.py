@@ -1,1 +1,0 @@
-"""Commands, each in a file of its own."""
