@@ -11,6 +11,7 @@ import pytest
 
 import dpoptim
 from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.documents import with_digest
 
 GOOD: dict[str, Any] = {"n": 60_000, "batch_size": 512, "steps": 1000, "epsilon": 2.0, "delta": 1e-5}
 
@@ -56,10 +57,12 @@ def test_an_edited_promise_is_refused() -> None:
     data["guarantee"]["epsilon"] = 0.5
     with pytest.raises(ValueError, match="it was edited"):
         dpoptim.Plan.from_json(json.dumps(data))
-    data = json.loads(make().to_json())
-    data["noise_multiplier"] /= 2
-    with pytest.raises(ValueError, match="it was edited"):
-        dpoptim.Plan.from_json(json.dumps(data))
+    for factor in (0.5, 2.0):  # less noise is a lie, more noise another plan
+        data = json.loads(make().to_json())
+        data["noise_multiplier"] *= factor
+        for text in (json.dumps(data), json.dumps(with_digest(data))):
+            with pytest.raises(ValueError, match="it was edited"):
+                dpoptim.Plan.from_json(text)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +71,39 @@ def test_an_edited_promise_is_refused() -> None:
         ("{", "not JSON"),
         ("[]", "not a plan"),
         ('{"format": "dpoptim.plan/99"}', "not a plan in the format"),
-        ('{"format": "dpoptim.plan/1"}', "damaged plan"),
-        ('{"format": "dpoptim.plan/1", "method": {"name": "Nobody"}}', "damaged plan"),
+        ('{"format": "dpoptim.plan/2"}', "damaged plan"),
+        ('{"format": "dpoptim.plan/2", "method": {"name": "Nobody"}}', "damaged plan"),
     ],
 )
 def test_damaged_files_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
+        dpoptim.Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": ["DPSGD"]},
+        {"method": {"name": ["DPSGD"]}},
+        {"method": {"name": "DPSGD", "clip_norm": [1]}},
+        {"guarantee": 3},
+        {"n": "many"},
+        {"n": 10**400},
+        {"noise_multiplier": None},
+        {"neighboring": []},
+    ],
+    ids=str,
+)
+def test_wrong_entries_are_refused_in_one_line(change: dict[str, Any]) -> None:
+    data = json.loads(make().to_json()) | change
+    with pytest.raises(ValueError, match=".") as refused:
+        dpoptim.Plan.from_json(json.dumps(with_digest(data)))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": "dpoptim.plan/2", "n": NaN}', '{"n": 1, "n": 2}', "\x00"])
+def test_what_is_no_strict_json(text: str) -> None:
+    with pytest.raises(ValueError, match="not JSON"):
         dpoptim.Plan.from_json(text)
 
 
@@ -172,7 +202,7 @@ def test_unknown_entries_are_refused() -> None:
     data = json.loads(make().to_json())
     data["epsilom"] = 1
     with pytest.raises(ValueError, match="epsilom"):
-        dpoptim.Plan.from_json(json.dumps(data))
+        dpoptim.Plan.from_json(json.dumps(with_digest(data)))
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

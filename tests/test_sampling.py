@@ -66,7 +66,7 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
     for (rows,), piece in load_microbatches(data, pieces, num_workers=0, collate_fn=None, pin_memory=False):
-        assert len(rows) == piece.rows <= (size or n)
+        assert len(rows) == piece.records <= (size or n)
         batches[-1] += rows.tolist()
         if piece.last:
             batches.append([])
@@ -80,7 +80,7 @@ def test_empty_batches_become_null_pieces() -> None:
         load_microbatches(TensorDataset(torch.arange(5)), pieces, num_workers=0, collate_fn=None, pin_memory=False)
     )
     assert len(delivered) == 10
-    assert all(piece.null and piece.last and piece.rows == 1 for _, piece in delivered)
+    assert all(piece.null and piece.last and piece.records == 1 for _, piece in delivered)
 
 
 def test_a_records_group_does_not_depend_on_the_others() -> None:

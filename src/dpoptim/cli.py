@@ -2,20 +2,19 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from dpoptim.commands.ledger import ledger as ledger_command
+from dpoptim.commands.verify import sign, verify
 from dpoptim.data import FASHION_MNIST_DIRECTORY
-from dpoptim.errors import PrivacyError
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request
+from dpoptim.terminal import cell, clear_errors, console, say
 from dpoptim.version import __version__
 
 app = typer.Typer(
@@ -26,13 +25,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,  # a traceback with local variables could show records
 )
-schema_app = typer.Typer(help="The public description of a table.", no_args_is_help=True)
-app.add_typer(schema_app, name="schema")
-console = Console()
-errors = Console(stderr=True)
-
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 
 
 class Relation(StrEnum):
@@ -61,15 +53,6 @@ class MethodName(StrEnum):
     accelerated_srgd = "accelerated-srgd"
 
 
-class TaskName(StrEnum):
-    classification = "classification"
-    regression = "regression"
-
-
-class FeaturesName(StrEnum):
-    scattering = "scattering"
-
-
 class ClippingName(StrEnum):
     flat = "flat"
     automatic = "automatic"
@@ -82,21 +65,6 @@ EpochsOption = Annotated[float | None, typer.Option(help="Passes over the data; 
 StepsOption = Annotated[int | None, typer.Option(help="Number of noisy steps; or give --epochs.", min=1)]
 RelationOption = Annotated[Relation, typer.Option("--neighboring", help="Neighbouring relation of the guarantee.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn what bad input raises into one clear message and exit code 2."""
-    from dpoptim.accounting.ledger_settings import LedgerError
-
-    try:
-        yield
-    except (ValueError, TypeError, PrivacyError, LedgerError, OSError) as error:
-        errors.print(f"Error: {error}", highlight=False, soft_wrap=True, markup=False, style="red")
-        raise typer.Exit(EXIT_BAD_INPUT) from None
-    except KeyboardInterrupt:
-        errors.print("Interrupted. If a training had begun, its whole run stays charged; no model was saved.", style="red")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 @app.callback(invoke_without_command=True)
@@ -192,16 +160,6 @@ def calibrate(
     console.print(f"guarantee         {plan.guarantee}", highlight=False)
 
 
-def two_numbers(option: str, text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{option} takes LOWEST,HIGHEST such as 0,500000, got {text!r}.") from None
-    if not -1e30 < low < high < 1e30:
-        raise ValueError(f"{option} takes two finite numbers, the lower first, got {text!r}.")
-    return low, high
-
-
 def positive(name: str, value: float) -> float:
     if not value > 0:
         raise ValueError(f"{name} must be above 0, got {value!r}: without noise there is no guarantee to compute.")
@@ -210,19 +168,9 @@ def positive(name: str, value: float) -> float:
 
 @app.command()
 def train(
-    data: Annotated[
-        str, typer.Option(help="digits, fashion-mnist, or a .csv, .csv.gz, .parquet, .arrow or .npz file.")
-    ] = "digits",
+    data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv or .npz file.")] = "digits",
     data_dir: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(help="Public description of a table's columns (TOML); dpoptim schema new drafts one."),
-    ] = None,
     target: Annotated[str | None, typer.Option(help="Label column (.csv) or array (.npz, default y).")] = None,
-    task: Annotated[TaskName | None, typer.Option(help="Default: what the target's description says.")] = None,
-    target_bounds: Annotated[
-        str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict, without a schema; public.")
-    ] = None,
     classes: Annotated[
         str | None,
         typer.Option(help="Labels that may occur, comma-separated: a public list. Needed unless the data is public."),
@@ -231,13 +179,6 @@ def train(
         bool,
         typer.Option("--data-is-public", help="Allow scores and the comparison; the bundled sets are public."),
     ] = False,
-    person_column: Annotated[
-        str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")
-    ] = None,
-    records_per_person: Annotated[
-        int, typer.Option(help="At most so many of a person's records take part, chosen by chance.", min=1)
-    ] = 16,
-    features: Annotated[FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")] = None,
     n: Annotated[
         int | None,
         typer.Option("--n", help="Nominal number of records, public; needed for add-or-remove-one.", min=1),
@@ -299,13 +240,7 @@ def train(
         request = TrainRequest(
             data=data,
             data_dir=data_dir,
-            schema=schema,
             target=target,
-            task=None if task is None else task.value,
-            target_bounds=None if target_bounds is None else two_numbers("--target-bounds", target_bounds),
-            person_column=person_column,
-            records_per_person=records_per_person,
-            features=None if features is None else features.value,
             classes=None if classes is None else tuple(name.strip() for name in classes.split(",")),
             data_is_public=data_is_public,
             n=n,
@@ -334,77 +269,6 @@ def train(
             overwrite=overwrite,
         )
         run_training(request, console)
-
-
-@schema_app.command("new")
-def schema_new(
-    data: Annotated[Path, typer.Argument(help="A .csv, .csv.gz, .parquet or .arrow file.")],
-    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    person_column: Annotated[str | None, typer.Option(help="The column that says whose record each is.")] = None,
-    data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="Fill in bounds, categories and classes from the values.")
-    ] = False,
-    task: Annotated[TaskName, typer.Option(help="What to predict of public data: a class, or a number.")] = (
-        TaskName.classification
-    ),
-    out: Annotated[Path | None, typer.Option(help="Where to write; default DATA.schema.toml beside it.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
-) -> None:
-    """Draft a schema of a table from the names and types of its columns; no value is read. You fill in the rest.
-
-    Example: [bold]dpoptim schema new patients.csv --target outcome[/]
-    """
-    with clear_errors():
-        from dpoptim.runs.schema_command import new_schema
-
-        file, open_ends = new_schema(
-            data,
-            target=target,
-            person=person_column,
-            public=data_is_public,
-            regression=task is TaskName.regression,
-            out=out,
-            overwrite=overwrite,
-        )
-    console.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)
-    if open_ends:
-        console.print(f"Fill in what is marked FILL-IN ({open_ends} columns).", highlight=False)
-
-
-@schema_app.command("check")
-def schema_check(
-    schema: Annotated[Path, typer.Argument(help="A schema in TOML.")],
-) -> None:
-    """Say whether a schema is complete, and what features it makes."""
-    with clear_errors():
-        from dpoptim.data import read_schema
-
-        found = read_schema(schema)
-    target = "none" if found.target is None else found.target.name
-    text = f"{len(found.features)} columns make {found.width} features; target {target}; person {found.person or 'none'}"
-    console.print(text, highlight=False, markup=False)
-
-
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")],
-    data: Annotated[Path, typer.Argument(help="New records: a table with the same columns, or a .npz file.")],
-    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("predictions.csv"),
-    data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="The true values are there and public: print the score.")
-    ] = False,
-) -> None:
-    """Predict new records with a trained model: columns are found by name, and encoded as in training.
-
-    Example: [bold]dpoptim predict runs/patients new.csv --out predictions.csv[/]
-    """
-    with clear_errors():
-        from dpoptim.runs.predict import predict_file
-
-        predicted = predict_file(run, data, out, public=data_is_public)
-    console.print(f"wrote {predicted.records} predictions to {out}", highlight=False, markup=False, soft_wrap=True)
-    if predicted.score is not None:
-        console.print(f"score {predicted.score:.4f} (accuracy, or R2 of numbers)", highlight=False)
 
 
 @app.command()
@@ -442,9 +306,9 @@ def audit(
         for one in findings:
             numbers = (f"{value:.3f}" for value in (one.claimed, one.lower_bound, one.limit))
             verdict = verdict_text(one, trials) if one.as_expected else f"[red]{one.verdict}[/] (should be {one.expected})"
-            table.add_row(one.method, *numbers, str(one.trials or "exact"), verdict)
+            table.add_row(cell(one.method), *numbers, str(one.trials or "exact"), verdict)
         console.print(table)
-        console.print(f"saved in {out}/: audit.json, audit.png", highlight=False)
+        say(f"saved in {out}/: audit.json, audit.png")
         if not all(one.as_expected for one in findings):
             raise typer.Exit(1)
 
@@ -467,7 +331,12 @@ def reproduce(
             raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}.")
         out.mkdir(parents=True, exist_ok=True)
         EXPERIMENTS[experiment](Request(out, quick, data, tweets, e2e, say=console.print))
-    console.print(f"saved in {out}/", highlight=False)
+    say(f"saved in {out}/")
+
+
+app.command()(verify)
+app.command()(sign)
+app.command()(ledger_command)
 
 
 if __name__ == "__main__":

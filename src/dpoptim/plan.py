@@ -1,6 +1,5 @@
 """The promise: everything about a private run that is decided before it starts, in one frozen object."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,12 +13,12 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.clipping import ClippingRule
+from dpoptim.documents import DIGEST, dump, load, with_digest
 from dpoptim.gate import Query
 from dpoptim.private_side import NormChoice, PrivateSide
 from dpoptim.sampling import Sampler
-from dpoptim.unit import RECORD, Unit
 
-FORMAT = "dpoptim.plan/1"
+FORMAT = "dpoptim.plan/2"
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
 MOST_STEPS = 10_000_000
 COMPARED = {
@@ -27,7 +26,7 @@ COMPARED = {
     "zero-out": "with any one {unit} as with nothing in its place",
     "replace-one": "with any one {unit} as with another in its place",
 }
-PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "unit", "guarantee"}
+PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "guarantee", DIGEST}
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,9 @@ class Basis:
 
     kind: Literal["enforced", "trusted", "unproven"]
     text: str
+
+
+ONE_RECORD_A_PERSON = Basis("trusted", "one record is the unit of privacy: no person contributed more than one")
 
 
 class Method(Protocol):
@@ -108,7 +110,6 @@ class Plan:
     noise_multiplier: float
     neighboring: str
     delta: float
-    unit: Unit = RECORD
 
     def __post_init__(self) -> None:
         if self.neighboring not in self.sampler.relations:
@@ -142,11 +143,9 @@ class Plan:
         """What the whole run guarantees at another delta, 1e-14 < delta < 1."""
         if self.noise_multiplier == 0:
             relation = parse_neighboring(self.neighboring)
-            status = "no privacy: the noise is off"
-            return Guarantee(math.inf, delta, relation, "none", status=status, unit=self.unit.name)
+            return Guarantee(math.inf, delta, relation, "none", status="no privacy: the noise is off")
         unproven = self.method.unproven_guarantee(self, delta)
-        found = compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
-        return replace(found, unit=self.unit.name)
+        return compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
 
     @property
     def epochs(self) -> float:
@@ -156,18 +155,17 @@ class Plan:
     @property
     def basis(self) -> tuple[Basis, ...]:
         """What the guarantee rests on, from the plan alone; `attach` and the certificate add what they know."""
-        unit = self.unit.name
         relation = {
             "add-or-remove-one": f"n={self.n} is a public number that was not derived from the data",
-            "zero-out": f"n={self.n} is public; a neighbour has one {unit} that contributes nothing",
-            "replace-one": f"n={self.n} is public; a neighbour has one {unit} of another value",
+            "zero-out": f"n={self.n} is public; a neighbour has one record that contributes nothing",
+            "replace-one": f"n={self.n} is public; a neighbour has one record of another value",
         }[self.neighboring]
         return (
             *self.method.basis(self),
             Basis("enforced", self.sampler.promise()),
             Basis("enforced", self.sampler.releases(self.steps)),
             Basis("trusted", relation),
-            *(Basis(kind, text) for kind, text in self.unit.basis()),
+            ONE_RECORD_A_PERSON,
             Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
             Basis("trusted", "nobody exploits rounding or overflow in the model, the last bits of noisy numbers, or timing"),
             Basis(
@@ -206,40 +204,31 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as a JSON document that `from_json` turns back into an equal plan."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "method": {"name": type(self.method).__name__, **finite(asdict(self.method))},  # type: ignore[call-overload]
-                "n": self.n,
-                "batch_size": self.batch_size,
-                "steps": self.steps,
-                "noise_multiplier": self.noise_multiplier,
-                "neighboring": self.neighboring,
-                **({} if self.unit == RECORD else {"unit": asdict(self.unit)}),
-                "guarantee": self.guarantee.to_json(),
-            },
-            indent=2,
-            allow_nan=False,
-        )
+        document = {
+            "format": FORMAT,
+            "method": {"name": type(self.method).__name__, **finite(asdict(self.method))},  # type: ignore[call-overload]
+            "n": self.n,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "neighboring": self.neighboring,
+            "guarantee": self.guarantee.to_json(),
+        }
+        return dump(with_digest(document))
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Read a plan. The guarantee is computed again; a file that promises more than its settings give is refused.
+        """Read a plan. The guarantee is computed again; a file that promises what its settings do not give is refused.
 
         Raises:
-            ValueError: not a plan, or a guarantee that its own settings do not support.
+            ValueError: not a plan, one that was changed since it was written, or a guarantee that is not its settings'.
         """
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"text is not JSON ({error}); pass what Plan.to_json() returned.") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError(
-                f"text is not a plan in the format {FORMAT!r}; pass what Plan.to_json() returned, or make a new plan."
-            )
+        data = load(text, what="plan", format=FORMAT, fix="pass what Plan.to_json() returned")
         try:
             if surplus := data.keys() - PLAN_KEYS:
                 raise KeyError(f"unknown entries {sorted(surplus)}")
+            if not isinstance(data["method"], dict) or not isinstance(data["guarantee"], dict):
+                raise TypeError("its method and its guarantee must be objects")
             method: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in data["method"].items()}
             plan = make_plan(
                 METHODS[method.pop("name")](**method),
@@ -250,19 +239,19 @@ class Plan:
                 delta=data["guarantee"]["delta"],
                 neighboring=data["neighboring"],
             )
-            plan = replace(plan, unit=Unit(**data["unit"])) if "unit" in data else plan
             stored = Guarantee.from_json(data["guarantee"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
-        if stored.epsilon < plan.guarantee.epsilon * (1 - 1e-6) or not same_words(stored, plan.guarantee):
+        if not same_number(stored.epsilon, plan.guarantee.epsilon) or stored.status != plan.guarantee.status:
             raise ValueError(
                 f"text promises {stored}, but its settings give {plan.guarantee}; it was edited. Make a new plan."
             )
         return plan
 
 
-def same_words(stored: Guarantee, computed: Guarantee) -> bool:
-    return (stored.status, stored.unit) == (computed.status, computed.unit)
+def same_number(a: float, b: float) -> bool:
+    """Equal up to what another version of a numerical library may change."""
+    return math.isclose(a, b, rel_tol=1e-6)
 
 
 def finite(settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import unicodedata
 
-__all__ = ["printable"]
+__all__ = ["printable", "storable"]
 
 # Control characters, surrogates, and format characters: a terminal obeys the first, and the last can
 # reverse or hide what is read. Line and paragraph separators break a line where none was meant.
@@ -15,6 +15,11 @@ def printable(text: str) -> str:
     What is left shows the same in a terminal, a log and a page, on one line.
     """
     return "".join(_escaped(sign) if unicodedata.category(sign) in _UNSAFE else sign for sign in text)
+
+
+def storable(text: str) -> str:
+    """The text with what UTF-8 cannot hold (file names on Linux may) replaced by its escaped form."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _escaped(sign: str) -> str:

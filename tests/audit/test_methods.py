@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from dpoptim.audit.command import attack, chosen, verdict_text
 from dpoptim.audit.methods import AUDITS, adaptive_norms, run_audits
 from dpoptim.cli import app
+from dpoptim.documents import with_digest
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun
 
 SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
@@ -64,7 +65,7 @@ def test_saved_runs_are_audited(tmp_path: Path, method: str) -> None:
     assert ("too weak to tell: about --trials" if method == "dp-sgd" else "consistent") in found
     certificate = json.loads((saved / "certificate.json").read_text())
     certificate["guarantee"]["epsilon"] = 0.5
-    (saved / "certificate.json").write_text(json.dumps(certificate))
+    (saved / "certificate.json").write_text(json.dumps(with_digest(certificate)))
     assert "do not trust it" in run("audit", "--run", str(saved), "--trials", "2000", "--out", str(out), code=2)
     assert "is missing" in run("audit", "--run", str(tmp_path), "--out", str(out), code=2)
 

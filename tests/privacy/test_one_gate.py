@@ -25,7 +25,6 @@ ALLOWED = {
     "reproduce/srgd_rates.py": {"np.random", "default_rng"},  # bootstrap
     "reproduce/one_pass.py": {"np.random", "default_rng"},  # shuffles public data
     "files.py": {"secrets."},  # names of temporary files
-    "runs/predict.py": {"secrets."},  # the name of a temporary file
     "training/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
     "training/probe.py": {"randn", "randint"},  # made-up inputs for testing the model
     "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone

@@ -23,7 +23,7 @@ def test_it_is_strict_json_with_the_plans_epsilon(tmp_path: Path) -> None:
     text = (tmp_path / "certificate.json").read_text(encoding="utf-8")
     data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
     assert data == certificate(result)
-    assert data["format"] == "dpoptim.certificate/1"
+    assert data["format"] == "dpoptim.certificate/2"
     assert data["guarantee"]["epsilon"] == result.plan.guarantee.epsilon
     assert data["guarantee"]["text"] == str(result.guarantee)
     assert data["verdict"]["for_release"] is True

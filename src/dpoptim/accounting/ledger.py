@@ -36,7 +36,7 @@ from dpoptim.accounting.ledger_schema import Entry, Kind
 from dpoptim.accounting.ledger_settings import LedgerError, Wanted
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.accounting.ledger_verify import verify
-from dpoptim.printable import printable
+from dpoptim.printable import printable, storable
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerError", "Remaining", "Reservation"]
 
@@ -73,7 +73,8 @@ class Ledger:
     ) -> None:
         file = None if path is None else Path(path).expanduser().absolute()  # also after a chdir
         relation = None if neighboring is None else neighboring_name(neighboring)
-        wanted = Wanted(dataset, epsilon, delta, relation, filter)
+        name = None if dataset is None else storable(dataset)
+        wanted = Wanted(name, epsilon, delta, relation, filter)
         default_name = "unnamed" if file is None else printable(file.stem)
         self._store = LedgerStore(file, wanted.as_new(dataset=default_name, created=_now()))
         stored = self._store.settings
@@ -100,8 +101,7 @@ class Ledger:
         """
         if not isinstance(label, str) or not 1 <= len(label) <= 200:
             raise ValueError(f"label: expected 1 to 200 characters, got {label!r}")
-        text = label.encode("utf-8", "backslashreplace").decode()  # a file name may hold what UTF-8 cannot
-        entry = Entry(Kind.RESERVED, uuid.uuid4().hex, _now(), text, _text(event))
+        entry = Entry(Kind.RESERVED, uuid.uuid4().hex, _now(), storable(label), _text(event))
 
         def decide(runs: Runs) -> Entry:
             self._admit(event, neighboring, runs)  # may take seconds, so not inside the transaction

@@ -3,12 +3,11 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.audit.methods import (
     AUDITS,
     CONFIDENCE,
@@ -27,6 +26,7 @@ from dpoptim.audit.methods import (
 from dpoptim.files import write_atomically
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, ValueClippedSGD, WholeRun
 from dpoptim.plan import Plan
+from dpoptim.runs.verify import verify_run
 
 
 def chosen(method: str) -> list[str]:
@@ -49,12 +49,8 @@ def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
     Raises:
         ValueError: the plan promises more than its settings give, or the certificate something else than the plan.
     """
-    plan = Plan.from_json(read(directory / "plan.json"))  # refuses an edited promise
-    written = json.loads(read(directory / "certificate.json"))["guarantee"]
-    stated = Guarantee.from_json({field.name: written[field.name] for field in fields(Guarantee)})
+    plan = verify_run(directory).plan  # refuses an edited promise
     promised = plan.guarantee
-    if stated.epsilon < promised.epsilon * (1 - 1e-6) or stated.delta < promised.delta or stated.status != promised.status:
-        raise ValueError(f"{directory}: the certificate says {stated}, but its plan gives {promised}; do not trust it.")
     name = f"run {directory.name}"
     if plan.noise_multiplier == 0:
         return [replace(finding(promised.epsilon, 0.0, 0.0, 0), method=f"{name}: no noise, nothing promised")]
@@ -90,12 +86,6 @@ def verdict_text(found: Finding, trials: int) -> str:
         return found.verdict
     enough = math.ceil(trials * found.trials_needed / max(found.trials, 1))
     return f"{WEAK}: about --trials {enough} would do"
-
-
-def read(path: Path) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; give the folder that `dpoptim train --out` wrote.")
-    return path.read_text(encoding="utf-8")
 
 
 def save(findings: Sequence[Finding], out: Path, settings: dict[str, Any]) -> None:

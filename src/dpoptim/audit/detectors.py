@@ -18,6 +18,7 @@ from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.method_detectors import clip_norm_search, error_feedback, named_audits, value_clipping
 from dpoptim.audit.noise import audit_noise
 from dpoptim.audit.participation import audit_participation
+from dpoptim.audit.persons import persons
 from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.sensitivity import Batch, audit_sensitivity
 from dpoptim.audit.two_worlds import Canaries, audit_two_worlds
@@ -205,6 +206,7 @@ DETECTORS: dict[str, Detector] = {
     "participation": participation,
     "charging": charging,
     "refusals": refusals,
+    "persons": persons,
     "error feedback": error_feedback,
     "correlated noise": partial(named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"),
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),

@@ -6,7 +6,7 @@ For testing the detectors only. A run under a fault promises nothing.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +25,7 @@ from dpoptim.gradients.layers import linear
 from dpoptim.gradients.norms import NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
 from dpoptim.gradients.products import Groups, Sums
+from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter, positions
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
@@ -132,9 +133,9 @@ def realised_denominator() -> Iterator[None]:
     begin_microbatch, take = Engine.begin_microbatch, Engine.take
     delivered = {"rows": 0}
 
-    def counted(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
-        delivered["rows"] += rows
-        begin_microbatch(self, rows, null=null, groups=groups)
+    def counted(self: Engine, records: int, **announced: Any) -> None:
+        delivered["rows"] += records
+        begin_microbatch(self, records, **announced)
 
     def divided(self: Engine) -> list[Tensor]:
         share = self.capacity / max(delivered["rows"], 1)
@@ -148,11 +149,47 @@ def realised_denominator() -> Iterator[None]:
 def rows_printed() -> AbstractContextManager[Any]:
     honest = Engine.begin_microbatch
 
-    def begin_microbatch(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
-        print(f"batch of {rows}")
-        honest(self, rows, null=null, groups=groups)
+    def begin_microbatch(self: Engine, records: int, **announced: Any) -> None:
+        print(f"batch of {records}")
+        honest(self, records, **announced)
 
     return patch.object(Engine, "begin_microbatch", begin_microbatch)
+
+
+def rows_clipped_apart() -> AbstractContextManager[Any]:
+    honest = Engine.begin_microbatch
+
+    def begin_microbatch(self: Engine, records: int, *, present: Tensor | None = None, **announced: Any) -> None:
+        if present is None:
+            return honest(self, records, **announced)
+        self.rows = ONE_ROW
+        return honest(self, present.numel(), **{**announced, "groups": None}, present=present.reshape(-1, 1))
+
+    return patch.object(Engine, "begin_microbatch", begin_microbatch)
+
+
+def person_in_two_microbatches() -> AbstractContextManager[Any]:
+    honest = MicrobatchSampler.pieces
+
+    def pieces(self: MicrobatchSampler) -> Iterator[Indices]:
+        for items in honest(self):
+            note = self.drawn.pop()
+            if note.present is None:
+                self.drawn.append(note)
+                yield items
+                continue
+            first = note.present.clone()
+            first[:, 1:] = False
+            for present, last in ((first, False), (note.present & ~first, note.last)):
+                self.drawn.append(replace(note, present=present, last=last))
+                yield items
+
+    return patch.object(MicrobatchSampler, "pieces", pieces)
+
+
+def absent_rows_counted() -> AbstractContextManager[Any]:
+    honest = RowsOfRecords.of_records
+    return patch.object(RowsOfRecords, "of_records", lambda self, rows, count, present: honest(self, rows, count, None))
 
 
 @contextmanager
@@ -257,7 +294,7 @@ def empty_skipped() -> AbstractContextManager[Any]:
 def placeholder_counted() -> AbstractContextManager[Any]:
     honest = Engine.begin_microbatch
 
-    def begin_microbatch(self: Engine, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
-        honest(self, rows, null=False, groups=groups)
+    def begin_microbatch(self: Engine, records: int, **announced: Any) -> None:
+        honest(self, records, **{**announced, "null": False})
 
     return patch.object(Engine, "begin_microbatch", begin_microbatch)

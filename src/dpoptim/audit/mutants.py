@@ -97,6 +97,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("batch clipped as a whole", FACTORS, partial(_s.factors_by, _s.batch_clipped_as_a_whole), "sensitivity"),
     Mutant("functional use of a weight unseen", "HookManager._reached, _before_step", _s.functional_use_unseen, "refusals"),
     Mutant("second backward pass counts again", "gradients.Engine._close", _s.second_backward_counts, "refusals"),
+    Mutant("two rows of a person clipped apart", "gradients.Engine.begin_microbatch", _s.rows_clipped_apart, "persons"),
+    Mutant("a person's rows in two microbatches", "MicrobatchSampler.pieces", _s.person_in_two_microbatches, "persons"),
+    Mutant("rows that are not there count", "gradients.RowsOfRecords", _s.absent_rows_counted, "persons"),
     # sampling
     Mutant("shuffled batches accounted as Poisson", DRAW, partial(_s.drawn_by, _s.shuffled), "participation"),
     Mutant("batches of a fixed size", DRAW, partial(_s.drawn_by, _s.fixed_size), "participation"),

@@ -4,6 +4,7 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -15,11 +16,13 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
 from dpoptim.gradients.choose_formula import choose_formula
+from dpoptim.gradients.clip_factors import clip_factors
 from dpoptim.gradients.hook_manager import HookManager
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
-from dpoptim.gradients.per_sample_grads import Lazy, PerSampleGrad
+from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
+from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
 from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.tied import longest_factors, merge
 from dpoptim.sampling import number_of_groups
@@ -29,7 +32,7 @@ HandedOver = Literal["bare", "scalar", "vector"]  # loss.backward() by the calle
 
 
 class Engine:
-    """BackwardRecorder a model while attached and sums its clipped per-record gradients.
+    """Sums the clipped per-record gradients of a model while attached to it.
 
     Args:
         model: any module; it keeps its class and its state-dict keys.
@@ -40,13 +43,15 @@ class Engine:
         partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
             which only the caller can know; without it every piece takes exactly one pass over all its rows.
         positions: how many positions (of a sequence, say) each record has in a layer, by the layer's name; public, from
-            the shape of a record. Only speed depends on it.
+            the shape of a row. Only speed depends on it.
+        rows: that make up a record.
         twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
             the two per_sample_grads added up, cross terms included.
 
     Attributes:
-        physical_rows: the most rows that one backward pass may have; public. It decides how sums are formed.
+        physical_records: the most records that one backward pass may have; public. It decides how sums are formed.
         rows_open: rows delivered that have not been through a backward pass. Private.
+        present: which rows of the delivered records are there, see `begin_microbatch`. Private.
         handed_over: how losses have come so far.
 
     Raises:
@@ -67,12 +72,13 @@ class Engine:
         reduction: Reduction = "mean",
         partial_backward: bool = False,
         positions: Mapping[str, int] | None = None,
+        rows: RowsOfRecords = ONE_ROW,
         twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
-        self.physical_rows = capacity
-        self.partial_backward = partial_backward
-        self.positions = dict(positions or {})
+        self.physical_records = capacity
+        self.partial_backward = rows.whole_passes_only(partial_backward)
+        self.positions, self.rows = dict(positions or {}), rows
         twins = twins or {}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins]
         if not named:
@@ -86,6 +92,7 @@ class Engine:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.layers = [name.rpartition(".")[0] for name in self.names]  # the module that each belongs to
+        self._parts = len(set(self.layers))
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
         self._size = sum(p.numel() for p in self.parameters)
@@ -102,13 +109,14 @@ class Engine:
         self._sums = [Sums([view.view(-1) for view in each], clipping.directions) for each in views]
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
         self._groups: Groups | None = None
+        self.present: Tensor | None = None
         self.rows_open = 0
         self._null = False
         self._handing: HandedOver = "bare"
         self._total_weight: float | None = None  # that a mean was divided by, if not the number of its rows
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
         if isinstance(clipping, Clipping) and clipping.style == "per-layer":
-            clipping.of_one_layer(len(set(self.layers)))  # refuses bounds that are too small
+            clipping.of_one_layer(self._parts)  # refuses bounds that are too small
         # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
         self.hooks: HookManager | None = None
@@ -129,22 +137,25 @@ class Engine:
 
     # ---- one logical batch -----------------------------------------------------------------------------------
 
-    def begin_microbatch(self, rows: int, *, null: bool = False, groups: Groups | None = None) -> None:
+    def begin_microbatch(
+        self, records: int, *, null: bool = False, groups: Groups | None = None, present: Tensor | None = None
+    ) -> None:
         """Announce the next physical batch.
 
         Args:
-            rows: its records.
+            records: in it.
             null: a placeholder whose gradient counts as zero.
             groups: that the rows are summed in, chosen record by record (condition 3 in `products`). None: consecutive
                 ones, for neighbours that keep every other record in its place.
+            present: which rows of the records are there, see `RowsOfRecords.of_records`. None: all.
 
         Raises:
             PrivacyError: rows of the piece before have not been through a backward pass.
         """
         self.require_all_closed()
         self.recorder.begin()
-        self.rows_open, self._null = rows, null
-        self._groups = groups
+        self.rows_open, self._null = records * self.rows.per_record, null
+        self._groups, self.present = groups, present
         if self.hooks is not None:
             self.hooks.see_microbatch()
 
@@ -206,14 +217,15 @@ class Engine:
             self.handed_over.add((self._handing, self.reduction))
             if self._null or not rows:
                 return
+            records = rows // self.rows.per_record
             merged = {
-                i: parts[0] if len(parts) == 1 else merge(parts, rows, self.parameters[i].numel())
+                i: parts[0] if len(parts) == 1 else merge(parts, records, self.parameters[i].numel())
                 for i, parts in uses.items()
             }
-            self._add_clipped(merged, rows)
+            self._add_clipped(merged, records)
 
     def _uses(self, finished: BackwardPass) -> tuple[dict[int, list[PerSampleGrad]], int]:
-        """The pass's per-sample gradients by parameter, and its number of records, which all layers must agree on."""
+        """The pass's per-sample gradients by parameter, and its number of rows, which all layers must agree on."""
         uses: dict[int, list[PerSampleGrad]] = {}
         first = None
         for entry in finished.entries:
@@ -230,11 +242,12 @@ class Engine:
                 )
             per_sample_grads = entry.per_sample_grads()
             for key, place in held.items():
-                per_sample_grad = per_sample_grads[key]
+                of_rows = per_sample_grads[key]
+                per_sample_grad = self.rows.of_records(of_rows, entry.records, self.present)
                 if isinstance(per_sample_grad, Lazy | SequenceOuter):
-                    per_sample_grad = choose_formula(
-                        per_sample_grad, self.positions.get(entry.layer), self.capacity, self._size
-                    )
+                    known = 1 if isinstance(of_rows, Outer) else self.positions.get(entry.layer, 0)
+                    positions = known * self.rows.per_record or None
+                    per_sample_grad = choose_formula(per_sample_grad, positions, self.capacity, self._size)
                 uses.setdefault(place, []).append(per_sample_grad)
         return uses, 0 if first is None else first.records
 
@@ -247,33 +260,35 @@ class Engine:
             self._trainable[module] = places
         return places
 
-    def _add_clipped(self, merged: dict[int, PerSampleGrad], rows: int) -> None:
+    def _add_clipped(self, merged: dict[int, PerSampleGrad], records: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
-        scale = self._from_loss_to_records(rows)
-        groups = self._groups_of(rows)
-        device, block = self.parameters[0].device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
+        groups = self._groups_of(records)
+        scale = self._from_loss_to_records(records)
+        device, block = scale.device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
         alone = {i: use for i, use in merged.items() if isinstance(use, Lazy | SequenceOuter) and use.alone}
         whole = {i: use for i, use in merged.items() if i not in alone}
         squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
         for i, per_sample_grad in whole.items():
             if isinstance(per_sample_grad, Lazy | SequenceOuter):
-                per_sample_grad.most = self.physical_rows
+                per_sample_grad.most = self.physical_records
             squared[self._unit(i)].append(per_sample_grad.squared_norms(groups, block).to(device) * scale**2)
-        zero = torch.zeros(rows, dtype=torch.float64, device=device)
+        zero = torch.zeros_like(scale)
         total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
         longest = longest_factors(whole, zero, scale) if self.reduction == "mean" else None
 
+        factors_of = partial(clip_factors, self.clipping, self._parts, self.margin())
+
         def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             for unit, each in measured.items():
-                total[unit][part] += each.to(device) * scale**2
+                total[unit][part] += each.to(device) * scale[part] ** 2
             known = {unit: each[part] for unit, each in total.items()}
-            factors, _ = self._factors(known, None if longest is None else longest[part])
-            return {unit: each * scale for unit, each in factors.items()}
+            factors, _ = factors_of(known, None if longest is None else longest[part])
+            return {unit: each * scale[part] for unit, each in factors.items()}
 
         if alone:
             units = {i: self._unit(i) for i in alone}
             add_record_by_record(alone, units, self._sums, groups, block, weigh)
-        factors, tapers = self._factors(total, longest)
+        factors, tapers = factors_of(total, longest)
         if self.observer is not None:
             self.observer(torch.stack(list(total.values())).sum(0), tapers)
         countable = next(iter(factors.values()))[0] > 0
@@ -287,41 +302,23 @@ class Engine:
         """What a parameter is clipped with: its layer, or everything."""
         return self.layers[place] if isinstance(self.clipping, Clipping) and self.clipping.style == "per-layer" else ""
 
-    def _factors(self, squared: Mapping[str, Tensor], longest: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The factors for each unit, from the squared norms of its gradients (B,): shape (number of sums, B). And what
-        they were multiplied with so that huge gradients fade out, float64 of shape (B,), if anything: see `taper`.
-
-        A record's factors are zero for all units or for none.
-        """
-        rule = self.clipping
-        if isinstance(rule, Clipping) and rule.style == "per-layer":
-            rule = rule.of_one_layer(len(set(self.layers)))
-        factors = {unit: rule.factors(each, self.margin()).view(-1, len(each)) for unit, each in squared.items()}
-        if len(factors) > 1:
-            countable = torch.stack([each[0] > 0 for each in factors.values()]).all(0)
-            factors = {unit: torch.where(countable, each, 0.0) for unit, each in factors.items()}
-        if longest is None:
-            return factors, None
-        whole = torch.stack(list(squared.values())).sum(0)
-        tapers = taper(torch.maximum(whole, longest)).nan_to_num(nan=0.0)
-        return {unit: each * tapers for unit, each in factors.items()}, tapers
-
-    def _groups_of(self, rows: int) -> Groups:
-        """The groups that the rows of a pass are summed in."""
+    def _groups_of(self, records: int) -> Groups:
+        """The groups that the records of a pass are summed in."""
         if self.partial_backward:
-            return [[1]] * rows  # which records share a pass is the caller's affair, so none may share a product
+            return [[1]] * records  # which records share a pass is the caller's affair, so none may share a product
         if self._groups is None:
-            return consecutive_groups(rows)
-        if sum(map(sum, self._groups)) != rows:
-            raise ValueError("groups must add up to the rows of the pass.")
+            return consecutive_groups(records)
+        if sum(map(sum, self._groups)) != records:
+            raise ValueError("groups must add up to the records of the pass.")
         return self._groups
 
-    def _from_loss_to_records(self, rows: int) -> float:
-        """From the gradients of a mean to the records' own: the inverse of the factor that autograd used, rounding too."""
+    def _from_loss_to_records(self, records: int) -> Tensor:
+        """What turns sums over a record's rows into its gradient, (records,): a mean's factor is undone, rounding too."""
+        shares = self.rows.shares(records, self.present, self.parameters[0].device)
         if self.reduction == "sum" or self._total_weight == 0:  # of ignored labels alone: all gradients are zero
-            return 1.0
-        factor = 1 / (self._total_weight or rows)
-        return 1 / (float(np.float32(factor)) if self.parameters[0].dtype == torch.float32 else factor)
+            return shares
+        factor = 1 / (self._total_weight or records * self.rows.per_record)
+        return shares / (float(np.float32(factor)) if self.parameters[0].dtype == torch.float32 else factor)
 
     def margin(self) -> float:
         """Share of the clip norm that is left to rounding where the loss is reduced as it is now; see `products`."""

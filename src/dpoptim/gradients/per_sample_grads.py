@@ -78,7 +78,7 @@ def blocks(records: int, elements_per_record: int) -> Iterator[slice]:
 
 def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
     """``x`` with the records outside ``keep`` replaced by zeros, whatever they held (0 * NaN would stay NaN)."""
-    return torch.where(keep.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.where(keep.to(x.device).view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Pairs:
             add_to_table(sums, self.row[part], self.values[part].double(), weights[:, self.record[part]])
 
     def without(self, keep: Tensor) -> "Pairs":
-        values = zero_outside(self.values, keep[self.record])
+        values = zero_outside(self.values, keep.to(self.record.device)[self.record])
         return Pairs(self.record, self.row, values, self.records, self.table_rows)
 
 
@@ -151,5 +151,5 @@ class SparseOuter:
             add_to_table(sums, self.row[part], self.g[self.record[part]].double(), factors[:, part])
 
     def without(self, keep: Tensor) -> "SparseOuter":
-        weight = zero_outside(self.weight, keep[self.record])
+        weight = zero_outside(self.weight, keep.to(self.record.device)[self.record])
         return SparseOuter(self.record, self.row, weight, zero_outside(self.g, keep), self.table_rows)

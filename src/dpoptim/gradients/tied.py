@@ -99,7 +99,7 @@ class TiedHead(SequenceOuter):
         return replace(super().without(keep), table=self.table.without(keep))
 
 
-def longest_factors(per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: float) -> Tensor:
+def longest_factors(per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: Tensor) -> Tensor:
     """The squared length of the longest factor of each record's gradients, (B,), where they are products."""
     lengths = [zero]
     for per_sample_grad in per_sample_grads.values():

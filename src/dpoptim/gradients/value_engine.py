@@ -125,11 +125,11 @@ class ValueEngine(Engine):
         """
         u = UNIT_ROUNDOFF[min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)]
         widths = [min(layer.linear.weight.shape) ** 0.5 * max(layer.linear.weight.shape) for layer in self._layers]
-        share = max(self.margin(), 2.0**-20) + 2 * u * self.capacity * (self.physical_rows + 2) + 2 * u * sum(widths)
+        share = max(self.margin(), 2.0**-20) + 2 * u * self.capacity * (self.physical_records + 2) + 2 * u * sum(widths)
         if share > MOST_MARGIN:
             raise PrivacyError(
-                f"float32 sums over {self.physical_rows} rows of a batch of {self.capacity} round too coarsely for a proven "
-                "bound. Fix: private.batches(physical_batch_size=...) with a smaller number, or model.double()."
+                f"float32 sums over {self.physical_records} rows of a batch of {self.capacity} round too coarsely for a "
+                "proven bound. Fix: private.batches(physical_batch_size=...) with a smaller number, or model.double()."
             )
         return share
 

@@ -5,8 +5,8 @@ It holds public figures only. Accuracies are in it only where the run's data was
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +14,12 @@ import dp_accounting
 
 from dpoptim.accounting.accountant import compute_delta, privacy_curve, tradeoff_curve
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
+from dpoptim.documents import dump, with_digest
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 
-FORMAT = "dpoptim.certificate/1"
+FORMAT = "dpoptim.certificate/2"
 FURTHER_DELTAS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 PUBLIC = "on data declared public"
@@ -97,6 +98,7 @@ def reading(result: RunResult) -> str:
     )
 
 
+@lru_cache(maxsize=64)
 def best_guess(plan: Plan, guarantee: Guarantee) -> float:
     """A bound on how often the best attacker is right who decides between two neighbours on even prior odds.
 
@@ -118,11 +120,11 @@ def certificate(result: RunResult) -> dict[str, Any]:
     judged, guarantee, plan = verdict(result), result.guarantee, result.plan
     relation = neighboring_name(guarantee.neighboring)
     private = plan.noise_multiplier > 0
-    return {
+    document = {
         "format": FORMAT,
         "verdict": {**asdict(judged), "for_release": judged.kind == "proven"},
         "data": {"name": result.data_name, "classes": result.classes},
-        "model": {"name": result.model_name, "parameters": result.parameters},
+        "model": {"name": result.model_name, "parameters": result.parameters, "sha256": result.model_sha256},
         "guarantee": {
             **guarantee.to_json(),
             "text": str(guarantee),
@@ -154,37 +156,45 @@ def certificate(result: RunResult) -> dict[str, Any]:
         "versions": result.versions,
         "finished": result.finished,
     }
+    return with_digest(document)
 
 
 def write_certificate(path: Path, result: RunResult) -> None:
     """Write the certificate as a JSON file, whole or not at all; OSError names the path and the fix."""
-    write_atomically(path, json.dumps(certificate(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomically(path, dump(certificate(result)) + "\n")
 
 
 def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
     """What the best attacker can reach, from the whole privacy curve and not from one of its points."""
-    misses: Sequence[float] = tradeoff_curve(plan.event, plan.neighboring, FALSE_POSITIVE_RATES).tolist()
     return {
         "right_at_most": best_guess(plan, guarantee),
         "prior_odds": "even",
         "found_at_most": [
             {"false_positive_rate": rate, "true_positive_rate": 1 - missed}
-            for rate, missed in zip(FALSE_POSITIVE_RATES, misses, strict=True)
+            for rate, missed in zip(FALSE_POSITIVE_RATES, misses(plan), strict=True)
         ],
     }
+
+
+@lru_cache(maxsize=64)
+def misses(plan: Plan) -> tuple[float, ...]:
+    """What the best attacker overlooks at each of the rates of false alarms."""
+    return tuple(tradeoff_curve(plan.event, plan.neighboring, FALSE_POSITIVE_RATES).tolist())
 
 
 def further_deltas(plan: Plan) -> list[dict[str, float]]:
     """Epsilon of the whole run at other deltas; at the plan's own it is the plan's own. None of a claim without proof."""
     if plan.guarantee.status != "proven":
         return []
-    deltas = sorted({*FURTHER_DELTAS, plan.guarantee.delta}, reverse=True)
-    epsilons: list[float] = privacy_curve(plan.event, plan.neighboring, deltas).tolist()
     exact = {plan.guarantee.delta: plan.guarantee.epsilon}
-    return [
-        {"delta": delta, "epsilon": _jsonable(exact.get(delta, epsilon))}
-        for delta, epsilon in zip(deltas, epsilons, strict=True)
-    ]
+    return [{"delta": delta, "epsilon": _jsonable(exact.get(delta, epsilon))} for delta, epsilon in curve(plan)]
+
+
+@lru_cache(maxsize=64)
+def curve(plan: Plan) -> tuple[tuple[float, float], ...]:
+    """Pairs (delta, epsilon) of the whole run, the largest delta first."""
+    deltas = sorted({*FURTHER_DELTAS, plan.guarantee.delta}, reverse=True)
+    return tuple(zip(deltas, privacy_curve(plan.event, plan.neighboring, deltas).tolist(), strict=True))
 
 
 def accuracy(result: RunResult) -> dict[str, Any] | None:

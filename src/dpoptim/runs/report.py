@@ -13,6 +13,7 @@ from typing import Any
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
+from dpoptim.printable import printable
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.report_style import STYLE
@@ -20,7 +21,12 @@ from dpoptim.runs.result import RunResult
 from dpoptim.sampling import PoissonSampling
 
 _SIGNS = {"proven": "\N{CHECK MARK}", "unproven": "!", "marked": "!", "none": "\N{MULTIPLICATION X}"}
-_escape = html.escape
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def _escape(text: str) -> str:
+    """Text from elsewhere for a page: no markup, and no control or direction characters."""
+    return html.escape(printable(text))
 
 
 def write_report(path: Path, result: RunResult) -> None:
@@ -52,6 +58,7 @@ def report(result: RunResult) -> str:
     finished = result.finished.replace("T", " at ", 1)[:19]
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Privacy report: {_escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<header><span><strong>Privacy report</strong></span><span>{_escape(finished)}</span></header>\n"

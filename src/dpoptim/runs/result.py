@@ -42,6 +42,7 @@ class RunResult:
         comparison_scores: the same model trained without privacy, on data declared public; None otherwise.
         versions: package name -> version.
         finished: local date and time, ISO 8601.
+        model_sha256: of the file that holds the model; None if it was not written.
     """
 
     data_name: str
@@ -58,3 +59,4 @@ class RunResult:
     comparison_scores: Scores | None
     versions: dict[str, str]
     finished: str
+    model_sha256: str | None = None

@@ -1,4 +1,4 @@
-"""Train a model on a data set that fits memory, with and (on public data) without privacy."""
+"""Train a classifier on a data set that fits memory, with and (on public data) without privacy."""
 
 import dataclasses
 import math
@@ -15,12 +15,9 @@ from torch.utils.data import TensorDataset
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
-from dpoptim.data.persons import gather_persons
-from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
-from dpoptim.unit import RECORD, Unit
 from dpoptim.version import __version__ as dpoptim_version
 
 SMALL_DATA = 10_000  # records below which ordinary training takes smaller batches and larger steps
@@ -49,38 +46,6 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return right / len(y)
 
 
-@torch.no_grad()
-def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Accuracy; for numbers to predict, R2. Only for data declared public."""
-    if not y.is_floating_point():
-        return accuracy(model, x, y)
-    errors = (torch.cat([model(rows)[:, 0] for rows in x.split(4096)]) - y).double()
-    return 1 - float(errors.square().sum() / (y.double() - y.double().mean()).square().sum())
-
-
-def record_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The loss of each record, shaped as ``y``: cross-entropy, or half the squared error of numbers to predict.
-
-    Args:
-        outputs: shape (*y.shape, outputs of the model).
-    """
-    if y.is_floating_point():
-        return (outputs[..., 0] - y).square() / 2
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
-
-
-def training_set(data: Data, unit: Unit, noise_seed: int | None) -> TensorDataset:
-    """One item a unit: a record with its label, or a person's records with their labels and weights.
-
-    **Guarantee.** Data sets that differ in one unit give data sets of items that differ in one item; see
-    `choose_records`.
-    """
-    if unit == RECORD:
-        return TensorDataset(torch.from_numpy(data.x), torch.from_numpy(data.y))
-    coins = KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "records of persons")
-    return gather_persons(data, unit.most_records, coins).dataset()
-
-
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """A privately trained model, its public scores (if the data is public), and where it started from."""
@@ -104,7 +69,7 @@ def train_privately(
     noise_seed: int | None,
     on_step: Callable[[int], None],
 ) -> Trained:
-    """Train a model by SGD under ``plan``; the result is the mean of the last iterates.
+    """Train a classifier by SGD under ``plan``; the result is the mean of the last iterates.
 
     Args:
         model: trained in place. label: public text for the ledger. noise_seed: see `attach`.
@@ -113,6 +78,7 @@ def train_privately(
     **Guarantee.** The model and everything else in the result are covered by ``guarantee``; scores appear only for
     data declared public.
     """
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     hold_out = public_hold_out(data)
     optimizer = torch.optim.SGD(model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum)
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
@@ -123,14 +89,13 @@ def train_privately(
         plan,
         model,
         optimizer,
-        training_set(data, plan.unit, noise_seed),
+        TensorDataset(x, y),
         ledger=None if plan.noise_multiplier == 0 else ledger,
         label=label,
         noise_seed=noise_seed,
     ) as private:
-        for x, y, *weights in private.batches(physical_batch_size=optimization.physical_batch_size):
-            losses = record_losses(model(x), y)
-            private.backward((losses * weights[0]).sum(1) if weights else losses)
+        for batch_x, batch_y in private.batches(physical_batch_size=optimization.physical_batch_size):
+            private.backward(F.cross_entropy(model(batch_x), batch_y, reduction="none"))
             optimizer.step()
             if not private.finished_step:
                 continue
@@ -139,7 +104,7 @@ def train_privately(
             on_step(step)
             if hold_out is not None and (step % steps_per_epoch == 0 or step == plan.steps):
                 average.swap()
-                scores.append(score(model, *hold_out))
+                scores.append(accuracy(model, *hold_out))
                 average.swap()
         average.swap()
         return Trained(
@@ -185,10 +150,10 @@ def train_without_privacy(data: Data, model: nn.Module, *, epochs: int, seed: in
     for _ in range(epochs):
         for indices in torch.randperm(len(x), generator=generator).split(batch_size):
             optimizer.zero_grad()
-            record_losses(model(x[indices]), y[indices]).mean().backward()
+            F.cross_entropy(model(x[indices]), y[indices]).backward()
             optimizer.step()
             scheduler.step()
-        scores.append(score(model, *hold_out))
+        scores.append(accuracy(model, *hold_out))
     return tuple(scores)
 
 

@@ -10,24 +10,19 @@ from torch import nn
 
 from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.data import Data, Schema
+from dpoptim.data import Data
 from dpoptim.estimators.linear import CLIPPED_SHARE
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
-from dpoptim.gradients.linear import LinearModel, Loss
+from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Basis, Plan
-from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
+from dpoptim.runs.train import Optimization, Trained, accuracy, public_hold_out
 from dpoptim.solvers.budget import Budget
 
 
 def row_norm(data: Data) -> float:
-    """A public bound on the norm of a record, to which it is clipped.
-
-    A schema says it; other features lie within about +-0.6, so it is half the root of their number.
-    """
-    if isinstance(data.encoding, Schema) and data.encoding.row_norm is not None:
-        return data.encoding.row_norm
+    """A public bound on the norm of a record: features lie within about +-0.6, so half the root of their number."""
     return max(1.0, 0.5 * math.sqrt(math.prod(data.x.shape[1:])))
 
 
@@ -62,8 +57,7 @@ def train_by_solver(
         )
     started = time.perf_counter()
     rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))
-    loss: Loss = "softmax" if data.target_bounds is None else "squared"
-    linear = LinearModel(loss, rows.shape[1], outputs=data.outputs)
+    linear = LinearModel("softmax", rows.shape[1], outputs=data.classes)
     weights, guarantee = solve(
         method.solver,
         linear,
@@ -93,7 +87,7 @@ def train_by_solver(
         guarantee=guarantee,
         basis=(*plan.basis, *seeded),
         reservation=ledger.made[-1],
-        scores=() if hold_out is None else (score(model, clip_like(hold_out[0], data), hold_out[1]),),
+        scores=() if hold_out is None else (accuracy(model, clip_like(hold_out[0], data), hold_out[1]),),
         seconds=time.perf_counter() - started,
     )
 

@@ -27,6 +27,9 @@ def attach(
     partial_backward: bool = False,
     resume: str | Path | None = None,
     checkpoint_key: bytes | None = None,
+    rows_per_record: int = 1,
+    rows_reduction: Reduction = "mean",
+    persons: Sequence[Any] | None = None,
 ) -> PrivateTraining:
     """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
 
@@ -54,6 +57,18 @@ def attach(
             trust: those steps are done again; the ledger counts them. The file is a secret, and trusted as the program
             is; a ledger takes up only what it was told of.
         checkpoint_key: 32 bytes that seal what ``private.save`` writes and open ``resume``; nobody else can.
+        rows_per_record: K, how many rows a record brings to a step: views of an image, segments of a document.
+            An item of ``train_set`` then holds K rows: its tensors and arrays have them on their first axis, and
+            what is a single value is shared by them. ``collate_fn`` gets rows; the delivered batch has K of them
+            for each record, one record's after the other's. Losses are one a row (or one a record, if the record's
+            own rows are already reduced in it), ``physical_batch_size`` counts rows, and is at least K. `check`
+            and the model see rows as records.
+        rows_reduction: whether the gradient of a record, clipped once, is the ``"mean"`` or the ``"sum"`` over
+            its rows.
+        persons: the owner of each item of ``train_set``: whole numbers or strings. The guarantee is for persons
+            then: they are sampled, the plan's n counts them, and each brings at most ``rows_per_record`` of their
+            rows to a step, drawn anew for each step by coins of their own, without a look at values. Whoever has
+            fewer is filled up with rows that count as zero; losses are one a row.
 
     Raises:
         PrivacyError: something in model or optimizer would break the guarantee; the message names it and the fix.
@@ -61,7 +76,8 @@ def attach(
         ValueError, FileNotFoundError: ``resume`` is no checkpoint of this plan.
 
     **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``, for every data set,
-    model and loss, provided that each record's loss depends on that record alone.
+    model and loss, provided that each record's loss depends on that record alone. It hides any one record with
+    all its rows, or any one person with all theirs.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     return PrivateTraining(
@@ -76,4 +92,7 @@ def attach(
         partial_backward,
         resume,
         checkpoint_key,
+        rows_per_record,
+        rows_reduction,
+        persons,
     )

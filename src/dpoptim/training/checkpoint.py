@@ -28,6 +28,7 @@ from dpoptim.files import remove_litter, write_atomically
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
 from dpoptim.printable import printable
+from dpoptim.training.units import Units
 
 MARK = b"dpoptim checkpoint 2, secret, "
 PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
@@ -154,7 +155,7 @@ def cipher(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], records: int) -> dict[str, Any]:
+def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], units: Units) -> dict[str, Any]:
     """What must be the same for a run to go on."""
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     return {
@@ -164,7 +165,7 @@ def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Opt
             (type(optimizer).__name__, [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups])
             for optimizer in optimizers
         ],
-        "records": records,
+        "records": [units.count, units.name, units.rows.per_record, units.rows.reduction],
         "loss_reduction": engine.reduction,
     }
 
@@ -186,7 +187,7 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
     fixes = {
         "parameters": "the same model, its parameters in the same order",
         "optimizers": "the same optimizers, in the same order, over the same parameters",
-        "records": "the same data set",
+        "records": "the same data set, with the same persons and rows_per_record",
         "loss_reduction": f"loss_reduction={theirs['loss_reduction']!r}",
     }
     for key, fix in fixes.items():

@@ -113,7 +113,7 @@ def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def run() -> None:
-        engine = engine_for(plan, model, [record], "mean", partial_backward=False)  # type: ignore[arg-type]
+        engine = engine_for(plan, model, record, "mean")
         engine.attach()
         try:
             engine.begin_microbatch(rows)

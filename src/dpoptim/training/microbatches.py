@@ -1,5 +1,6 @@
 """Poisson batches cut to pieces that memory holds, with "this is the last piece" travelling along."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data import Sampler as IndexSampler
 
 from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import EXPECTED_GROUP, Indices, Position, Sampler, into_groups
+from dpoptim.training.units import CollateRows, present_rows, rows_of_tensors
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,16 @@ class Microbatch:
         groups: blocks of groups of records, by their sizes; they arrive in this order.
         null: whether its record stands in for an empty batch.
         last: whether it ends the step.
+        present: which of the records' rows are there, (records, K); None: all.
     """
 
     groups: tuple[tuple[int, ...], ...]
     null: bool
     last: bool
+    present: Tensor | None = None
 
     @property
-    def rows(self) -> int:
+    def records(self) -> int:
         return sum(map(sum, self.groups))
 
 
@@ -38,18 +43,33 @@ class BatchQueue:
     """The logical batches of a run: drawn when first wanted, kept until their noisy sum has been released.
 
     A batch that was drawn is never replaced by another draw: whoever could look at batches and ask for new ones would
-    choose who takes part, and Poisson accounting would no longer hold.
+    choose who takes part, and Poisson accounting would no longer hold. Nor are the rows that they bring.
+
+    Args:
+        sampler: draws units.
+        coins: by these.
+        units: in the data set.
+        steps: of the run.
+        bring: what the units of a batch bring to it; see `Units.bring`. None: themselves.
     """
 
-    def __init__(self, sampler: Sampler, coins: KeyStream, records: int, steps: int) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        coins: KeyStream,
+        units: int,
+        steps: int,
+        bring: Callable[[Indices], Indices] | None = None,
+    ) -> None:
         self._position = Position()
-        self._drawn = sampler.batches(coins, records, self._position)
+        drawn = sampler.batches(coins, units, self._position)
+        self._drawn = drawn if bring is None else map(bring, drawn)
         self._steps = steps
         self._released = 0
         self._waiting: deque[Indices] = deque()  # of steps _released, _released + 1, ...
 
     def ahead(self) -> Iterator[Indices]:
-        """All unreleased batches in order, drawn as they are asked for.
+        """All unreleased batches in order, drawn as they are asked for: see `Units.bring`.
 
         **Guarantee.** Each step's batch is one draw of the plan's sampler, whatever the caller does. Private.
         """
@@ -82,7 +102,8 @@ class BatchQueue:
 
 
 class MicrobatchSampler(IndexSampler[list[int]]):
-    """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the order of delivery.
+    """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the order of delivery. What it
+    yields are the items to load. All rows of a person are in one piece, next to each other.
 
     Data-loader workers run ahead of training, so pieces are cut before they are delivered; the loader keeps the order,
     so the first note always belongs to the next delivery.
@@ -91,14 +112,14 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         batches: where the batches come from.
         groups: that each is dealt into, a public number.
         coins: decide each record's group.
-        physical_batch_size: rows that memory holds; None: all.
+        most: records that memory holds; None: all.
     """
 
-    def __init__(self, batches: BatchQueue, groups: int, coins: KeyStream, physical_batch_size: int | None) -> None:
-        self.batches, self.size, self._coins = batches, physical_batch_size, coins
+    def __init__(self, batches: BatchQueue, groups: int, coins: KeyStream, most: int | None) -> None:
+        self.batches, self.size, self._coins = batches, most, coins
         self._groups = groups
         # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks of one.
-        roomy = physical_batch_size is None or physical_batch_size >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
+        roomy = most is None or most >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
         self._block = BLOCK_GROUPS if roomy else 1
         self.drawn: deque[Microbatch] = deque()
 
@@ -111,15 +132,16 @@ class MicrobatchSampler(IndexSampler[list[int]]):
             if len(indices) == 0:
                 # The step must still happen: record 0 is delivered, and counts as zero.
                 self.drawn.append(Microbatch(((1,),), null=True, last=True))
-                yield np.zeros(1, dtype=np.int64)
+                yield np.zeros(math.prod(indices.shape[1:]), dtype=np.int64)
                 continue
             groups = into_groups(self._coins, indices, self._groups)
             blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
             pieces = list(self._cut(blocks))
             for number, piece in enumerate(pieces, 1):
                 sizes = tuple(tuple(map(len, block)) for block in piece)
-                self.drawn.append(Microbatch(sizes, null=False, last=number == len(pieces)))
-                yield np.concatenate([group for block in piece for group in block])
+                items, present = present_rows(np.concatenate([group for block in piece for group in block]))
+                self.drawn.append(Microbatch(sizes, null=False, last=number == len(pieces), present=present))
+                yield items
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
         """Pieces of whole blocks where they fit; a block that does not fit into memory by itself is cut."""
@@ -149,14 +171,21 @@ def load_microbatches(
     num_workers: int,
     collate_fn: Callable[[list[Any]], Any] | None,
     pin_memory: bool,
+    stacked: int = 1,
 ) -> Iterator[tuple[Any, Microbatch]]:
-    """The collated pieces with their notes, in order."""
+    """The collated pieces with their notes, in order.
+
+    Args:
+        stacked: rows in an item of the data set; more than one are collated one by one.
+    """
     if type(dataset) is TensorDataset and collate_fn is None and num_workers == 0 and not pin_memory:
         # What DataLoader would give, without a Python call for each record; on CPUs three times as fast as indexing.
         for indices in pieces.pieces():
             index = torch.from_numpy(indices)
-            yield [tensor.index_select(0, index.to(tensor.device)) for tensor in dataset.tensors], pieces.drawn.popleft()
+            yield rows_of_tensors(dataset.tensors, index, stacked), pieces.drawn.popleft()
         return
+    if stacked > 1:
+        collate_fn = CollateRows(stacked, collate_fn)
     loader = DataLoader(dataset, batch_sampler=pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
     for batch in loader:
         yield batch, pieces.drawn.popleft()

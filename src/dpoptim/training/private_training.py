@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -30,10 +31,12 @@ from dpoptim.training.refusals import (
     refuse_changed_parameters,
     refuse_devices,
     refuse_foreign_parameters,
+    refuse_other_size,
     refuse_unsupported,
 )
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
+from dpoptim.training.units import units_of
 
 
 class PrivateTraining:
@@ -56,10 +59,16 @@ class PrivateTraining:
         partial_backward: bool,
         resume: str | Path | None,
         checkpoint_key: bytes | None,
+        rows_per_record: int,
+        rows_reduction: Reduction,
+        persons: Sequence[Any] | None,
     ) -> None:
         checkpoint, digest = (None, "") if resume is None else read_checkpoint(Path(resume), key=checkpoint_key)
         self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
+        self._units = units_of(train_set, rows_per_record, rows_reduction, persons)
+        refuse_other_size(plan, self._units)
+        row = self._units.a_row(train_set)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)
         self._train_set = train_set
         self._reduction = loss_reduction
@@ -69,16 +78,19 @@ class PrivateTraining:
         later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
         coins = key_stream(noise_seed, "poisson coins" + later)
         self._group_coins = key_stream(noise_seed, "summation groups" + later)
-        queue = BatchQueue(plan.sampler, coins, len(train_set), plan.steps)  # type: ignore[arg-type]
+        bring = partial(self._units.bring, key_stream(noise_seed, "rows of persons" + later))
+        queue = BatchQueue(plan.sampler, coins, self._units.count, plan.steps, bring)
         self._batches = queue
-        self._probed = probe_model(model, train_set)
-        self._engine = engine_for(plan, model, train_set, loss_reduction or "mean", partial_backward)
+        self._probed = probe_model(model, [row])  # type: ignore[arg-type]
+        self._engine = engine_for(
+            plan, model, row, loss_reduction or "mean", partial_backward=partial_backward, rows=self._units.rows
+        )
         refuse_blind_hooks(self._engine)
         refuse_foreign_parameters(self._engine, self.optimizers)
         refuse_devices(plan, self._engine)
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
         self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
-        self._identity = identity_of(plan, self._engine, self.optimizers, len(train_set))  # type: ignore[arg-type]
+        self._identity = identity_of(plan, self._engine, self.optimizers, self._units)
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
         self._owns_ledger = ledger is None
@@ -100,7 +112,7 @@ class PrivateTraining:
             self._restore(checkpoint)
         self._engine.attach()
         if self._engine.hooks is not None:
-            show_the_batch_axis(model, train_set)
+            show_the_batch_axis(model, [row])  # type: ignore[arg-type]
         self._hooks = OptimizerHooks(self.optimizers, self._steps, self._released_gradients, self._engine)
 
     @property
@@ -138,7 +150,8 @@ class PrivateTraining:
         drawn once, and kept until that step's noisy sum is out, however often the loop is left and entered again.
         """
         if physical_batch_size is not None:
-            physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=1)
+            K = self._units.rows.per_record
+            physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=K) // K
         self._require_attached()
         if self.steps_done == self.plan.steps:
             raise PrivacyError(
@@ -146,13 +159,18 @@ class PrivateTraining:
                 "epochs included. Fix: no outer loop over epochs (private.steps_done tells where it is), or a longer plan."
             )
         capacity = self._engine.capacity
-        self._engine.physical_rows = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
+        self._engine.physical_records = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
         self._engine.refuse_writes()
         self._steps.restart()
         groups = self._engine.number_of_groups(self.plan.batch_size, physical_batch_size)
         pieces = MicrobatchSampler(self._batches, groups, self._group_coins, physical_batch_size)
         loader = load_microbatches(
-            self._train_set, pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory
+            self._train_set,
+            pieces,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            stacked=self._units.stacked,
         )
         self._loop = loop = self._loop + 1
         for batch, piece in loader:
@@ -255,7 +273,7 @@ class PrivateTraining:
         Args:
             delta: state it at another delta than the plan's, 1e-14 < delta < 1.
         """
-        guarantee = self.plan.guarantee if delta is None else self.plan.guarantee_at(delta)
+        guarantee = self._units.stated(self.plan.guarantee if delta is None else self.plan.guarantee_at(delta))
         if self._steps.gate.released == 0:
             return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
         if self._all_caveats()["seeded"]:
@@ -293,7 +311,7 @@ class PrivateTraining:
         caveats = self._all_caveats()
         loss, ledger = basis_of_loss(self._reduction, caveats), basis_of_ledger(self._ledger.durable)
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
-        return in_order((*loss, *self.plan.basis, ESCAPES, self._probed, ledger, *others))
+        return in_order((*loss, *self._units.basis(self.plan.basis), ESCAPES, self._probed, ledger, *others))
 
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""

@@ -35,6 +35,10 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         weight = None if reading is None or reading.total_weight is None else float(reading.total_weight)
         engine.backward(losses, reduction, "scalar", weight)
         return
+    K = engine.rows.per_record
+    if losses.dim() == 1 and K > 1 and K * len(losses) == engine.rows_open and engine.present is None:
+        engine.backward(losses * K if engine.rows.reduction == "mean" else losses)  # one a record: its rows are reduced
+        return
     fits = losses.dim() == 1 and (len(losses) == engine.rows_open or (engine.partial_backward and engine.rows_open))
     if not fits:  # how many rows there are is private
         raise PrivacyError(

@@ -16,6 +16,7 @@ from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan
+from dpoptim.training.units import Units
 
 
 def refuse_unsupported(
@@ -37,7 +38,7 @@ def refuse_unsupported(
         raise ValueError("ledger was given, but the plan has no noise: nothing finite can be charged.")
     refuse_model(model)
     refuse_optimizers(optimizers)
-    refuse_data(plan, train_set)
+    refuse_data(train_set)
 
 
 def refuse_model(model: nn.Module) -> None:
@@ -73,8 +74,8 @@ def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             )
 
 
-def refuse_data(plan: Plan, train_set: Dataset[Any]) -> None:
-    """Data that the plan's sampler cannot draw from, or (where n is public) of another size than planned."""
+def refuse_data(train_set: Dataset[Any]) -> None:
+    """Data that the plan's sampler cannot draw from."""
     if isinstance(train_set, DataLoader):
         raise TypeError(
             "train_set must be the data set itself, got a DataLoader: batches are drawn by the plan's sampler. Fix: pass "
@@ -82,14 +83,16 @@ def refuse_data(plan: Plan, train_set: Dataset[Any]) -> None:
         )
     if isinstance(train_set, IterableDataset) or not hasattr(train_set, "__len__"):
         raise PrivacyError("train_set is a stream; Poisson sampling draws records by index. Fix: pass a map-style data set.")
-    records = len(train_set)
-    if records == 0:
+    if len(train_set) == 0:
         raise ValueError("train_set is empty; there is nothing to train on.")
-    if plan.neighboring != "add-or-remove-one" and records != plan.n:
-        # Under these relations n is public, and so is this comparison.
+
+
+def refuse_other_size(plan: Plan, units: Units) -> None:
+    """Where n is public, data of another size than planned; and so is this comparison."""
+    if plan.neighboring != "add-or-remove-one" and units.count != plan.n:
         raise ValueError(
-            f"train_set has {records} records but the plan was made for n={plan.n}; under {plan.neighboring} they must "
-            f"agree. Fix: plan(n={records}, ...)."
+            f"train_set has {units.count} {units.name}s but the plan was made for n={plan.n}; under {plan.neighboring} they "
+            f"must agree. Fix: plan(n={units.count}, ...)."
         )
 
 

@@ -53,7 +53,9 @@ class Steps:
 
     def begin(self, microbatch: Microbatch) -> None:
         """A part of the step's batch, or all of it, is delivered."""
-        self._engine.begin_microbatch(microbatch.rows, null=microbatch.null, groups=microbatch.groups)
+        self._engine.begin_microbatch(
+            microbatch.records, null=microbatch.null, groups=microbatch.groups, present=microbatch.present
+        )
         self._state = "complete" if microbatch.last else "open"
 
     def release(self) -> None:

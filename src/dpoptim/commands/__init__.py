@@ -1,0 +1,1 @@
+"""Commands, each in a file of its own."""

@@ -1,0 +1,43 @@
+"""What commands print: public text, shown as it is and never obeyed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from dpoptim.errors import PrivacyError
+from dpoptim.printable import printable
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def say(text: object, *, style: str | None = None, to: Console | None = None) -> None:
+    """Print text from elsewhere (file names, labels): no markup, no control characters but line breaks."""
+    (to or console).print(cell(text), style=style, highlight=False, soft_wrap=True)
+
+
+def cell(text: object) -> Text:
+    """The same for a place in a table."""
+    return Text("\n".join(printable(line) for line in str(text).split("\n")), overflow="fold")
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turn what bad input raises into one clear message and exit code 2."""
+    from dpoptim.accounting.ledger_settings import LedgerError
+
+    try:
+        yield
+    except (ValueError, TypeError, PrivacyError, LedgerError, OSError) as error:
+        say(f"Error: {error}", style="red", to=errors)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+    except KeyboardInterrupt:
+        message = "Interrupted. If a training had begun, its whole run stays charged; no model was saved."
+        say(message, style="red", to=errors)
+        raise typer.Exit(EXIT_INTERRUPTED) from None

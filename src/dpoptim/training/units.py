@@ -1,0 +1,200 @@
+"""What one index of the sampler stands for: a row, a record of several rows, or a person who owns some of the rows.
+
+A *unit* is what the guarantee protects. Units are sampled, never rows; in a batch every unit has K rows,
+one after the other, of which some may not be there; its gradient is the mean (or sum) of those that
+are, clipped once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, default_collate
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.arguments import whole_number
+from dpoptim.gradients.rows_of_records import RowsOfRecords
+from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import ONE_RECORD_A_PERSON, Basis
+from dpoptim.sampling import Indices
+
+NO_ROW = -1  # in the place of a row that is not there
+
+
+@dataclass(frozen=True)
+class Persons:
+    """Who owns which rows.
+
+    Attributes:
+        rows: row numbers, sorted by their owner, shape (rows,).
+        ends: where each person's rows end in it, shape (persons,).
+        most: rows that a person brings to a step, at most; public.
+    """
+
+    rows: Indices
+    ends: Indices
+    most: int
+
+    @classmethod
+    def of(cls, owners: Any, rows: int, most: int) -> "Persons":
+        """From the owner of each row, numbers or strings, shape (rows,). Persons are numbered in the order of their names.
+
+        Raises:
+            ValueError: not one owner for each row. No message quotes one.
+        """
+        names: NDArray[Any] = np.asarray(owners.cpu() if isinstance(owners, Tensor) else owners)
+        if names.dtype == object and all(isinstance(name, str) for name in names):
+            names = names.astype(str)
+        if names.ndim != 1 or len(names) != rows:
+            raise ValueError(
+                "persons must name the owner of each item of train_set: one axis, as long as train_set. Fix: "
+                "persons=[... one number or string for each item ...]."
+            )
+        if names.dtype.kind not in "iuUS":
+            raise ValueError(
+                f"persons must be whole numbers or strings, got {names.dtype}: what else is equal, or missing, is unclear. "
+                "Fix: persons=[str(name) for name in names], after giving each row without an owner one of its own."
+            )
+        order = np.argsort(names, kind="stable").astype(np.int64)
+        _, counts = np.unique(names, return_counts=True)
+        return cls(order, np.cumsum(counts), most)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def bring(self, coins: KeyStream, persons: Indices) -> Indices:
+        """Row numbers of some persons, shape (persons, most); `NO_ROW` after the last one of those who have fewer.
+
+        **Guarantee.** Which rows a person brings depends on that person's own rows and coins: all of them, or as many as
+        may be, each choice as likely. The values of rows are not looked at. Private.
+        """
+        starts = np.concatenate([[0], self.ends[:-1]])[persons]
+        counts = self.ends[persons] - starts
+        owner = np.repeat(np.arange(len(persons)), counts)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # among the owner's rows
+        own = self.rows[starts[owner] + place]
+        words = np.empty(len(owner), dtype=np.uint64)
+        coins.words(words)
+        by_coin = np.lexsort((words, owner))  # each person's rows in an order of its own coins
+        chosen = place < self.most
+        brought = np.full((len(persons), self.most), NO_ROW, dtype=np.int64)
+        brought[owner[chosen], place[chosen]] = own[by_coin][chosen]
+        return brought
+
+
+@dataclass(frozen=True)
+class Units:
+    """What is sampled, protected and clipped.
+
+    Attributes:
+        count: of units in the data set. Private under add-or-remove-one.
+        rows: of a unit.
+        persons: who own the rows of the data set; None: every item of it is a unit.
+    """
+
+    count: int
+    rows: RowsOfRecords
+    persons: Persons | None
+
+    @property
+    def name(self) -> str:
+        return "record" if self.persons is None else "person"
+
+    @property
+    def stacked(self) -> int:
+        """How many rows an item of the data set holds."""
+        return self.rows.per_record if self.persons is None else 1
+
+    def bring(self, coins: KeyStream, units: Indices) -> Indices:
+        """What these units bring to a step: items of the data set, shape (units,), or each person's, (units, K)."""
+        return units if self.persons is None else self.persons.bring(coins, units)
+
+    def a_row(self, train_set: Dataset[Any]) -> Any:
+        """A row of the data set, for its shapes and dtypes."""
+        item = train_set[0]
+        return item if self.stacked == 1 else split_rows(item, self.stacked)[0]
+
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """The guarantee, with its unit named."""
+        return replace(guarantee, unit=self.name)
+
+    def basis(self, planned: tuple[Basis, ...]) -> tuple[Basis, ...]:
+        """What the guarantee rests on, with what is known of the unit beside the plan."""
+        K, how = self.rows.per_record, self.rows.reduction
+        once = Basis("enforced", f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}")
+        if self.persons is None:
+            return (*planned, once) if K > 1 else planned
+        own = Basis("enforced", "persons are sampled, not rows, and choose their rows by coins of their own")
+        named = Basis("trusted", "persons names the owner of every row, and nobody goes by two names")
+        return (*(named if item == ONE_RECORD_A_PERSON else item for item in planned), own, once)
+
+
+def units_of(train_set: Dataset[Any], rows_per_record: int, rows_reduction: str, persons: Sequence[Any] | None) -> Units:
+    """What a data set's units are.
+
+    Raises:
+        ValueError, TypeError: an argument of `attach` that does not fit, by name.
+    """
+    K = whole_number("rows_per_record", rows_per_record, least=1)
+    if rows_reduction not in ("mean", "sum"):
+        raise ValueError(f"rows_reduction must be 'mean' or 'sum', got {rows_reduction!r}.")
+    rows, items = RowsOfRecords(K, rows_reduction), len(train_set)  # type: ignore[arg-type]
+    if persons is not None:
+        owners = Persons.of(persons, items, K)
+        return Units(len(owners), rows, owners)
+    if K > 1:
+        split_rows(train_set[0], K)
+    return Units(items, rows, None)
+
+
+def split_rows(item: Any, K: int) -> list[Any]:
+    """The K rows of a record: of each tensor or array of shape (K, ...), its k-th; of anything else, the same for all.
+
+    Raises:
+        ValueError: a tensor or array has another first axis.
+    """
+    leaves, structure = pytree.tree_flatten(item)
+    stacked = [isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 for leaf in leaves]
+    if not any(stacked) or any(len(leaf) != K for leaf, each in zip(leaves, stacked, strict=True) if each):
+        raise ValueError(
+            f"rows_per_record={K}, but an item of the data set does not hold {K} rows: every tensor or "
+            "array in it must have them on its first axis, unless it is a single value that they share. "
+            f"Fix: dpoptim.data.views(dataset, transform, {K}), or stack the rows of a record."
+        )
+    columns = [leaf if each else [leaf] * K for leaf, each in zip(leaves, stacked, strict=True)]
+    return [pytree.tree_unflatten([column[k] for column in columns], structure) for k in range(K)]
+
+
+@dataclass(frozen=True)
+class CollateRows:
+    """Collates the rows of records, one record's after the other's."""
+
+    K: int
+    collate: Callable[[list[Any]], Any] | None
+
+    def __call__(self, items: list[Any]) -> Any:
+        return (self.collate or default_collate)([row for item in items for row in split_rows(item, self.K)])
+
+
+def rows_of_tensors(tensors: Sequence[Tensor], index: Tensor, K: int) -> list[Tensor]:
+    """What `CollateRows` makes of these records of a `TensorDataset`."""
+    taken = [tensor.index_select(0, index.to(tensor.device)) for tensor in tensors]
+    if K == 1:
+        return taken
+    return [t.flatten(0, 1) if t.dim() > 1 else t.repeat_interleave(K) for t in taken]
+
+
+def present_rows(brought: Indices) -> tuple[Indices, Tensor | None]:
+    """The items to load, in order, and which of them are there, (units, K); None: all.
+
+    A row that is not there is filled up with its person's first.
+    """
+    if brought.ndim == 1:
+        return brought, None
+    there = brought != NO_ROW
+    return np.where(there, brought, brought[:, :1]).reshape(-1), torch.from_numpy(there)
