@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test check lint audit bench clean
+.PHONY: demo test check lint audit bench docs clean
 
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
@@ -29,6 +29,12 @@ bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/noise_throughput.py
 	$(BIN)/python benchmarks/step_time.py --alone --out runs/bench
+
+# The site, from docs/ and docstrings, into build/site; a dead link is an error. Nothing is fetched while it builds.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python docs/plots.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 from dpoptim.gradients.products import GROUP_ROWS
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import FixedBatches, PoissonSampling, into_groups, number_of_groups
-from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler, load_microbatches
+from dpoptim.training.loading import LoaderOptions, load_microbatches
+from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 
 
 def test_batch_sizes_have_the_variance_of_independent_coins() -> None:
@@ -65,7 +66,7 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
     pieces = MicrobatchSampler(queue, number_of_groups(n * q, size) if dealt else 1, KeyStream(), size)
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
-    for (rows,), piece in load_microbatches(data, pieces, num_workers=0, collate_fn=None, pin_memory=False):
+    for (rows,), piece in load_microbatches(data, pieces, LoaderOptions()):
         assert len(rows) == piece.records <= (size or n)
         batches[-1] += rows.tolist()
         if piece.last:
@@ -76,9 +77,7 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
 
 def test_empty_batches_become_null_pieces() -> None:
     pieces = MicrobatchSampler(BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, KeyStream(), None)
-    delivered = list(
-        load_microbatches(TensorDataset(torch.arange(5)), pieces, num_workers=0, collate_fn=None, pin_memory=False)
-    )
+    delivered = list(load_microbatches(TensorDataset(torch.arange(5)), pieces, LoaderOptions()))
     assert len(delivered) == 10
     assert all(piece.null and piece.last and piece.records == 1 for _, piece in delivered)
 

@@ -80,6 +80,8 @@ def attach(
     all its rows, or any one person with all theirs.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    if isinstance(optimizers, Sequence):
+        optimizers = [innermost(each) for each in optimizers]
     return PrivateTraining(
         plan,
         model,
@@ -96,3 +98,9 @@ def attach(
         rows_reduction,
         persons,
     )
+
+
+def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer inside what Accelerate, Lightning and others wrap around it, on which hooks run."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

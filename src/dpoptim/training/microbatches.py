@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data import Sampler as IndexSampler
 
 from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import EXPECTED_GROUP, Indices, Position, Sampler, into_groups
-from dpoptim.training.units import CollateRows, present_rows, rows_of_tensors
+from dpoptim.training.units import present_rows
 
 
 @dataclass(frozen=True)
@@ -162,30 +161,3 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         for group in block:
             for start in range(0, max(1, len(group)), self.size):
                 yield [group[start : start + self.size]]
-
-
-def load_microbatches(
-    dataset: Dataset[Any],
-    pieces: MicrobatchSampler,
-    *,
-    num_workers: int,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    pin_memory: bool,
-    stacked: int = 1,
-) -> Iterator[tuple[Any, Microbatch]]:
-    """The collated pieces with their notes, in order.
-
-    Args:
-        stacked: rows in an item of the data set; more than one are collated one by one.
-    """
-    if type(dataset) is TensorDataset and collate_fn is None and num_workers == 0 and not pin_memory:
-        # What DataLoader would give, without a Python call for each record; on CPUs three times as fast as indexing.
-        for indices in pieces.pieces():
-            index = torch.from_numpy(indices)
-            yield rows_of_tensors(dataset.tensors, index, stacked), pieces.drawn.popleft()
-        return
-    if stacked > 1:
-        collate_fn = CollateRows(stacked, collate_fn)
-    loader = DataLoader(dataset, batch_sampler=pieces, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory)
-    for batch in loader:
-        yield batch, pieces.drawn.popleft()

@@ -23,7 +23,9 @@ from dpoptim.plan import Basis, Plan
 from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, in_order
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.engines import engine_for
-from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler, load_microbatches
+from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
+from dpoptim.training.logical_steps import LogicalSteps
+from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.optimizer_hooks import OptimizerHooks, refuse_blind_hooks
 from dpoptim.training.probe import probe_model, show_the_batch_axis
 from dpoptim.training.reduction import differentiate
@@ -132,26 +134,74 @@ class PrivateTraining:
         *,
         physical_batch_size: int | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Collate | None = None,
         pin_memory: bool = False,
-    ) -> Iterator[Any]:
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        timeout: float = 0,
+    ) -> Batches:
         """All batches of the steps that remain, drawn by the plan's sampler, collated as DataLoader would.
 
         Args:
-            physical_batch_size: rows that memory holds; a larger logical batch arrives in pieces, and only the step
-                after the last piece moves the model. None: one piece. It changes speed and memory, not the update.
-            num_workers, collate_fn, pin_memory: as for ``torch.utils.data.DataLoader``.
+            physical_batch_size: rows that memory holds; a larger logical batch arrives in microbatches, and only the step
+                after the last one moves the model. None: one. It changes speed and memory, not the update.
+            num_workers, collate_fn, pin_memory, prefetch_factor, persistent_workers, multiprocessing_context,
+            worker_init_fn, timeout: as for ``torch.utils.data.DataLoader``.
 
-        One call runs through the whole plan, all epochs; a second one goes on where the first stopped. An empty batch
-        arrives as record 0 with weight zero: its step adds noise only. How many rows a batch has is private: do not
-        log it.
+        Returns:
+            an iterator; ``len`` is the number of steps that remain, where each is one batch. One runs through the whole
+            plan, all epochs; a second one goes on where the first stopped. An empty batch arrives as record 0 with weight
+            zero: its step adds noise only. How many rows a batch has is private: do not log it.
 
         **Guarantee.** None for what is yielded: records are as private as the data set. Who takes part in a step is
         drawn once, and kept until that step's noisy sum is out, however often the loop is left and entered again.
         """
+        options = LoaderOptions(
+            num_workers,
+            collate_fn,
+            pin_memory,
+            prefetch_factor,
+            persistent_workers,
+            multiprocessing_context,
+            worker_init_fn,
+            timeout,
+        )
         if physical_batch_size is not None:
             K = self._units.rows.per_record
             physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=K) // K
+        left = self.plan.steps - self.steps_done if physical_batch_size is None else None
+        return Batches(self._deliver(physical_batch_size, options), left)
+
+    def steps(
+        self,
+        *,
+        physical_batch_size: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+    ) -> LogicalSteps:
+        """The steps that remain, one item each, whatever memory holds: ``len`` is public.
+
+        For loops that count: iterate over each item for its microbatches, hand their losses to `backward`, then call
+        ``optimizer.step()`` once; schedulers and progress bars count steps of the plan. Items may be fetched ahead.
+        Arguments and guarantee: as for `batches`.
+        """
+        batches = self.batches(
+            physical_batch_size=physical_batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
+        return LogicalSteps(self, batches, self.plan.steps)
+
+    @property
+    def step_is_complete(self) -> bool:
+        """Whether all of a step's microbatches have been delivered, and the step is still to come. Private."""
+        return self._steps.state == "complete"
+
+    def _deliver(self, physical_batch_size: int | None, options: LoaderOptions) -> Iterator[Any]:
         self._require_attached()
         if self.steps_done == self.plan.steps:
             raise PrivacyError(
@@ -164,23 +214,16 @@ class PrivateTraining:
         self._steps.restart()
         groups = self._engine.number_of_groups(self.plan.batch_size, physical_batch_size)
         pieces = MicrobatchSampler(self._batches, groups, self._group_coins, physical_batch_size)
-        loader = load_microbatches(
-            self._train_set,
-            pieces,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            stacked=self._units.stacked,
-        )
         self._loop = loop = self._loop + 1
-        for batch, piece in loader:
+        for batch, piece in load_microbatches(self._train_set, pieces, options, self._units.stacked):
             if loop != self._loop:
                 raise PrivacyError("private.batches() was called again meanwhile. Fix: use one loop over it at a time.")
             if self._steps.state == "complete":
                 raise PrivacyError(
                     "a batch was delivered, but optimizer.step() was not called after it. "
-                    "Fix: call private.backward(losses) and optimizer.step() once for every batch. After an error in the "
-                    "loop, start it again: private.batches() goes on with the same batch."
+                    "Fix: call private.backward(losses) and optimizer.step() once for every batch; a loop that fetches "
+                    "batches ahead takes private.steps(). After an error in the loop, start it again: private.batches() "
+                    "goes on with the same batch."
                 )
             self._released_gradients.drop()
             self._steps.begin(piece)

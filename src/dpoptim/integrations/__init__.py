@@ -1,0 +1,1 @@
+"""Private training in other libraries' loops. Each module imports its library; this one imports none."""

@@ -1,0 +1,31 @@
+"""A loader that other libraries' loops can be given before the training is attached."""
+
+from collections.abc import Iterator
+
+from dpoptim.plan import Plan
+from dpoptim.training.logical_steps import LogicalStep, LogicalSteps
+
+
+class PlanLoader:
+    """The steps of a plan, one item each: ``len`` is public, and known before the training exists.
+
+    Args:
+        plan: the promise.
+        steps_per_epoch: items of one pass of the loop; None: the whole plan in one.
+    """
+
+    def __init__(self, plan: Plan, steps_per_epoch: int | None = None) -> None:
+        self._length = plan.steps if steps_per_epoch is None else min(plan.steps, steps_per_epoch)
+        self.steps: LogicalSteps | None = None  # set when the training is attached
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[LogicalStep]:
+        if self.steps is None:
+            raise RuntimeError("the training is not attached yet: this loader belongs to a loop that attaches it.")
+        for _ in range(self._length):
+            step = next(self.steps, None)
+            if step is None:
+                return
+            yield step

@@ -1,0 +1,199 @@
+"""Hugging Face's Trainer, made private: a drop-in subclass, and a mixin for its other subclasses (TRL's)."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.integrations.language import losses_from_labels
+from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.plan import Plan
+from dpoptim.training.attach import attach
+from dpoptim.training.private_training import PrivateTraining
+
+SECRET = "private.checkpoint"  # in each checkpoint folder; secret, like the data
+PRIVATE_FIGURES = ("loss", "grad_norm", "train_loss", "total_flos", "num_tokens", "entropy", "mean_token_accuracy")
+
+Losses = Callable[[nn.Module, Any], Tensor]
+
+
+class PrivateTrainerMixin:
+    """Private training in a Trainer: put it before the Trainer's class.
+
+    ``per_device_train_batch_size`` is the physical batch, what memory holds; the logical batch, the number of steps and
+    the noise come from the plan. Each pass of the Trainer's loop is one step of the plan, so ``global_step``, schedulers,
+    ``logging_steps`` and ``save_steps`` count steps of the plan.
+
+    Args:
+        plan: from ``dpoptim.DPSGD(...).plan(...)``; it sets ``args.max_steps``.
+        losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the batch's labels, as the
+            model's own loss but averaged over each record's own tokens (see `losses_from_labels`).
+        ledger, ledger_label, noise_seed: as for `dpoptim.attach`.
+        debug_private: also log the training loss, which is private: never for release.
+
+    Raises:
+        ValueError: options that cannot be kept, named with the fix.
+
+    **Guarantee.** That of `dpoptim.attach` for the plan. What is logged is public: steps, learning rate, the epsilon that is
+    reserved, and the Trainer's scores on ``eval_dataset``, which must be public records. Checkpoint folders hold a
+    file ``private.checkpoint``, which is secret; everything else in them is released.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        plan: Plan,
+        losses: Losses | None = None,
+        ledger: Ledger | None = None,
+        ledger_label: str = "transformers trainer",
+        noise_seed: int | None = None,
+        debug_private: bool = False,
+        **trainer: Any,
+    ) -> None:
+        self.plan, self.debug_private = plan, debug_private
+        self.private: PrivateTraining | None = None
+        self._losses, self._ledger, self._label, self._noise_seed = losses, ledger, ledger_label, noise_seed
+        super().__init__(*args, **trainer)
+        self._fit_to_plan(self.args)  # type: ignore[attr-defined]
+
+    def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
+        if args.fp16:
+            raise ValueError("args.fp16 needs a GradScaler, whose scale would change what is clipped. Fix: bf16=True.")
+        if args.n_gpu > 1:
+            raise ValueError("one process would spread batches over several GPUs. Fix: start it with torchrun.")
+        pieces = math.ceil(self.plan.batch_size / args.per_device_train_batch_size)
+        if args.gradient_accumulation_steps not in (1, pieces):
+            raise ValueError(
+                f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not what the plan's batches of "
+                f"{self.plan.batch_size} make of per_device_train_batch_size={args.per_device_train_batch_size}. Fix: "
+                "leave it at 1: a step takes as many microbatches as it needs."
+            )
+        if args.max_steps > self.plan.steps:
+            raise ValueError(f"args.max_steps={args.max_steps} is more than the plan's {self.plan.steps} steps.")
+        args.gradient_accumulation_steps = 1
+        args.max_steps = self.plan.steps if args.max_steps <= 0 else args.max_steps
+        args.max_grad_norm = 0.0  # gradients are clipped record by record; what is released needs no clipping
+        args.ignore_data_skip = True  # who takes part in coming steps is in the private checkpoint
+        args.include_num_input_tokens_seen = "no"  # how many there were is private
+
+    # ---- the loop --------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        self._loader = PlanLoader(self.plan)
+        return self._loader
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: PlanLoader, resume_from_checkpoint: Any) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)  # type: ignore[misc]
+        self._attach(resume_from_checkpoint)
+        return prepared
+
+    def _attach(self, resume: str | Path | None) -> None:
+        dataset, collate = self._records()
+        optimizer = self.optimizer  # type: ignore[attr-defined]
+        self.private = attach(
+            self.plan,
+            self.model,  # type: ignore[attr-defined]
+            getattr(optimizer, "optimizer", optimizer),
+            dataset,
+            ledger=self._ledger,
+            label=self._label,
+            noise_seed=self._noise_seed,
+            resume=None if resume is None else Path(resume) / SECRET,
+        )
+        args = self.args  # type: ignore[attr-defined]
+        self._loader.steps = self.private.steps(
+            collate_fn=collate,
+            physical_batch_size=args.per_device_train_batch_size,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+        )
+
+    def _records(self) -> tuple[Any, Callable[[list[Any]], Any]]:
+        """Training records without the columns that the model does not take, and the collator."""
+        dataset, collate = self.train_dataset, self.data_collator  # type: ignore[attr-defined]
+        if type(dataset).__module__.startswith("datasets."):
+            return self._remove_unused_columns(dataset, description="training"), collate  # type: ignore[attr-defined]
+        return dataset, self._get_collator_with_removed_columns(collate, description="training")  # type: ignore[attr-defined]
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """One step's forward and backward passes of a `LogicalStep`; returns 0: the training loss is private."""
+        assert self.private is not None
+        model.train()
+        shown = torch.zeros((), device=self.args.device)  # type: ignore[attr-defined]
+        for microbatch in inputs:
+            batch = self._prepare_inputs(microbatch)  # type: ignore[attr-defined]
+            with self.compute_loss_context_manager():  # type: ignore[attr-defined]
+                losses = self.per_sample_losses(model, batch)
+            self.private.backward(losses)
+            if self.debug_private:
+                shown += losses.detach().sum() / self.plan.batch_size
+        return shown
+
+    def per_sample_losses(self, model: nn.Module, inputs: Any) -> Tensor:
+        """One loss a record, shape (rows,); override it for a loss of your own. **Guarantee.** None: private."""
+        if self._losses is not None:
+            return self._losses(model, inputs)
+        return losses_from_labels(model, inputs, label_smoothing=self.args.label_smoothing_factor)  # type: ignore[attr-defined]
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            output = super()._inner_training_loop(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            if self.private is not None:
+                self.private.detach()
+            raise
+        if self.private is not None:
+            self.private.__exit__(None, None, None)
+        metrics = {key: value for key, value in output.metrics.items() if key not in PRIVATE_FIGURES}
+        return output._replace(training_loss=math.nan, metrics=metrics)
+
+    # ---- what may be said ------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], None]:
+        """The next step; how many tokens it has is private, and counted nowhere."""
+        step = next(epoch_iterator, None)
+        return ([] if step is None else [step]), None
+
+    def num_examples(self, dataloader: Any) -> int:
+        """The plan's n: how many records there are may be private."""
+        return self.plan.n if isinstance(dataloader, PlanLoader) else super().num_examples(dataloader)  # type: ignore[misc]
+
+    def get_total_train_batch_size(self, args: transformers.TrainingArguments) -> int:
+        """The plan's expected batch."""
+        return self.plan.batch_size
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Zero: the operations of a step depend on how many records it has."""
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log what is public, and the guarantee that is reserved."""
+        if self.private is not None:
+            if not self.debug_private:
+                logs = {key: value for key, value in logs.items() if key not in PRIVATE_FIGURES}
+            logs["epsilon_reserved"] = self.private.spent().epsilon
+            state = self.state  # type: ignore[attr-defined]
+            state.epoch = state.global_step * self.plan.batch_size / self.plan.n
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        if self.private is not None:
+            name = f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
+            self.private.save(Path(self._get_output_dir(trial=trial)) / name / SECRET)  # type: ignore[attr-defined]
+
+
+class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):
+    """`transformers.Trainer` with differential privacy: the same arguments, and a ``plan``. See `PrivateTrainerMixin`.
+
+    Example::
+
+        trainer = PrivateTrainer(model, args, train_dataset=data, data_collator=collate, plan=plan)
+        trainer.train()
+        print(trainer.private.spent())
+    """

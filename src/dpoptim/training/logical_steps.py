@@ -1,0 +1,71 @@
+"""Steps of the plan as a loop's items: whatever memory holds, one item is one step."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from dpoptim.errors import PrivacyError
+
+
+class Delivery(Protocol):
+    """What `LogicalStep` needs to know of a training."""
+
+    @property
+    def steps_done(self) -> int: ...
+
+    @property
+    def step_is_complete(self) -> bool:
+        """Whether all microbatches of the step have been delivered, and it has not been released. Private."""
+        ...
+
+
+class LogicalSteps:
+    """The steps of a plan that remain, one item each: a sized iterable, for one loop.
+
+    Nothing is delivered before an item is iterated over, so that loops may fetch items ahead.
+
+    Args:
+        training: whose steps these are.
+        microbatches: of all of them, in order.
+        total: steps of the plan.
+    """
+
+    def __init__(self, training: Delivery, microbatches: Iterator[Any], total: int) -> None:
+        self._training, self._microbatches, self._total = training, microbatches, total
+        self._given = training.steps_done
+
+    def __len__(self) -> int:
+        """Steps that remain; public."""
+        return self._total - self._training.steps_done
+
+    def __iter__(self) -> Iterator["LogicalStep"]:
+        return self
+
+    def __next__(self) -> "LogicalStep":
+        if self._given >= self._total:
+            raise StopIteration
+        self._given += 1
+        return LogicalStep(self._training, self._microbatches, self._given)
+
+
+class LogicalStep:
+    """One step of the plan: iterate over its microbatches, hand their losses over, then step the optimizer once."""
+
+    def __init__(self, training: Delivery, microbatches: Iterator[Any], number: int) -> None:
+        self._training, self._microbatches, self.number = training, microbatches, number
+        self._used = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Each microbatch of the step, collated; how many there are is private."""
+        if self._used:
+            raise PrivacyError(
+                "a step's microbatches were asked for twice. Fix: one pass over each item of private.steps()."
+            )
+        if self.number != self._training.steps_done + 1:
+            raise PrivacyError(
+                f"step {self.number} was begun when {self._training.steps_done} steps were done. Fix: iterate over each "
+                "item of private.steps() in order, and call optimizer.step() once after it."
+            )
+        self._used = True
+        yield next(self._microbatches)
+        while not self._training.step_is_complete:
+            yield next(self._microbatches)

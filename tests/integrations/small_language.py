@@ -1,0 +1,79 @@
+"""A made-up task and tiny random models for the tests of other libraries' loops."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+VOCABULARY, RECORDS, PAD = 23, 48, 0
+
+
+class Sentences(Dataset[dict[str, Tensor]]):
+    """Records of different lengths; the label says whether the first token is large."""
+
+    def __init__(self, records: int = RECORDS, *, language_model: bool = False) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.rows = []
+        for _ in range(records):
+            length = int(torch.randint(3, 9, (), generator=generator))
+            tokens = torch.randint(1, VOCABULARY, (length,), generator=generator)
+            labels = tokens.clone() if language_model else (tokens[0] > VOCABULARY // 2).long()
+            self.rows.append({"input_ids": tokens, "labels": labels})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.rows[index]
+
+
+def collate(records: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Pad to the longest of the batch, as Hugging Face's collators do."""
+    longest = max(len(record["input_ids"]) for record in records)
+
+    def padded(key: str, value: int) -> Tensor:
+        rows = [record[key] for record in records]
+        return torch.stack([nn.functional.pad(row, (0, longest - len(row)), value=value) for row in rows])
+
+    tokens = padded("input_ids", PAD)
+    labels = [record["labels"] for record in records]
+    return {
+        "input_ids": tokens,
+        "attention_mask": (tokens != PAD).long(),
+        "labels": padded("labels", -100) if labels[0].dim() else torch.stack(labels),
+    }
+
+
+def classifier() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=16,
+        num_labels=2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return BertForSequenceClassification(config)
+
+
+def causal() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2, **none))
+
+
+def adapted() -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    model = causal()
+    torch.manual_seed(2)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"))

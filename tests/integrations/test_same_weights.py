@@ -1,0 +1,150 @@
+"""Trainer, Accelerate and a plain loop: one plan, one seed, the same released weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dpoptim
+from integrations.small_language import RECORDS, Sentences, adapted, causal, classifier, collate
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("peft")
+accelerate = pytest.importorskip("accelerate")
+
+from dpoptim.integrations.language import losses_from_labels  # noqa: E402
+from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
+
+Weights = dict[str, Tensor]
+TASKS: dict[str, tuple[Callable[[], Any], bool]] = {
+    "classification": (classifier, False),
+    "causal LM": (causal, True),
+    "LoRA": (adapted, True),
+}
+
+
+def plan(steps: int = 6) -> dpoptim.Plan:
+    return dpoptim.DPSGD(clip_norm=0.5).plan(n=RECORDS, batch_size=12, steps=steps, noise_multiplier=0.3, delta=1e-4)
+
+
+def weights(model: nn.Module) -> Weights:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def plain(
+    model: nn.Module, data: Sentences, physical: int | None, *, save: Path | None = None, stop: int = 10**9, **options: Any
+) -> Weights:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(plan(), model, optimizer, data, noise_seed=5, **options) as private:
+        for step in private.steps(collate_fn=collate, physical_batch_size=physical):
+            for batch in step:
+                private.backward(losses_from_labels(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            if private.steps_done == stop:
+                break
+        if save is not None:
+            private.save(save)
+    return weights(model)
+
+
+def training_arguments(folder: Path, physical: int, **options: Any) -> Any:
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=physical,
+        learning_rate=0.5,
+        lr_scheduler_type="constant",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **{"save_strategy": "no", "logging_steps": 2, **options},
+    )
+
+
+def trainer(model: Any, data: Sentences, folder: Path, physical: int, **options: Any) -> PrivateTrainer:
+    return PrivateTrainer(
+        model,
+        training_arguments(folder, physical, **options),
+        train_dataset=data,
+        data_collator=collate,
+        optimizers=(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5), None),
+        plan=plan(),
+        noise_seed=5,
+    )
+
+
+def by_accelerate(model: Any, data: Sentences, physical: int) -> Weights:
+    accelerator = accelerate.Accelerator(cpu=True)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    model, optimizer = accelerator.prepare(model, optimizer)  # the usual order
+    with dpoptim.attach(plan(), model, optimizer, data, noise_seed=5) as private:
+        for batch in private.batches(collate_fn=collate, physical_batch_size=physical):
+            with accelerator.accumulate(model):
+                private.backward(losses_from_labels(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+    return weights(model)
+
+
+def close(ours: Weights, theirs: Weights) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore")  # other libraries' own
+@pytest.mark.parametrize("task", TASKS)
+def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None:
+    make, language_model = TASKS[task]
+    data = Sentences(language_model=language_model)
+    start = weights(make())
+    expected = plain(make(), data, None)
+    assert any(not torch.equal(start[name], expected[name]) for name in start)
+    close(expected, plain(make(), data, 4))
+    for physical in (4, 100):
+        model = make()
+        trainer(model, data, tmp_path / f"trainer{physical}", physical).train()
+        close(expected, weights(model))
+    close(expected, by_accelerate(make(), data, 4))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("task", TASKS)
+def test_every_loop_resumes_to_the_same_weights(task: str, tmp_path: Path) -> None:
+    make, language_model = TASKS[task]
+    data, stop = Sentences(language_model=language_model), 4
+    ledger = dpoptim.Ledger(tmp_path / "plain.sqlite")
+    model = make()
+    plain(model, data, None, save=tmp_path / "plain.checkpoint", stop=stop, ledger=ledger)
+    expected = plain(model, data, 4, resume=tmp_path / "plain.checkpoint", ledger=ledger)
+
+    first = trainer(make(), data, tmp_path / "trainer", 4, save_strategy="steps", save_steps=stop)
+    first.train()
+    later = make()
+    again = trainer(later, data, tmp_path / "trainer", 4)
+    again.train(resume_from_checkpoint=str(tmp_path / "trainer" / f"checkpoint-{stop}"))
+    assert again.state.global_step == plan().steps
+    close(expected, weights(later))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
+    run = trainer(classifier(), Sentences(), tmp_path, 4)
+    output = run.train()
+    assert run.state.log_history
+    for entry in run.state.log_history:
+        assert not {"loss", "grad_norm", "train_loss", "total_flos"} & entry.keys()
+        assert entry["epsilon_reserved"] == run.private.spent().epsilon
+    assert output.training_loss != output.training_loss
+    assert run.state.total_flos == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=7"):
+        trainer(classifier(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)
+    with pytest.raises(ValueError, match="more than the plan's"):
+        trainer(classifier(), Sentences(), tmp_path, 4, max_steps=1000)
