@@ -12,6 +12,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.gradients.engine import Reduction
 from dpoptim.plan import Plan
 from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.streams import is_stream, records_of_stream
 
 
 def attach(
@@ -43,7 +44,9 @@ def attach(
         optimizer: any torch optimizer over exactly the model's trainable parameters (LBFGS is refused), or several that
             share them out. The first of them to step lets the gate release; each may use its part of that release once,
             before the next batch.
-        train_set: a map-style data set. Under add-or-remove-one its length is never compared with the plan's n.
+        train_set: a map-style data set; or, for one pass of disjoint batches in the given order
+            (``DPFTRL(..., order="given")``), a stream: an ``IterableDataset``, or what else is iterated over.
+            Under add-or-remove-one its length is never compared with the plan's n.
         loss_reduction: for losses that are not handed over as one value a record: whether the scalar is the ``"mean"``
             or the ``"sum"`` over the rows of a batch. None: ``private.backward`` reads it off the scalar's graph, or
             refuses; a ``loss.backward()`` by itself is taken to be of a mean.
@@ -82,6 +85,8 @@ def attach(
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     if isinstance(optimizers, Sequence):
         optimizers = [innermost(each) for each in optimizers]
+    if isinstance(plan, Plan) and is_stream(train_set):
+        train_set = records_of_stream(plan, train_set)
     return PrivateTraining(
         plan,
         model,

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from dpoptim.errors import PrivacyError
 from dpoptim.training.microbatches import Microbatch, MicrobatchSampler
+from dpoptim.training.streams import StreamRecords
 from dpoptim.training.units import CollateRows, rows_of_tensors
 
 Collate = Callable[[list[Any]], Any]
@@ -40,6 +42,11 @@ def load_microbatches(
     Args:
         stacked: rows in an item of the data set; more than one are collated one by one.
     """
+    if isinstance(dataset, StreamRecords) and options.num_workers > 0:
+        raise PrivacyError(
+            "num_workers would let each worker read a stream of its own, and records could take part twice. Fix: "
+            "num_workers=0, and workers inside the stream (iterate over a DataLoader with batch_size=None in it)."
+        )
     if type(dataset) is TensorDataset and options.plain:
         # What DataLoader would give, without a Python call for each record; on CPUs three times as fast as indexing.
         for indices in sampler.pieces():

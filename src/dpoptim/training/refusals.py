@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
@@ -81,8 +81,8 @@ def refuse_data(train_set: Dataset[Any]) -> None:
             "train_set must be the data set itself, got a DataLoader: batches are drawn by the plan's sampler. Fix: pass "
             "loader.dataset, and iterate over private.batches()."
         )
-    if isinstance(train_set, IterableDataset) or not hasattr(train_set, "__len__"):
-        raise PrivacyError("train_set is a stream; Poisson sampling draws records by index. Fix: pass a map-style data set.")
+    if not hasattr(train_set, "__len__") or not hasattr(train_set, "__getitem__"):
+        raise TypeError(f"train_set must be a data set or a stream of records, got {type(train_set).__name__}.")
     if len(train_set) == 0:
         raise ValueError("train_set is empty; there is nothing to train on.")
 
