@@ -115,8 +115,8 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         classes: all classes, as public knowledge. None: read off y, and said so in ``privacy_``.
         l2: strength of the penalty l2 |coef|^2 / 2; >= 0.
         fit_intercept: append a 1 to every row.
-        solver: ``"momentum-gd"`` (few full-batch steps), ``"noisy-gd"``, ``"kl-spider"``, ``"adaptive-gd"``,
-            ``"proximal-point"``; in a single pass ``"accelerated-srgd"``, ``"dp-sgd"``.
+        solver: ``"auto"``, which is ``"momentum-gd"`` (few full-batch steps); ``"noisy-gd"``, ``"kl-spider"``,
+            ``"adaptive-gd"``, ``"proximal-point"``; in a single pass ``"accelerated-srgd"``, ``"dp-sgd"``.
         steps, step_size, clip_norm: the solver's; None: from public numbers.
         solver_options: further arguments of the solver's function.
         neighboring: ``"zero-out"`` (a record contributes nothing) or ``"replace-one"``.
@@ -144,7 +144,7 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         classes: Sequence[Any] | None = None,
         l2: float = 0.0,
         fit_intercept: bool = True,
-        solver: str = "momentum-gd",
+        solver: str = "auto",
         steps: int | None = None,
         step_size: float | None = None,
         clip_norm: float | None = None,
@@ -241,6 +241,9 @@ class DPLinearRegression(RegressorMixin, _Linear):
         loss: ``"squared"``, or ``"huber"``, which is linear beyond ``huber_delta``.
         huber_delta: in units of ``target_bound``, > 0.
 
+        solver: as for `DPLogisticRegression`, or ``"sufficient-statistics"`` (noisy sums of x x^T and x y, for a squared
+            loss); ``"auto"`` takes these where data is plenty, else ``"momentum-gd"``.
+
     The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is minimised for targets divided by
     ``target_bound``.
     """
@@ -256,7 +259,7 @@ class DPLinearRegression(RegressorMixin, _Linear):
         huber_delta: float = 0.5,
         l2: float = 0.0,
         fit_intercept: bool = True,
-        solver: str = "momentum-gd",
+        solver: str = "auto",
         steps: int | None = None,
         step_size: float | None = None,
         clip_norm: float | None = None,

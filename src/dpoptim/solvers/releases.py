@@ -22,7 +22,7 @@ from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import Terms
 
-Kind = Literal["gradient", "difference", "norm", "selection"]
+Kind = Literal["gradient", "difference", "norm", "selection", "statistics"]
 PLANNED = 1 - 1e-10  # share of the budget that plans divide up, so that rounding cannot keep their last step out
 
 SUREST_CHOICE = 40.0  # mu beyond which a selection has nothing left to gain

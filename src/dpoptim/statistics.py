@@ -1,0 +1,117 @@
+"""Statistics of private records that are released with Gaussian noise: bounded sums, counts and histograms as one vector."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpoptim.accounting.accountant import check_delta, compute_epsilon
+from dpoptim.accounting.gaussian import gdp_mu
+from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, parse_neighboring
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number
+from dpoptim.gate import FilteredGate
+from dpoptim.noise.stream import KeyStream
+
+Floats = NDArray[np.float64]
+GRID = 2.0**26  # steps in a norm bound; sums of up to 2^27 records are exact
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """A released vector; public.
+
+    Attributes:
+        values: float64, shape (k,).
+        deviation: standard deviation of the noise in every entry.
+        guarantee: of the release, at the delta that was asked for.
+    """
+
+    values: Floats
+    deviation: float
+    guarantee: Guarantee
+
+
+def release_sum(
+    total: Floats,
+    *,
+    norm_bound: float,
+    mu: float,
+    delta: float,
+    neighboring: str,
+    label: str,
+    ledger: Ledger | None = None,
+    noise_seed: int | None = None,
+) -> NoisySum:
+    """``total`` with Gaussian noise of standard deviation ``norm_bound / mu`` (twice that under replace-one).
+
+    Args:
+        total: a sum over records, float64, shape (k,); private.
+        norm_bound: how much one record adds at most, in Euclidean norm.
+        mu: the price, of Gaussian differential privacy; > 0.
+        delta: where the guarantee is stated.
+        neighboring: the relation, by name.
+        label: public text for the ledger's entry.
+        ledger: where it is charged; None: nowhere.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
+
+    Raises:
+        LedgerError: the budget does not admit it; nothing is drawn.
+
+    **Guarantee.** mu-GDP, charged before the noise is drawn.
+    """
+    mu, delta = positive_number("mu", mu), check_delta(delta)
+    relation = neighboring_name(parse_neighboring(neighboring))
+    with Ledger(neighboring=relation) as own:
+        gate = FilteredGate(
+            mu=mu,
+            neighboring=relation,
+            ledger=own if ledger is None else ledger,
+            noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, label),
+            label=label,
+        )
+        noisy = gate.release_sum(torch.from_numpy(np.array(total, dtype=np.float64)), norm_bound=norm_bound, mu=mu)
+        gate.finish()
+    guarantee = compute_epsilon(gate.event, delta, relation)
+    notes = () if noise_seed is None else (SEEDED,)
+    return NoisySum(noisy.numpy(), gate.deviation(norm_bound, mu), replace(guarantee, notes=notes))
+
+
+def price_of(epsilon: float, delta: float) -> float:
+    """mu of Gaussian differential privacy that (epsilon, delta) buys, rounded down."""
+    return gdp_mu(positive_number("epsilon", epsilon), check_delta(delta)) * (1 - 1e-12)
+
+
+def bounded_sum(rows: Floats, norm_bound: float) -> Floats:
+    """The sum over records of ``rows`` (shape (n, k)), each scaled down to ``norm_bound``; float64, shape (k,). Private.
+
+    A row that is not finite counts as zero.
+
+    **Guarantee.** A record adds at most ``norm_bound (1 + 2^-40)`` in Euclidean norm, rounding included: every entry is
+    cut towards zero to a multiple of ``norm_bound / GRID``, and whole numbers add up exactly, in any order and whoever
+    else is there, for up to 2^27 records.
+    """
+    total = np.zeros(rows.shape[1], dtype=np.int64)
+    for start in range(0, len(rows), 1 << 14):
+        part = np.array(rows[start : start + (1 << 14)], dtype=np.float64)
+        part[~np.isfinite(part).all(1)] = 0.0
+        part /= norm_bound
+        largest = np.abs(part).max(1, initial=1.0)[:, None]  # so that no square leaves float64
+        length = largest[:, 0] * np.sqrt(np.square(part / largest).sum(1))
+        part *= (1 / np.maximum(length, 1.0))[:, None]
+        total += np.trunc(part * GRID).astype(np.int64).sum(0)
+    return total.astype(np.float64) * (norm_bound / GRID)
+
+
+BOUND_ROUNDING = 1 + 2.0**-40
+
+
+def histogram_bound(neighboring: str) -> float:
+    """Norm bound of a histogram to which every record adds 1 in one bin at most.
+
+    Under replace-one a record moves from one bin to another, sqrt 2 and not twice its own norm; the gate takes twice the
+    bound for it.
+    """
+    return math.sqrt(2) / 2 if neighboring == "replace-one" else 1.0

@@ -1,0 +1,119 @@
+"""Tries to falsify what is promised of released statistics: sums, histograms, and the sums of a regression."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import dpoptim
+from dpoptim.audit.side_by_side import lowest, releases_kept, separate
+from dpoptim.gate import FilteredGate
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.solvers import Budget
+from dpoptim.solvers.sufficient_statistics import sufficient_statistics
+from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, histogram_bound, release_sum
+
+HOSTILE = [1e300, -1e300, 1e-300, 3e38, 0.0, 1e6, -1.0, float("nan"), float("inf")]
+
+
+@contextmanager
+def sums_seen() -> Iterator[list[tuple[Tensor, float]]]:
+    """What reaches the gate, with its bound; the noise is left out."""
+    seen: list[tuple[Tensor, float]] = []
+
+    def spy(self: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
+        seen.append((total.clone(), norm_bound))
+        return torch.ones_like(total)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FilteredGate, "release_sum", spy)
+        yield seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hostile=st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3),
+    seed=st.integers(0, 1000),
+    bound=st.sampled_from([1e-3, 1.0, 7.3, 1e9]),
+)
+def test_one_record_moves_a_bounded_sum_by_its_bound(hostile: list[float], seed: int, bound: float) -> None:
+    rows = np.random.default_rng(seed).normal(size=(40, 3)) * bound
+    rows[0] = hostile
+    rows[1] = np.array([1.0, 1.0, 1.0]) * bound * (1 + 1e-15) / 3**0.5  # as long as the bound, but for rounding
+    whole = bounded_sum(rows, bound)
+    assert np.isfinite(whole).all()
+    for left_out in (0, 1, 5):
+        moved = np.linalg.norm(whole - bounded_sum(np.delete(rows, left_out, 0), bound))
+        assert moved <= bound * BOUND_ROUNDING
+    np.testing.assert_array_equal(whole, bounded_sum(rows[::-1], bound))  # exact: no order is seen
+
+
+@settings(max_examples=25, deadline=None)
+@given(hostile=st.lists(st.sampled_from(HOSTILE), min_size=4, max_size=4), seed=st.integers(0, 1000))
+def test_one_record_moves_the_sums_of_a_regression_by_their_bound(hostile: list[float], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(30, 3)), rng.normal(size=30)
+    x[0], y[0] = hostile[:3], hostile[3]
+    empty, nothing = x.copy(), y.copy()
+    empty[0], nothing[0] = np.nan, 0.0  # a record that counts as zero
+    with sums_seen() as seen:
+        for table in ((x, y), (empty, nothing)):
+            sufficient_statistics(LinearModel("squared", 3), table, Budget(1e-5, mu=1.0), radius=1.5, target_bound=0.7)
+    (one, bound), (other, _) = seen
+    assert float((one - other).norm()) <= bound
+    assert bound < 1.4143
+
+
+def audited(release: Any, neighboring: str = "zero-out", trials: int = 16_000) -> float:
+    """The mu that the best attack certifies, of many releases side by side in one long vector."""
+
+    def world(presence: float, seed: int) -> np.ndarray:
+        with releases_kept(trials) as kept:
+            release(presence, seed, trials)
+        return torch.stack(kept).numpy()
+
+    return separate(world, low=lowest(neighboring), confidence=1 - 1e-6, seed=3).mu
+
+
+def of_a_sum(presence: float, seed: int, trials: int, *, fault: float = 1.0, neighboring: str = "zero-out") -> None:
+    """Every entry a trial: the record is as long as the bound in each of them."""
+    release_sum(
+        np.full(trials, presence),
+        norm_bound=fault,
+        mu=1.5,
+        delta=1e-5,
+        neighboring=neighboring,
+        label="audit",
+        noise_seed=seed,
+    )
+
+
+@pytest.mark.parametrize("neighboring", ["zero-out", "replace-one", "add-or-remove-one"])
+def test_a_release_costs_what_it_claims_and_no_more(neighboring: str) -> None:
+    found = audited(lambda p, s, t: of_a_sum(p, s, t, neighboring=neighboring), neighboring)
+    assert 0.9 * 1.5 <= found <= 1.5
+
+
+def test_noise_for_half_the_bound_is_refuted() -> None:
+    assert audited(lambda p, s, t: of_a_sum(p, s, t, fault=0.5)) > 1.5 * 1.2
+
+
+def test_it_is_charged_before_it_is_drawn() -> None:
+    with dpoptim.Ledger(neighboring="zero-out", epsilon=1.0, delta=1e-5) as ledger:
+        settings: Any = {"delta": 1e-5, "neighboring": "zero-out", "label": "x", "ledger": ledger}
+        with pytest.raises(dpoptim.BudgetExceeded):
+            release_sum(np.zeros(2), norm_bound=1.0, mu=3.0, **settings)
+        release_sum(np.zeros(2), norm_bound=1.0, mu=0.1, **settings)
+        assert [entry.state for entry in ledger.entries()] == ["committed"]
+
+
+def test_a_histogram_moves_by_its_bound() -> None:
+    assert histogram_bound("zero-out") == 1.0
+    # The gate's noise under replace-one is for twice the bound: sqrt 2, as one record leaves a bin and enters another.
+    assert 2 * histogram_bound("replace-one") == pytest.approx(2**0.5)
