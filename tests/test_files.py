@@ -2,11 +2,15 @@
 
 import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dpoptim import files
 from dpoptim.files import write_atomically
 
 
@@ -94,3 +98,55 @@ def test_a_symbolic_link_still_points_where_it_did(tmp_path: Path) -> None:
     write_atomically(link, "x")
     assert link.is_symlink()
     assert real.read_text() == "x"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dpoptim import files
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.umask(0)
+setattr(os, sys.argv[2], die)
+files.write_atomically(Path(sys.argv[1]), b"secret " * 1000, secret=sys.argv[3] == "secret")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals and permissions")
+@pytest.mark.parametrize("kind", ["secret", "kept"])
+def test_what_a_killed_process_leaves_is_closed_to_others_and_removed_later(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "run"
+    if kind == "kept":
+        target.touch(mode=0o600)
+    # A process that imports nothing else: the module alone.
+    source = Path(files.__file__).parent
+    script = KILLED.replace("from dpoptim import files", f"sys.path.insert(0, {str(source)!r}); import files")
+    for call in ("fsync", "replace"):
+        died = subprocess.run([sys.executable, "-c", script, str(target), call, kind], check=False)
+        assert died.returncode == -signal.SIGKILL
+    left = [path for path in tmp_path.iterdir() if path != target]
+    assert len(left) == 1  # the second process removed what the first one left
+    assert stat.S_IMODE(left[0].stat().st_mode) == 0o600
+    monkeypatch.setattr(files, "_swept", set())
+    write_atomically(target, b"whole", secret=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX locks")
+def test_another_process_unfinished_work_is_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with files.written_beside(tmp_path / "one", b"x", private=True) as temporary:
+        monkeypatch.setattr(files, "_swept", set())
+        write_atomically(tmp_path / "two", b"y")
+        assert temporary.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]
+
+
+def test_a_new_file_replaces_nothing(tmp_path: Path) -> None:
+    assert files.create_whole(tmp_path / "new", b"first")
+    assert not files.create_whole(tmp_path / "new", b"second")
+    assert (tmp_path / "new").read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]

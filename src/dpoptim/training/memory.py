@@ -54,8 +54,10 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
         """None: more than the device has."""
         try:
             return peak_memory(plan, model, loss, rows_of(batch, rows), rows)
-        except torch.OutOfMemoryError:
-            return None
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                return None
+            raise
 
     fits, too_many, out_of_memory = 0, most + 1, False
     known = [(rows, needed) for rows in (1, FEW) if (needed := bytes_for(rows)) is not None]
@@ -77,6 +79,13 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
         f"max_memory={limit} is too little: a pass over a single row takes {single}. "
         "Fix: allow more, or use a smaller model or shorter records."
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: of Python, of a device, or of tensors on a CPU, which have no error of their own."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def estimate(known: list[tuple[int, int]], limit: int) -> int:
