@@ -38,6 +38,7 @@ ENTRIES = {
     "durable": bool,
     "caveats": dict,
     "steps_done": int,
+    "unfinished": object,
     "model": dict,
     "optimizers": list,
     "queue": dict,

@@ -42,6 +42,11 @@ class OptimizerHooks:
     def attached(self) -> bool:
         return bool(self._handles)
 
+    def redo(self, unfinished: dict[str, Any] | None) -> None:
+        """Do the update again that had failed when a checkpoint was written."""
+        self._steps.moved = unfinished is not None
+        self._gradients.redo(unfinished)
+
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -69,7 +74,7 @@ class OptimizerHooks:
         self._engine.require_all_closed()
         if self._steps.state == "complete":
             self._steps.release()
-            self._gradients.others_wait(optimizer)
+            self._gradients.begin(optimizer, moves=self._steps.moved)
         return changed
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

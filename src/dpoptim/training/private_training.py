@@ -116,6 +116,8 @@ class PrivateTraining:
         if self._engine.hooks is not None:
             show_the_batch_axis(model, [row])  # type: ignore[arg-type]
         self._hooks = OptimizerHooks(self.optimizers, self._steps, self._released_gradients, self._engine)
+        if checkpoint is not None:
+            self._hooks.redo(checkpoint["unfinished"])
 
     @property
     def steps_done(self) -> int:
@@ -283,6 +285,7 @@ class PrivateTraining:
             "caveats": self._all_caveats(),
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "unfinished": self._released_gradients.unfinished(),
             **self._steps.secret_state(),
         }
         write_checkpoint(Path(path), contents, key=self._checkpoint_key, announce=self._steps.gate.note_checkpoint)

@@ -1,6 +1,8 @@
 """From the gate to the optimizers: each finds its share of a release in ``.grad``, as it was written, and uses it once."""
 
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +27,18 @@ class ReleasedGradients:
         self._engine, self._optimizers = engine, tuple(optimizers)
         self._waiting: set[torch.optim.Optimizer] = set()  # that have not used their share of the last release
         self._released: dict[int, tuple[Tensor, int]] = {}  # their gradients and these's versions, by the parameter's id
+        self._moving: Moving | None = None  # what made the gate release, until it has used its share
 
-    def others_wait(self, first: torch.optim.Optimizer) -> None:
-        """``first`` made the gate release, and is about to step; the others may do so later."""
+    def begin(self, first: torch.optim.Optimizer, *, moves: bool = True) -> None:
+        """``first`` made the gate release, and is about to step; the others may do so later.
+
+        Args:
+            moves: whether there are gradients; a step may have been for the clip norm alone.
+        """
+        self._others_wait(first)
+        self._moving = Moving(first) if moves else None
+
+    def _others_wait(self, first: torch.optim.Optimizer) -> None:
         self._waiting = {other for other in self._optimizers if other is not first}
         if self._waiting:
             gradients = [(id(p), p.grad) for p in self._engine.parameters]
@@ -35,6 +46,8 @@ class ReleasedGradients:
 
     def take(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a share waits for this optimizer, which is about to step; it waits no longer."""
+        if self._moving is not None and self._moving.optimizer is optimizer:
+            return True  # its update failed, and is done again from the same noisy gradient
         if optimizer not in self._waiting:
             return False
         self.refuse_changes()
@@ -43,6 +56,8 @@ class ReleasedGradients:
 
     def used(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped: the next step must not find its gradients, whether or not zero_grad() is called."""
+        if self._moving is not None and self._moving.optimizer is optimizer:
+            self._moving = None
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p.grad = None
@@ -50,11 +65,55 @@ class ReleasedGradients:
 
     def drop(self) -> None:
         """A new batch is coming: what some have not used of the last release stays unused."""
+        self.refuse_unfinished()
         if self._waiting:
             self._refuse_other_gradients()
             self._waiting, self._released = set(), {}
             for p in self._engine.parameters:
                 p.grad = None
+
+    def refuse_unfinished(self) -> None:
+        """Refuse to go on after an update that failed: its noisy sum is released and counted."""
+        if self._moving is None:
+            return
+        state = "may have moved in part" if self._moving.touched() else "are where they were"
+        raise PrivacyError(
+            "the optimizer failed after the step's noisy sum was released: the step is counted, and the weights "
+            f"{state}. Fix: free memory and call optimizer.step() again, which redoes the update from the noisy gradient "
+            "in .grad; or private.save(path), and attach(..., resume=path) redoes it."
+        )
+
+    def unfinished(self) -> dict[str, Any] | None:
+        """What an update that failed would need again, for a checkpoint: noisy gradients, which are public."""
+        if self._moving is None:
+            return None
+        left = {self._moving.optimizer, *self._waiting}
+        gradients = zip(self._engine.names, self._engine.parameters, strict=True)
+        return {
+            "gradients": {name: p.grad for name, p in gradients if p.grad is not None},
+            "optimizers": [number for number, one in enumerate(self._optimizers) if one in left],
+            "touched": self._moving.touched(),
+        }
+
+    def redo(self, unfinished: dict[str, Any] | None) -> None:
+        """Do the update that failed before the checkpoint was written."""
+        if unfinished is None:
+            return
+        if unfinished["touched"]:
+            warnings.warn(
+                "the update that is done again had begun before: some weights or averages of the optimizer may move twice. "
+                "The guarantee is unaffected.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        for name, p in zip(self._engine.names, self._engine.parameters, strict=True):
+            gradient = unfinished["gradients"].get(name)
+            p.grad = None if gradient is None else gradient.to(p.device)
+        left = [self._optimizers[number] for number in unfinished["optimizers"]]
+        self.begin(left[0])
+        self._waiting &= set(left)
+        for optimizer in left:
+            optimizer.step()
 
     def refuse_changes(self) -> None:
         """Refuse foreign gradients, and parameters or buffers that are not those that were attached."""
@@ -70,3 +129,26 @@ class ReleasedGradients:
                     f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only "
                     "private.backward(losses) make gradients, inside the loop, and do not write to .grad."
                 )
+
+
+class Moving:
+    """An optimizer from the release until its update is over.
+
+    Attributes:
+        optimizer: whose ``step()`` has begun.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._before = versions(optimizer)
+
+    def touched(self) -> bool:
+        """Whether a parameter, or what the optimizer remembers of one, was written since."""
+        return versions(self.optimizer) != self._before
+
+
+def versions(optimizer: torch.optim.Optimizer) -> list[int]:
+    """How often each tensor of an optimizer has been written: parameters, and what is remembered of each."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states = [value for p in parameters for value in optimizer.state.get(p, {}).values()]
+    return [tensor._version for tensor in (*parameters, *states) if isinstance(tensor, Tensor)]
