@@ -18,7 +18,15 @@ from torch import Tensor
 
 
 class PrivacyError(RuntimeError):
-    """Going on would break the promise of the plan; the message names the place and the fix."""
+    """Going on would break the promise of the plan; the message names the place and the fix.
+
+    Attributes:
+        layer: the name of the module where it shows, if it is one; what keeps records apart there may be changed.
+    """
+
+    def __init__(self, message: str, *, layer: str | None = None) -> None:
+        super().__init__(message)
+        self.layer = layer
 
 
 class SamplesInteractError(PrivacyError):

@@ -26,7 +26,9 @@ ALLOWED = {
     "reproduce/one_pass.py": {"np.random", "default_rng"},  # shuffles public data
     "files.py": {"secrets."},  # names of temporary files
     "training/checkpoint.py": {"urandom"},  # nonces of sealed checkpoints
-    "training/probe.py": {"randn", "randint"},  # made-up inputs for testing the model
+    "training/made_up.py": {"randn", "randint"},  # made-up records
+    "training/isolation.py": {"randn", "random."},  # made-up records; fork_rng
+    "training/fixed_noise.py": {"bernoulli", "randperm", "random."},  # names of operators whose results it fixes
     "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "audit/replay.py": {"np.random", "random."},  # seeds the global generators and restores them
     "audit/one_run.py": {"default_rng", "np.random", "random."},  # coins of the canaries; restores the global generators

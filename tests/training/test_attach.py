@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dpoptim
+from dpoptim.training.isolation import choose_isolation
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.probe import positions_per_layer
 
@@ -578,8 +579,10 @@ def test_positions_are_counted_on_made_up_inputs() -> None:
             return self.last(self.drop(self.each(x)).mean(1))
 
     data = TensorDataset(torch.full((10, 7, 6), math.nan), torch.zeros(10))
-    assert positions_per_layer(Sequence(), data) == {"each": 7, "last": 1}
-    assert positions_per_layer(Sequence(), TensorDataset(torch.zeros(10, 3))) == {}  # the model raises on that shape
+    model = Sequence()
+    assert positions_per_layer(model, choose_isolation(model, data).sample) == {"each": 7, "last": 1}
+    other = TensorDataset(torch.zeros(10, 3))  # the model raises on that shape
+    assert positions_per_layer(model, choose_isolation(model, other).sample) == {}
 
 
 def test_several_optimizers_share_out_one_release() -> None:

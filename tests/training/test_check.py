@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
-from dpoptim.training.probe import probe_model
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.training.isolation import choose_isolation
 from support import CASES, Positions, TiedHead, mean_cross_entropy
 
 
@@ -107,8 +108,10 @@ def test_batches_without_a_common_first_axis_are_refused() -> None:
 def test_the_probe_passes_every_supported_layer(case: object) -> None:
     torch.manual_seed(0)
     x, target = case.inputs(4, torch.float32)  # type: ignore[attr-defined]
-    basis = probe_model(case.build(), TensorDataset(x, target))  # type: ignore[attr-defined]
-    assert "it did on random inputs" in basis.text
+    chosen = choose_isolation(case.build(), TensorDataset(x, target))  # type: ignore[attr-defined]
+    assert chosen.isolation == Isolation()
+    assert not chosen.message
+    assert "it did on random inputs" in chosen.basis[0].text
 
 
 def test_the_probe_refuses_a_model_that_mixes_records() -> None:
@@ -128,7 +131,10 @@ def test_the_probe_finds_positions_that_could_pass_for_records() -> None:
     """With T positions and T records in a batch, nothing but the probe could tell them apart."""
     data = TensorDataset(torch.zeros(6, 6, dtype=torch.long))
     with pytest.raises(dpoptim.PrivacyError, match="'position'"):
-        probe_model(BarePositions(), data)
+        choose_isolation(BarePositions(), data, "rules")
+    chosen = choose_isolation(BarePositions(), data)
+    assert chosen.isolation == Isolation(by_vmap=("",))
+    assert "'position'" in chosen.message
 
 
 def test_what_cannot_be_probed_is_taken_on_trust_and_says_why() -> None:
@@ -136,11 +142,11 @@ def test_what_cannot_be_probed_is_taken_on_trust_and_says_why() -> None:
         def __getitem__(self, index: int) -> str:
             return "a secret"
 
-    basis = probe_model(classifier(), Words())
+    (basis,) = choose_isolation(classifier(), Words()).basis
     assert basis.kind == "trusted"
-    assert "str" in basis.text
+    assert "not made of tensors" in basis.text
     assert "secret" not in basis.text
-    wrong = probe_model(classifier(), TensorDataset(torch.randn(4, 99)))
+    (wrong,) = choose_isolation(classifier(), TensorDataset(torch.randn(4, 99))).basis
     assert wrong.kind == "trusted"
     assert "RuntimeError" in wrong.text
 
@@ -160,7 +166,7 @@ class MixesInTraining(nn.Module):
 def test_mixing_in_training_mode_is_found(share: float) -> None:
     model = nn.Sequential(nn.Linear(5, 7), MixesInTraining(share), nn.Dropout(0.1), nn.Linear(7, 3))
     with pytest.raises(dpoptim.SamplesInteractError):
-        probe_model(model, TensorDataset(*batch()))
+        choose_isolation(model, TensorDataset(*batch()))
 
 
 def test_batch_normalisation_is_found_by_check_and_left_as_it_was() -> None:
@@ -183,7 +189,8 @@ def test_the_probe_never_shows_a_record_to_the_model() -> None:
     for value in (1.0, float("nan"), 1e30):
         seen: list[Tensor] = []
         torch.manual_seed(0)
-        basis = probe_model(nn.Sequential(Recorder(), nn.Linear(5, 3)), TensorDataset(torch.full((4, 5), value)))
+        data = TensorDataset(torch.full((4, 5), value))
+        (basis,) = choose_isolation(nn.Sequential(Recorder(), nn.Linear(5, 3)), data).basis
         assert "it did on random inputs" in basis.text
         runs.append(seen)
     for other in runs[1:]:

@@ -18,12 +18,14 @@ from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
 from dpoptim.gradients.choose_formula import choose_formula
 from dpoptim.gradients.clip_factors import clip_factors
 from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter
+from dpoptim.gradients.single_record_hooks import hooks_for
 from dpoptim.gradients.tied import longest_factors, merge
 from dpoptim.sampling import number_of_groups
 
@@ -47,6 +49,7 @@ class Engine:
         rows: that make up a record.
         twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
             the two per_sample_grads added up, cross terms included.
+        isolation: how records are kept apart; by rules, unless told otherwise.
 
     Attributes:
         physical_records: the most records that one backward pass may have; public. It decides how sums are formed.
@@ -74,11 +77,13 @@ class Engine:
         positions: Mapping[str, int] | None = None,
         rows: RowsOfRecords = ONE_ROW,
         twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
         self.physical_records = capacity
         self.partial_backward = rows.whole_passes_only(partial_backward)
         self.positions, self.rows = dict(positions or {}), rows
+        self.isolation = isolation or Isolation()
         twins = twins or {}
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins]
         if not named:
@@ -124,7 +129,7 @@ class Engine:
 
     def attach(self) -> None:
         """Put the model's layers under hooks; `detach` takes every trace away."""
-        self.hooks = HookManager(self.model, self.recorder)
+        self.hooks = hooks_for(self.model, self.recorder, self.isolation)
 
     def detach(self) -> None:
         if self.hooks is not None:
@@ -157,7 +162,7 @@ class Engine:
         self.rows_open, self._null = records * self.rows.per_record, null
         self._groups, self.present = groups, present
         if self.hooks is not None:
-            self.hooks.see_microbatch()
+            self.hooks.see_microbatch(self.rows_open)
 
     def backward(
         self,
@@ -238,7 +243,8 @@ class Engine:
                 raise PrivacyError(
                     f"layers {entry.layer!r} and {first.layer!r} saw different numbers of rows: the first axis must be the "
                     "batch in every layer. Fix: keep (batch, ...) shapes; do not flatten records and positions together, "
-                    "and give positions the shape (1, T)."
+                    "and give positions the shape (1, T).",
+                    layer=(first if first.records != self.rows_open else entry).layer,
                 )
             per_sample_grads = entry.per_sample_grads()
             for key, place in held.items():

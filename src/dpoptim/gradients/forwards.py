@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.layers.fallback import AS_THEY_ARE
+from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 
 
 class OwnForward:
@@ -36,6 +36,20 @@ class PerSampleForward(OwnForward):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError("an attached model cannot be pickled. Fix: save model.state_dict(), or leave the `with` first.")
+
+
+class StillForward(OwnForward):
+    """The forward pass of a module that would write into its buffers in training: it runs as in evaluation."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        training, self._module.training = self._module.training, False
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            self._module.training = training
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, "forward")
 
 
 class FrozenForward(OwnForward):

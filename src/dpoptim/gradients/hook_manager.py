@@ -7,17 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
-from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward
+from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import for_records
-from dpoptim.gradients.layers.fallback import AS_THEY_ARE
 from dpoptim.gradients.layers.frozen import faster_forward
 from dpoptim.gradients.layers.registry import rule_for, runner_for
 from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.runner import Runner
+from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
 
@@ -25,24 +30,33 @@ Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNo
 class HookManager:
     """The changes that hooking makes to a model's instances, and what it watches while they last.
 
+    Args:
+        isolation: how records are kept apart; for passes of single records see `SingleRecordHooks`.
+
     Raises:
         PrivacyError: a layer or option that cannot be clipped record by record, by name; nothing is changed then.
     """
 
-    def __init__(self, model: nn.Module, recorder: BackwardRecorder) -> None:
+    def __init__(self, model: nn.Module, recorder: BackwardRecorder, isolation: Isolation | None = None) -> None:
         self.model, self.recorder = model, recorder
-        self.rows: int | None = None  # records in the model's current input
+        self.isolation = isolation or Isolation()
+        # Records in the model's current input; outside of its forward pass, in the delivered microbatch.
+        self.rows: int | None = None
+        self._delivered: int | None = None
         # Versions of the trainable parameters when the model first saw the batch: empty until then, None without a batch.
         self.written: list[int] | None = None
         self._undo: list[Callable[[], Any]] = []
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
+        self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._watched = watch_batch_statistics(model)
         try:
+            self._hold_still()
             self._hook(model, "")
             for place, (name, p) in enumerate(trainable(model)):  # in the engine's order
-                self._undo.append(p.register_hook(partial(self._reached, name, place)).remove)
-            hook = InputHook(self)
-            self._undo.append(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                self._undo.append(self._hook_parameter(name, place, p))
+            before, after = InputHook(self), OutputHook(self)
+            self._undo.append(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+            self._undo.append(model.register_forward_hook(after, always_call=True).remove)
         except BaseException:
             self.undo()
             raise
@@ -53,11 +67,13 @@ class HookManager:
         while self._undo:
             self._undo.pop()()
 
-    def see_microbatch(self) -> None:
+    def see_microbatch(self, rows: int) -> None:
         """A batch, or a piece of one, is delivered: what the model wrote while it had the piece before is refused."""
         if self.written:
             self.refuse_writes()
         self.written = []
+        self.rows = self._delivered = rows
+        self._iterate_spectral_norms()
 
     def refuse_writes(self) -> None:
         """What a model writes into its parameters while it sees a batch would leave with them, without noise."""
@@ -87,9 +103,16 @@ class HookManager:
         for name, layer in self._watched:
             if layer.training:
                 raise batch_statistics(name, layer)
-        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
-        first = next(tensors, None)
-        self.rows = None if first is None else first.shape[0]
+        leaves = pytree.tree_leaves((args, kwargs))
+        axis = self.isolation.batch_axis
+        sizes = [leaf.shape[axis if leaf.dim() > axis else 0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        # The first tensor may be no batch, but positions; what was delivered tells.
+        if sizes:
+            self.rows = self._delivered if self._delivered in sizes else sizes[0]
+
+    def see_output(self) -> None:
+        """The model's forward pass is over: layers that are called by themselves get what was delivered."""
+        self.rows = self._delivered if self._delivered is not None else self.rows
 
     def _hook(self, module: nn.Module, name: str) -> None:
         keys = [key for key, _ in trainable(module)]
@@ -102,6 +125,11 @@ class HookManager:
         self._hooked.add(module)
         label = name or type(module).__name__
         refuse_wrapped(module, label)
+        if name in self.isolation.by_vmap:
+            axis = self.isolation.batch_axis
+            whole = VmapLayer(self.recorder, module, label, keys, axis)
+            self._replace_forward(module, PerSampleForward(module, self._runs(whole)))
+            return
         rule = rule_for(module)
         if rule is not None:
             rule.check(module, label)
@@ -112,8 +140,31 @@ class HookManager:
             for key, child in module.named_children():
                 self._hook(child, f"{name}.{key}" if name else key)
         if runner is not None:
-            hooked = PerSampleForward(module, lambda *args, **kwargs: runner(self.rows, args, kwargs))
-            self._replace_forward(module, hooked)
+            self._replace_forward(module, PerSampleForward(module, self._runs(runner)))
+
+    def _runs(self, runner: Runner) -> Callable[..., Any]:
+        return lambda *args, **kwargs: runner(self.rows, args, kwargs)
+
+    def _hold_still(self) -> None:
+        """Spectral norms write what they iterate into buffers: not in forward passes, where it might carry records."""
+        for name, module in self.model.named_modules():
+            for part in module if isinstance(module, ParametrizationList) else ():
+                if isinstance(part, _SpectralNorm):
+                    self._still[name] = module
+                    self._replace_forward(part, StillForward(part, part.forward))
+
+    @torch.no_grad()
+    def _iterate_spectral_norms(self) -> None:
+        """Let spectral norms follow the weights, which are public, as they do in each forward pass of training."""
+        for name, chain in self._still.items():
+            value = chain.original
+            for part in chain:
+                if isinstance(part, _SpectralNorm) and part.training:
+                    matrix = part._reshape_weight_to_matrix(value)
+                    part._power_method(matrix, part.n_power_iterations)
+                value = part(value)
+            for key, t in chain.named_buffers(prefix=name):
+                self._constants[key] = (id(t), t._version)
 
     def _watch_frozen(self, module: nn.Module, name: str) -> None:
         """What has no hooks may still round gradients on their way to what does."""
@@ -135,7 +186,11 @@ class HookManager:
 
     def _run_layer(self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any) -> Tensor:
         (x,) = (*args, *kwargs.values())
-        x = rule.prepare(module, label, for_records(x, self.rows), self.rows)
+        try:
+            x = rule.prepare(module, label, for_records(x, self.rows), self.rows)
+        except PrivacyError as error:
+            error.layer = error.layer or label
+            raise
         parameters = [p for p in module._parameters.values() if p is not None]
         return RuleFunction.apply(self.recorder, rule, module, label, x, *parameters)
 
@@ -143,13 +198,18 @@ class HookManager:
         vars(module)["forward"] = forward
         self._undo.append(lambda: vars(module).pop("forward", None))
 
+    def _hook_parameter(self, name: str, place: int, p: nn.Parameter) -> Callable[[], None]:
+        """Watch what autograd sends to a parameter. Returns what takes the hook off."""
+        return p.register_hook(partial(self._reached, name, place)).remove
+
     def _reached(self, name: str, place: int, g: Tensor | None) -> None:
         """Parameter hook: the hooks hand autograd None, so a tensor has come by another way."""
         if g is not None:
             raise PrivacyError(
                 f"parameter {name!r} was used outside its module's forward pass (such as F.linear(x, layer.weight), "
                 "or a penalty on the weights): that part of its gradient would escape clipping. Fix: call the module "
-                "itself; apply weight decay in the optimizer."
+                'itself; apply weight decay in the optimizer; or dpoptim.attach(..., isolation="alone").',
+                layer=name.rpartition(".")[0],
             )
         self.recorder.reached(place)
 
@@ -180,6 +240,21 @@ class InputHook:
 
     def __reduce__(self) -> tuple[type["InputHook"], tuple[None]]:
         return InputHook, (None,)
+
+
+class OutputHook(InputHook):
+    """Tells the hooks that the model's forward pass is over."""
+
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        hooks = None if self._hooks is None else self._hooks()
+        if hooks is not None:
+            hooks.see_output()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OutputHook":
+        return OutputHook(None)
+
+    def __reduce__(self) -> tuple[type["OutputHook"], tuple[None]]:
+        return OutputHook, (None,)
 
 
 class FrozenHook:

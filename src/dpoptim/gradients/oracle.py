@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.products import margin
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -45,10 +46,16 @@ def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int, red
 
 
 def engine_sums(
-    model: nn.Module, loss: Loss, batch: Any, rows: int, clipping: Clipping, reduction: Reduction
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    rows: int,
+    clipping: Clipping,
+    reduction: Reduction,
+    isolation: Isolation | None = None,
 ) -> list[Tensor]:
     """What the engine makes of one backward pass over the whole batch."""
-    engine = Engine(model, clipping, capacity=rows, reduction=reduction)
+    engine = Engine(model, clipping, capacity=rows, reduction=reduction, isolation=isolation)
     engine.attach()
     try:
         engine.begin_microbatch(rows)

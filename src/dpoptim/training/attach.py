@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.isolation import Choice
 from dpoptim.plan import Plan
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.streams import is_stream, records_of_stream
@@ -31,6 +32,8 @@ def attach(
     rows_per_record: int = 1,
     rows_reduction: Reduction = "mean",
     persons: Sequence[Any] | None = None,
+    isolation: Choice = "auto",
+    batch_axis: int | None = None,
 ) -> PrivateTraining:
     """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
 
@@ -72,6 +75,13 @@ def attach(
             then: they are sampled, the plan's n counts them, and each brings at most ``rows_per_record`` of their
             rows to a step, drawn anew for each step by coins of their own, without a look at values. Whoever has
             fewer is filled up with rows that count as zero; losses are one a row.
+        isolation: how records are kept apart. ``"rules"``: by hooks on layers, the fastest; modules without a rule are
+            vectorised. ``"vmap"``: the model's forward pass is one vectorised call with a row of parameters for each record;
+            numbers that it returns without an axis come back as one for each record. ``"alone"``: microbatches of one
+            record, for any model and any loss. ``"auto"``: the fastest that gives each record its own gradient, for each
+            part of the model, tried on made-up records; where it is not rules for layers, a warning says why, and how much
+            longer it takes.
+        batch_axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); None: found out.
 
     Raises:
         PrivacyError: something in model or optimizer would break the guarantee; the message names it and the fix.
@@ -102,6 +112,8 @@ def attach(
         rows_per_record,
         rows_reduction,
         persons,
+        isolation,
+        batch_axis,
     )
 
 

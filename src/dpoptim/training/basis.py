@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.plan import Basis
 
 ESCAPES = Basis("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
@@ -12,15 +13,22 @@ NOT_CHECKED = (
     "comparing of records)"
 )
 
+SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
+NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
+NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
-def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool]) -> tuple[Basis, ...]:
+
+def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool], isolation: Isolation) -> tuple[Basis, ...]:
     """Of the loss, as it was handed over so far.
 
     Args:
         declared: what `attach` was told.
         caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was handed over) and
             ``"mean"``.
+        isolation: records that pass alone have no other one in their loss.
     """
+    if isolation.alone:
+        return (Basis("trusted", SHAPES), Basis("trusted", NOTHING_ELSE), Basis("trusted", NOTHING_KEPT))
     items = [Basis("trusted", NOT_CHECKED)]
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
@@ -28,10 +36,7 @@ def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool]) -> tu
         items.append(Basis("trusted", stated))
     elif caveats["scalar"]:
         items.append(Basis("trusted", "what was summed or averaged to the loss is one term per record"))
-    items += [
-        Basis("trusted", "the shape of a record is public, and so is which layers run on a batch, and how often"),
-        Basis("trusted", "nothing trainable outside the model takes part in the loss; records keep their order in it"),
-    ]
+    items += [Basis("trusted", SHAPES), Basis("trusted", f"{NOTHING_ELSE}; records keep their order in it")]
     if caveats["mean"] or declared == "mean":
         items.append(Basis("trusted", MEAN))
     return tuple(items)

@@ -22,6 +22,8 @@ from dpoptim.gradients.oracle import (
     trainable,
     worst_mismatch,
 )
+from dpoptim.training.fixed_noise import FixedNoise
+from dpoptim.training.made_up import odd_batch_size
 
 COPIED_PARAMETERS = 1 << 26
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # of the bound, for each record
@@ -137,18 +139,12 @@ class Comparison:
         return "" if distance <= allowed else worst
 
 
-def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3) -> int:
-    """The smallest batch size from ``least`` on that is unlike every other axis in sight: none can pass for the batch."""
-    taken = {size for leaf in leaves for size in leaf.shape[1:]}
-    taken |= {size for p in model.parameters() for size in p.shape}
-    return next(size for size in range(max(3, least), 10**6) if size not in taken)
-
-
 @contextmanager
 def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
     """Make the model deterministic, in training mode if that can be; everything is put back.
 
-    Dropout layers are switched off. If ``run`` still draws random numbers, the whole model goes to evaluation mode.
+    Dropout layers are switched off. If ``run`` still draws random numbers, they are always the same; where that cannot be
+    done, the whole model goes to evaluation mode.
     Buffers, the parameters of all but very large models, and the global random generator are restored afterwards.
     """
     modes = {module: module.training for module in model.modules()}
@@ -165,6 +161,8 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
             for module in modes:
                 if isinstance(module, nn.modules.dropout._DropoutNd):
                     module.eval()
+            if draws_random_numbers(run):
+                generators.enter_context(FixedNoise())
             if draws_random_numbers(run):
                 model.eval()
             yield

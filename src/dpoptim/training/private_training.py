@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,18 @@ from dpoptim.arguments import whole_number
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.isolation import Choice, require_choice
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Basis, Plan
 from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, in_order
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.engines import engine_for
+from dpoptim.training.isolation import IsolationWarning, choose_isolation
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
 from dpoptim.training.logical_steps import LogicalSteps
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.optimizer_hooks import OptimizerHooks, refuse_blind_hooks
-from dpoptim.training.probe import probe_model, show_the_batch_axis
+from dpoptim.training.probe import show_the_batch_axis
 from dpoptim.training.reduction import differentiate
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
@@ -64,7 +67,10 @@ class PrivateTraining:
         rows_per_record: int,
         rows_reduction: Reduction,
         persons: Sequence[Any] | None,
+        isolation: Choice,
+        batch_axis: int | None,
     ) -> None:
+        require_choice(isolation, batch_axis)
         checkpoint, digest = (None, "") if resume is None else read_checkpoint(Path(resume), key=checkpoint_key)
         self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
@@ -83,9 +89,9 @@ class PrivateTraining:
         bring = partial(self._units.bring, key_stream(noise_seed, "rows of persons" + later))
         queue = BatchQueue(plan.sampler, coins, self._units.count, plan.steps, bring)
         self._batches = queue
-        self._probed = probe_model(model, [row])  # type: ignore[arg-type]
+        self._chosen = choose_isolation(model, [row], isolation, batch_axis)
         self._engine = engine_for(
-            plan, model, row, loss_reduction or "mean", partial_backward=partial_backward, rows=self._units.rows
+            plan, model, self._chosen, loss_reduction or "mean", partial_backward=partial_backward, rows=self._units.rows
         )
         refuse_blind_hooks(self._engine)
         refuse_foreign_parameters(self._engine, self.optimizers)
@@ -114,7 +120,9 @@ class PrivateTraining:
             self._restore(checkpoint)
         self._engine.attach()
         if self._engine.hooks is not None:
-            show_the_batch_axis(model, [row])  # type: ignore[arg-type]
+            show_the_batch_axis(model, self._chosen.sample)
+        if self._chosen.message:
+            warnings.warn(self._chosen.message, IsolationWarning, stacklevel=3)
         self._hooks = OptimizerHooks(self.optimizers, self._steps, self._released_gradients, self._engine)
         if checkpoint is not None:
             self._hooks.redo(checkpoint["unfinished"])
@@ -173,6 +181,8 @@ class PrivateTraining:
         if physical_batch_size is not None:
             K = self._units.rows.per_record
             physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=K) // K
+        if self._engine.isolation.alone:
+            physical_batch_size = 1
         left = self.plan.steps - self.steps_done if physical_batch_size is None else None
         return Batches(self._deliver(physical_batch_size, options), left)
 
@@ -355,9 +365,9 @@ class PrivateTraining:
     def basis(self) -> tuple[Basis, ...]:
         """What the guarantee rests on, with what attaching has found out."""
         caveats = self._all_caveats()
-        loss, ledger = basis_of_loss(self._reduction, caveats), basis_of_ledger(self._ledger.durable)
+        loss, ledger = basis_of_loss(self._reduction, caveats, self._engine.isolation), basis_of_ledger(self._ledger.durable)
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
-        return in_order((*loss, *self._units.basis(self.plan.basis), ESCAPES, self._probed, ledger, *others))
+        return in_order((*loss, *self._units.basis(self.plan.basis), ESCAPES, *self._chosen.basis, ledger, *others))
 
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""

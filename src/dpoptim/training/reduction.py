@@ -28,6 +28,9 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         raise PrivacyError(
             "losses do not depend on anything trainable. Fix: compute them from model(x), outside of torch.no_grad()."
         )
+    if engine.isolation.alone:  # whatever it is, there is nobody else in it
+        engine.backward(losses)
+        return
     if losses.dim() == 0 and engine.takes_scalars:
         # Of a part of the rows, nobody knows how many they are.
         reading = None if engine.partial_backward else read_reduction(losses, engine.rows_open)

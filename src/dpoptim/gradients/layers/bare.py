@@ -8,8 +8,8 @@ from torch.utils import _pytree as pytree
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.expanded import Owner
-from dpoptim.gradients.layers.fallback import FallbackLayer
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
+from dpoptim.gradients.layers.vmapped import VmapLayer
 
 
 def for_records(x: Any, rows: int | None) -> Any:
@@ -30,7 +30,7 @@ class BareParameters:
     def __init__(self, recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]) -> None:
         self.module, self.original = module, module.forward
         self.owner = Owner(recorder, label, module)
-        self.fallback = FallbackLayer(recorder, module, label, trainable)
+        self.fallback = VmapLayer(recorder, module, label, trainable)
         self.falls_back: bool | None = None  # decided by the first call, on public grounds: which operations there are
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Which layers have a rule of their own. Everything else with parameters goes through the fallback."""
+"""Which layers have a rule of their own. Everything else with parameters is vectorised by ``vmap``."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from dpoptim.gradients.layers.convolution import ConvolutionRule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
 from dpoptim.gradients.layers.expanded import places_of
-from dpoptim.gradients.layers.fallback import FallbackLayer
 from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_transposed_linear
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
+from dpoptim.gradients.layers.vmapped import VmapLayer
 
 RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LinearRule(),
@@ -36,7 +36,7 @@ RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def rule_for(module: nn.Module) -> LayerRule | None:
-    """The rule of a layer, or None where only the fallback will do.
+    """The rule of a layer, or None where it has none.
 
     A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in submodules
     (parametrisations) or under other names (old-style weight norm) is no longer that layer.
@@ -59,7 +59,7 @@ def runner_for(recorder: BackwardRecorder, module: nn.Module, label: str, traina
     if isinstance(module, nn.EmbeddingBag) and is_embedding_bag(module):
         return EmbeddingBagLayer(recorder, module, label)
     if is_parametrized(module):
-        return FallbackLayer(recorder, module, label, trainable)  # its weights are computed by modules inside it
+        return VmapLayer(recorder, module, label, trainable)  # its weights are computed by modules inside it
     if places_of(module):
         return BareParameters(recorder, module, label, trainable)
     return None

@@ -1,0 +1,56 @@
+"""How records are kept apart: by rules for layers, by ``vmap``, or by passing alone.
+
+* ``rules``: layers are hooked one by one, and each rule knows which gradient is whose. The fastest; it needs the records on
+  the first axis of every layer (modules without a rule of their own go through ``vmap``).
+* ``vmap``: the forward pass of a module, or of the whole model, is one vectorised call with a row of its parameters for
+  each record. A record cannot index another one, so whatever the module does with its parameters is told apart.
+* ``alone``: microbatches have one record each. Any model and any loss.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Tier = Literal["rules", "vmap", "alone"]
+Choice = Literal["auto", "rules", "vmap", "alone"]
+WHOLE_MODEL = ""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """How each part of a model has its records kept apart.
+
+    Args:
+        alone: microbatches have one record each; then the rest does not matter.
+        by_vmap: names of the modules that are vectorised as a whole; "" is the model.
+        batch_axis: the records' axis in what the model is given; 1 for (time, batch, ...) layouts.
+    """
+
+    alone: bool = False
+    by_vmap: tuple[str, ...] = ()
+    batch_axis: int = 0
+
+    @property
+    def tier(self) -> Tier:
+        """The strongest one in use."""
+        return "alone" if self.alone else "vmap" if WHOLE_MODEL in self.by_vmap else "rules"
+
+    @property
+    def enforced(self) -> bool:
+        """Whether no record can see another one, whatever the model does with its inputs."""
+        return self.alone or WHOLE_MODEL in self.by_vmap
+
+    @classmethod
+    def of(cls, tier: Tier, batch_axis: int = 0) -> "Isolation":
+        """That of a whole model."""
+        by_vmap = (WHOLE_MODEL,) if tier == "vmap" else ()
+        return cls(alone=tier == "alone", by_vmap=by_vmap, batch_axis=batch_axis)
+
+
+def require_choice(isolation: object, batch_axis: object) -> None:
+    """Refuse other values of `attach`'s arguments."""
+    if isolation not in get_args(Choice):
+        raise ValueError(f"isolation must be one of {', '.join(map(repr, get_args(Choice)))}, got {isolation!r}.")
+    if batch_axis not in (None, 0, 1) or isinstance(batch_axis, bool):
+        raise ValueError(
+            f"batch_axis must be 0 for (batch, ...) inputs, 1 for (time, batch, ...), or None; got {batch_axis!r}."
+        )

@@ -1,0 +1,311 @@
+"""Which way of keeping records apart a model takes: the fastest that works, for each of its parts.
+
+Tried on made-up records, against batches of one, before anything private is seen: layer rules for all; then ``vmap`` for the
+modules in which these failed, for what surrounds them, and for the whole model; then records alone.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
+from dpoptim.gradients.hook_manager import watch_batch_statistics
+from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone, squared_norms, trainable
+from dpoptim.plan import Basis
+from dpoptim.training.check import TOLERANCE, quiet
+from dpoptim.training.made_up import Sample, samples
+
+MOST_TRIALS = 16
+PASSED = Basis("trusted", "the model treats records independently (it did on random inputs, against batches of one)")
+ALONE = "records cannot see each other: every microbatch has one record"
+WHOLE = "records cannot see each other in the model: its forward pass is vectorised, with a row of parameters for each"
+PARTS = "in {} records cannot see each other: vectorised, with a row of parameters for each"
+
+
+class IsolationWarning(UserWarning):
+    """Records are kept apart in a slower way than by rules for layers."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What `choose_isolation` found.
+
+    Attributes:
+        isolation: how records are kept apart.
+        basis: what to say of it among what a guarantee rests on.
+        sample: a call of the model on made-up records; None where nobody knows how it is called.
+        message: what to tell the user once; empty where rules serve every layer.
+    """
+
+    isolation: Isolation
+    basis: tuple[Basis, ...]
+    sample: Sample | None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a way of keeping records apart does not serve.
+
+    Attributes:
+        reason: in words.
+        modules: names of those where it shows; empty: unknown.
+    """
+
+    reason: str
+    modules: tuple[str, ...] = ()
+
+
+def choose_isolation(
+    model: nn.Module, train_set: Dataset[Any], choice: Choice = "auto", batch_axis: int | None = None
+) -> Chosen:
+    """Find the fastest way to keep the model's records apart that gives each record its own gradient.
+
+    Args:
+        model: not attached.
+        train_set: its record 0 shows the form of a record.
+        choice: a way to take; "auto" to find out.
+        batch_axis: the records' axis in the model's inputs; None to find out.
+
+    Raises:
+        SamplesInteractError: the model mixes records, so that only each record's own batch could keep them apart; not
+            where that, or ``vmap``, was chosen by name.
+        PrivacyError: the way that was chosen does not serve this model.
+
+    **Guarantee.** Only the structure, shapes and dtypes of record 0 are used, never its values.
+    """
+    watch_batch_statistics(model)
+    if choice == "alone":
+        return Chosen(Isolation.of("alone"), (Basis("enforced", ALONE),), None)
+    with torch.random.fork_rng([]):
+        found, reason = working_sample(model, train_set, batch_axis)
+    if found is None:
+        isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
+        enforced = (Basis("enforced", WHOLE),) if choice == "vmap" else ()
+        return Chosen(isolation, (*enforced, not_probed(reason)), None)
+    with quiet(model, lambda: found.outputs(model)):
+        sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
+        trials = Trials(model, sample)
+        isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
+        failure = trials.failure(isolation)
+        if failure is not None and choice != "auto":
+            raise trials.refusal(failure)
+        first = failure
+        for _ in range(MOST_TRIALS):
+            if failure is None or isolation.alone:
+                break
+            isolation = promoted(model, isolation, failure)
+            failure = None if isolation.alone else trials.failure(isolation)
+        else:
+            isolation = Isolation.of("alone")
+        return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
+
+
+def working_sample(model: nn.Module, train_set: Dataset[Any], batch_axis: int | None) -> tuple[Sample | None, str]:
+    """A call that the model takes, returning records on their axis; else None, and why."""
+    reasons = []
+    for candidate in samples(model, train_set):
+        sample = candidate.time_first() if batch_axis == 1 else candidate
+        try:
+            sample = sample.tried(model)
+            if sample.returned:
+                return sample, ""
+            reasons.append("its outputs do not have the batch axis first")
+        except PrivacyError:
+            raise
+        except Exception as error:  # whatever the user's model raises on made-up input
+            reasons.append(f"the model raised {type(error).__name__} on random input")
+    return None, reasons[0] if reasons else "records are not made of tensors"
+
+
+def not_probed(reason: str) -> Basis:
+    return Basis(
+        "trusted",
+        f"the model treats records independently, and every layer has them on its first axis (not tested on random inputs: "
+        f"{reason}; see dpoptim.check)",
+    )
+
+
+def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None) -> Sample:
+    """The sample; where its first axis is time, with the records on the second one.
+
+    Raises:
+        SamplesInteractError: records see each other on either axis.
+    """
+    if neighbours_are_invisible(model, sample):
+        return sample
+    if batch_axis is None:
+        with suppress(RuntimeError):
+            turned = sample.time_first().tried(model)
+            if turned.returned and neighbours_are_invisible(model, turned):
+                return turned
+    raise SamplesInteractError(
+        "records see each other in the forward pass: replacing one changed the outputs of others. Usual causes: batch "
+        "statistics, attention or sorting across the batch, records on another axis than the first (batch_axis=1). Fix: "
+        "let each record's output depend on that record alone."
+    )
+
+
+@torch.no_grad()
+def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
+    """Whether replacing one record, also by an enormous one, leaves the outputs of all others as they are."""
+    before = sample.outputs(model)
+    for size in (1.0, 1e6):
+
+        def change(x: Tensor, size: float = size) -> Tensor:
+            changed = x.clone()
+            if x.is_floating_point():
+                changed[0] = torch.randn_like(x[0]) * size
+            elif x.dtype != torch.bool:
+                changed[0] = 1 - x[0].clamp(0, 1)
+            return changed
+
+        after = sample.map_records(change).outputs(model)
+        for pair in zip(before, after, strict=True):
+            a, b = (out.movedim(sample.axis, 0)[1:] for out in pair)
+            if a.numel() and not float((a - b).abs().max()) <= 1e-5 * float(a.abs().max()):
+                return False
+    return True
+
+
+class Trials:
+    """Clipped sums of made-up records, compared with those of batches of one."""
+
+    def __init__(self, model: nn.Module, sample: Sample) -> None:
+        self.model, self.sample = model, sample
+        with torch.no_grad():
+            self._weights = [torch.randn_like(out) for out in sample.outputs(model)]
+        alone = [self._part([i]) for i in range(sample.rows)]
+        self._gradients = gradients_alone(model, self._loss, alone)
+        norms = squared_norms(self._gradients).sqrt()
+        # One bound under which every record is clipped, and one under which none is.
+        self._bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
+        self.seconds: dict[Isolation, float] = {}
+
+    def failure(self, isolation: Isolation) -> Failure | None:
+        """Why this way does not give each record its own gradient; None if it does."""
+        start = time.perf_counter()
+        try:
+            wrong = [name for bound in self._bounds for name in self._mismatches(bound, isolation)]
+        except SamplesInteractError:
+            raise
+        except PrivacyError as error:
+            known = error.layer is not None and error.layer in dict(self.model.named_modules())
+            return Failure(first_sentence(str(error)), (error.layer or WHOLE_MODEL,) if known else ())
+        except Exception as error:  # whatever the user's model raises when it is run in another way
+            return Failure(quoted(error))
+        self.seconds[isolation] = time.perf_counter() - start
+        if not wrong:
+            return None
+        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
+        return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
+
+    def factor(self, isolation: Isolation) -> float:
+        """Time of such a pass over that of an ordinary one, on this batch."""
+        ordinary = self._clock(lambda: self._loss(self.model, self._part(range(self.sample.rows))))
+        if isolation.alone:
+            one = self._clock(lambda: self._loss(self.model, self._part([0])))
+            return self.sample.rows * one / ordinary
+        return self.seconds[isolation] / len(self._bounds) / ordinary
+
+    def refusal(self, failure: Failure) -> PrivacyError:
+        return SamplesInteractError(
+            f"records see each other, or the first axis of some layer is not the record: {failure.reason}. Usual causes: "
+            'positions of shape (T,) instead of (1, T), a (T, B, ...) layout. Fix: isolation="auto", which finds '
+            "another way; or keep the batch axis first."
+        )
+
+    def _clock(self, run: Callable[[], Tensor]) -> float:
+        parameters = list(trainable(self.model).values())
+        start = time.perf_counter()
+        torch.autograd.grad(run(), parameters, allow_unused=True)
+        return time.perf_counter() - start
+
+    def _part(self, indices: Iterable[int]) -> tuple[Sample, list[Tensor]]:
+        chosen, axis = list(indices), self.sample.axis
+        weights = [w.movedim(axis, 0)[chosen].movedim(0, axis) for w in self._weights]
+        return self.sample.records(chosen), weights
+
+    @staticmethod
+    def _loss(model: nn.Module, batch: tuple[Sample, list[Tensor]]) -> Tensor:
+        sample, weights = batch
+        terms = [(out * w).sum() for out, w in zip(sample.outputs(model), weights, strict=True)]
+        return torch.stack([term.to(terms[0].device, terms[0].dtype) for term in terms]).sum()
+
+    def _mismatches(self, bound: float, isolation: Isolation) -> list[str]:
+        """The parameters whose sums are not what they should be under this bound."""
+        clipping, rows = Clipping(bound), self.sample.rows
+        named = trainable(self.model)
+        truth = clipped_sums(self._gradients, clipping, rows, "sum")
+        batch = self._part(range(rows))
+        ours = engine_sums(self.model, self._loss, batch, rows, clipping, "sum", isolation)
+        allowed = bound * rows * max(TOLERANCE[p.dtype] for p in named.values())
+        pairs = zip(named, ours, truth, strict=True)
+        return [name for name, a, b in pairs if not float((a - b).norm()) <= allowed]
+
+
+def first_sentence(message: str) -> str:
+    return message.split(". Fix: ", maxsplit=1)[0].rstrip(".")
+
+
+def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
+    """The next way to try: ``vmap`` for what surrounds the failure, then for the model, then records alone."""
+    if isolation.enforced:
+        return Isolation.of("alone")
+    modules = dict(model.named_modules())
+    chosen = set(isolation.by_vmap)
+    for name in failure.modules or (WHOLE_MODEL,):
+        inside = next((v for v in chosen if name == v or name.startswith(f"{v}.")), None)
+        start = name if inside is None else parent(inside)
+        if inside is None and next(modules[name].children(), None) is None:
+            start = parent(name)  # a rule, or the lack of one, was not the reason: what is around it is
+        while start != WHOLE_MODEL and type(modules[start]).forward is nn.Module.forward:
+            start = parent(start)  # a list of modules is never called
+        kind = type(modules[start])
+        chosen |= {key for key, module in modules.items() if type(module) is kind}
+    outermost = [v for v in chosen if not any(v != o and (o == "" or v.startswith(f"{o}.")) for o in chosen)]
+    return replace(isolation, by_vmap=tuple(sorted(outermost)))
+
+
+def parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def basis_of(isolation: Isolation) -> tuple[Basis, ...]:
+    """What may be said of a way that passed its trial."""
+    if isolation.alone:
+        return (Basis("enforced", ALONE),)
+    if isolation.enforced:
+        return (Basis("enforced", WHOLE),)
+    if isolation.by_vmap:
+        return (Basis("enforced", PARTS.format(some(isolation.by_vmap))), PASSED)
+    return (PASSED,)
+
+
+def some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
+
+
+def message_of(trials: Trials, isolation: Isolation, failure: Failure | None) -> str:
+    """What to tell of a way that is slower than rules; empty if there is nothing to tell."""
+    if failure is None:
+        return ""
+    what = {
+        "alone": "records pass alone, one in each microbatch",
+        "vmap": "the whole model is vectorised, with a row of parameters for each record",
+        "rules": f"{some(isolation.by_vmap)} are vectorised, with a row of parameters for each record",
+    }[isolation.tier]
+    return (
+        f"{what}, because with rules for layers {failure.reason}. On {trials.sample.rows} made-up records a pass takes "
+        f"about {trials.factor(isolation):.2g} times as long as an ordinary one. "
+        f"Say isolation={isolation.tier!r} to choose for yourself."
+    )

@@ -1,0 +1,158 @@
+"""Made-up records of the data set's form, and how the model is called with them."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, default_collate
+
+Model = Callable[..., Any]
+LABELS = ("labels", "label", "target", "targets", "y")  # what a model may want to be called without
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call of the model on made-up records.
+
+    Attributes:
+        args, kwargs: of the call.
+        rows: records in it, of a number unlike every other axis in sight.
+        axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...).
+        returned: which leaves of what the model returns are floating-point tensors with the records on that axis.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rows: int
+    axis: int = 0
+    returned: tuple[int, ...] = ()
+
+    def call(self, model: Model) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def outputs(self, model: Model) -> list[Tensor]:
+        """The tensors that the model returns with a row for each record."""
+        leaves = pytree.tree_leaves(self.call(model))
+        return [leaves[i] for i in self.returned]
+
+    @torch.no_grad()
+    def tried(self, model: Model) -> "Sample":
+        """The same, with `returned` as this run of the model shows."""
+        leaves = pytree.tree_leaves(self.call(model))
+        floats = [i for i, x in enumerate(leaves) if self._has(x) and x.is_floating_point()]
+        return replace(self, returned=tuple(floats))
+
+    def records(self, indices: list[int]) -> "Sample":
+        """Some of the records, in this order."""
+
+        def take(leaf: Any) -> Any:
+            return leaf.movedim(self.axis, 0)[indices].movedim(0, self.axis) if self._has(leaf) else leaf
+
+        args, kwargs = pytree.tree_map(take, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs, rows=len(indices))
+
+    def map_records(self, change: Callable[[Tensor], Tensor]) -> "Sample":
+        """With every tensor of records changed; it is handed over with the records first."""
+
+        def map_one(leaf: Any) -> Any:
+            return change(leaf.movedim(self.axis, 0)).movedim(0, self.axis) if self._has(leaf) else leaf
+
+        args, kwargs = pytree.tree_map(map_one, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
+
+    def time_first(self) -> "Sample":
+        """The same records on the second axis of whatever has two."""
+
+        def turn(leaf: Any) -> Any:
+            batch = isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[0] == self.rows
+            return leaf.transpose(0, 1).contiguous() if batch else leaf
+
+        args, kwargs = pytree.tree_map(turn, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs, axis=1)
+
+    def _has(self, leaf: Any) -> bool:
+        if not isinstance(leaf, Tensor) or leaf.dim() <= self.axis:
+            return False
+        return leaf.shape[self.axis] == self.rows
+
+
+def made_up_batch(model: nn.Module, train_set: Dataset[Any]) -> tuple[Any, int] | None:
+    """Random records of record 0's form, collated as DataLoader does, and how many; None if that cannot be done.
+
+    **Guarantee.** Only the structure, shapes and dtypes of record 0 are used, never its values.
+    """
+    record = train_set[0]
+    try:
+        form = default_collate([record])
+    except (TypeError, RuntimeError):  # strings, graphs, classes of the user's own
+        return None
+    leaves = [leaf for leaf in pytree.tree_leaves(form) if isinstance(leaf, Tensor)]
+    if not leaves:
+        return None
+    rows = odd_batch_size(model, leaves)
+    device = next(model.parameters()).device
+
+    def fresh(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return None
+        mask = "mask" in pytree.keystr(path)
+        made = torch.ones(rows, *leaf.shape[1:], dtype=leaf.dtype) if mask else random_like(leaf[0], rows)
+        return made.to(device)
+
+    return pytree.tree_map_with_path(fresh, form), rows
+
+
+def samples(model: nn.Module, train_set: Dataset[Any]) -> Iterator[Sample]:
+    """Calls that a loop might make, likeliest first."""
+    found = made_up_batch(model, train_set)
+    if found is None:
+        return
+    batch, rows = found
+    for args, kwargs in calls(model, batch):
+        yield Sample(args, kwargs, rows)
+
+
+def calls(model: nn.Module, batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Ways to hand a collated batch to a model: its first part, several, or parts by name."""
+    if isinstance(batch, dict):
+        named = accepted(model, batch)
+        yield (), named
+        yield (), {key: value for key, value in named.items() if key not in LABELS}
+        yield (batch,), {}
+        yield (next(iter(batch.values())),), {}
+    elif isinstance(batch, tuple | list):
+        yield from calls(model, batch[0])
+        for count in range(2, len(batch) + 1):
+            yield tuple(batch[:count]), {}
+        yield (batch,), {}
+    elif isinstance(batch, Tensor):
+        yield (batch,), {}
+
+
+def accepted(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a record that the model's forward pass has arguments for."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not parameters.keys() & batch.keys():
+        return dict(batch)
+    return {key: value for key, value in batch.items() if key in parameters}
+
+
+def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3) -> int:
+    """The smallest batch size from ``least`` on that is unlike every other axis in sight: none can pass for the batch."""
+    taken = {size for leaf in leaves for size in leaf.shape[1:]}
+    taken |= {size for p in model.parameters() for size in p.shape}
+    return next(size for size in range(max(3, least), 10**6) if size not in taken)
+
+
+def random_like(x: Tensor, rows: int) -> Tensor:
+    """Random inputs of a record's shape and dtype; integers are 0 or 1, which every vocabulary has."""
+    shape = (rows, *x.shape)
+    if x.is_floating_point():
+        return torch.randn(shape, dtype=x.dtype)
+    if x.dtype == torch.bool:
+        return torch.ones(shape, dtype=x.dtype)
+    return torch.randint(0, 2, shape).to(x.dtype)

@@ -1,0 +1,217 @@
+"""`attach` keeps records apart in the fastest way that works, says so once, and lists it."""
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import dpoptim
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.training.isolation import Chosen, IsolationWarning, choose_isolation
+
+N, T, D = 12, 4, 5
+
+
+class Transposed(nn.Module):
+    """Uses a weight functionally, which no rule can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.linear(self.first(x), self.first.weight.t()))
+
+
+class Deciding(Transposed):
+    """Looks at numbers, which no vectorised call can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if float(x.detach().sum()) > 1e9 else 1.0)
+
+
+class Noisy(nn.Module):
+    """Draws noise in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.head = nn.Linear(D, D), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.mean(x) + torch.randn_like(x))
+
+
+def data(*shape: int) -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(N, *(shape or (D,))), torch.randint(0, 3, (N,)))
+
+
+def quietly(model: nn.Module, train_set: Dataset[Any], *args: Any) -> Chosen:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IsolationWarning)
+        return choose_isolation(model, train_set, *args)
+
+
+def trained(model: nn.Module, train_set: Any, **options: Any) -> tuple[list[Tensor], Any]:
+    """Weights after two clipped steps without noise, and the training."""
+    plan = dpoptim.DPSGD(clip_norm=0.3).plan(n=N, batch_size=N, steps=2, noise_multiplier=0.0, delta=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(plan, model, optimizer, train_set, **options) as private:
+        for x, y in private.batches():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()], private
+
+
+@pytest.mark.parametrize("kind", [Transposed, Deciding])
+def test_every_way_trains_alike(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, results = kind(), []
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for isolation in ("auto", "alone") if kind is Deciding else ("auto", "vmap", "alone"):
+        model.load_state_dict(before)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", IsolationWarning)
+            results.append(trained(model, data(), isolation=isolation)[0])
+        assert all("forward" not in vars(m) for m in model.modules())
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_reason_and_the_factor_are_said_once_and_the_way_is_listed() -> None:
+    with pytest.warns(IsolationWarning) as record:
+        _, private = trained(Deciding(), data())
+    assert len(record) == 1
+    message = str(record[0].message)
+    assert "records pass alone" in message
+    assert "'first.weight' was used outside" in message
+    assert re.search(r"about \d[\d.e+]* times as long", message)
+    enforced = [item.text for item in private.basis if item.kind == "enforced"]
+    assert any("every microbatch has one record" in text for text in enforced)
+
+
+def test_rules_alone_say_nothing() -> None:
+    _, private = trained(nn.Linear(D, 3), data())  # warnings are errors
+    assert any("it did on random inputs" in item.text for item in private.basis)
+
+
+def test_records_that_pass_alone_are_delivered_alone() -> None:
+    sizes = []
+    plan = dpoptim.DPSGD(clip_norm=0.3).plan(n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5)
+    model = nn.Linear(D, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with dpoptim.attach(plan, model, optimizer, data(), isolation="alone") as private:
+        for x, y in private.batches(physical_batch_size=7):
+            sizes.append(len(x))
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert sizes == [1] * N
+    assert private.steps_done == 1
+
+
+@pytest.mark.parametrize("isolation", ["books", "fast", None, 3])
+def test_other_words_are_refused(isolation: Any) -> None:
+    with pytest.raises(ValueError, match="isolation must be one of 'auto', 'rules', 'vmap', 'alone'"):
+        trained(nn.Linear(D, 3), data(), isolation=isolation)
+
+
+@pytest.mark.parametrize("axis", [2, -1, True, "first"])
+def test_other_axes_are_refused(axis: Any) -> None:
+    with pytest.raises(ValueError, match="batch_axis must be 0"):
+        trained(nn.Linear(D, 3), data(), batch_axis=axis)
+
+
+def test_rules_by_name_refuse_what_they_cannot_follow() -> None:
+    with pytest.raises(dpoptim.PrivacyError, match="'first.weight' was used outside.*isolation=.auto"):
+        choose_isolation(Transposed(), data(), "rules")
+    with pytest.raises(dpoptim.PrivacyError, match="vectorise"):
+        choose_isolation(Deciding(), data(), "vmap")
+
+
+def test_noise_in_evaluation_mode_is_no_reason_to_refuse() -> None:
+    """Its records draw noise of their own, which is held still while they are compared."""
+    model, records = Noisy(), data()
+    state = torch.get_rng_state()
+    assert choose_isolation(model, records).isolation == Isolation()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    trained(model, data())
+    assert dpoptim.check(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), data().tensors).loss_reduction == "mean"
+
+
+class Both(nn.Module):
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(D, D, **options)
+        self.head = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+def test_time_first_is_found_and_may_be_said() -> None:
+    found = quietly(Both(), data(T, D))
+    assert found.isolation.batch_axis == 1 or found.isolation.alone
+    assert quietly(Both(), data(T, D), "auto", 1).isolation == found.isolation
+    assert choose_isolation(Both(batch_first=True), data(T, D)).isolation == Isolation()
+    with pytest.raises(dpoptim.SamplesInteractError, match="batch_axis=1"):
+        choose_isolation(Both(), data(T, D), "auto", 0)
+
+
+def test_a_model_that_mixes_records_is_refused_unless_a_way_is_named() -> None:
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    model = nn.Sequential(nn.Linear(D, 7), Centred(), nn.Linear(7, 3))
+    with pytest.raises(dpoptim.SamplesInteractError, match="records see each other"):
+        choose_isolation(model, data())
+    for named in ("vmap", "alone"):
+        assert choose_isolation(model, data(), named).isolation.enforced
+
+
+def test_value_clipping_takes_no_other_way() -> None:
+    plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(n=N, batch_size=4, steps=2, noise_multiplier=1.0, delta=1e-5)
+    model = nn.Linear(D, 3)
+    with pytest.raises(ValueError, match="isolation is not for ValueClippedSGD"):
+        dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data(), isolation="alone")
+
+
+class Named(Dataset[dict[str, Tensor]]):
+    """Records by name, a mask and a number among them."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        torch.manual_seed(index)
+        return {"x": torch.randint(0, 11, (T,)), "attention_mask": torch.ones(T), "length": 3, "labels": index % 3}
+
+    def __len__(self) -> int:
+        return N
+
+
+class ByName(nn.Module):
+    def __init__(self, positions: Any) -> None:
+        super().__init__()
+        self.token, self.position, self.head = nn.Embedding(11, 6), nn.Embedding(T, 6), nn.Linear(6, 3)
+        self.positions = positions
+
+    def forward(self, x: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        h = self.token(x) * attention_mask[..., None] + self.position(self.positions(x))
+        logits = self.head(h.mean(1))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits} if labels is not None else {"logits": logits}
+
+
+def test_records_by_name_are_tried_as_the_model_takes_them() -> None:
+    of_one_row = ByName(lambda x: torch.arange(T)[None])
+    chosen = choose_isolation(of_one_row, Named())
+    assert chosen.isolation == Isolation()
+    assert chosen.sample is not None
+    assert set(chosen.sample.kwargs) == {"x", "attention_mask", "labels"}
+    # Positions of shape (T,) pass for records whenever there are T of them; nothing but made-up records could tell.
+    assert quietly(ByName(lambda x: torch.arange(T)), Named()).isolation.by_vmap == ("",)
