@@ -89,7 +89,7 @@ class PrivateTraining:
         bring = partial(self._units.bring, key_stream(noise_seed, "rows of persons" + later))
         queue = BatchQueue(plan.sampler, coins, self._units.count, plan.steps, bring)
         self._batches = queue
-        self._chosen = choose_isolation(model, [row], isolation, batch_axis)
+        self._chosen = choose_isolation(model, [row], isolation, batch_axis)  # type: ignore[arg-type]
         self._engine = engine_for(
             plan, model, self._chosen, loss_reduction or "mean", partial_backward=partial_backward, rows=self._units.rows
         )
