@@ -1,11 +1,11 @@
 """A small finished run, made by hand: what certificate and report are tested on."""
 
 from dpoptim import DPSGD
-from dpoptim.plan import Basis
+from dpoptim.assumptions import Assumption
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 
 SEEDED = "seeded: not for release"
-UNPROVEN = Basis("unproven", "nobody has proved <this> yet")
+UNPROVEN = Assumption("unproven", "nobody has proved <this> yet")
 
 
 def small_run(*, noise_multiplier: float = 1.5, neighboring: str = "add-or-remove-one") -> RunResult:
@@ -20,7 +20,7 @@ def small_run(*, noise_multiplier: float = 1.5, neighboring: str = "add-or-remov
         parameters=650,
         plan=plan,
         guarantee=plan.guarantee,
-        basis=(*plan.basis, Basis("trusted", "the loss is a mean")),
+        basis=(*plan.basis, Assumption("trusted", "the loss is a mean")),
         settings={"optimizer": "SGD", "learning rate": "0.5"},
         seconds=1.25,
         ledger=LedgerEntry("/home/somebody/secret-folder/ledger.db", "digits", "r-17", "epsilon 1 of 3"),

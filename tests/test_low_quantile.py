@@ -13,7 +13,7 @@ import dpoptim
 from dpoptim.gate import SelectionGate
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.gradients.lipschitz import lipschitz_constants
-from dpoptim.low_quantile import private_low_quantile
+from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.noise.stream import KeyStream
 
 
@@ -39,7 +39,7 @@ def test_neighbours_odds_stay_within_epsilon() -> None:
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dpoptim.low_quantile.SelectionGate, "select", spy)
+        patch.setattr(dpoptim.methods.low_quantile.SelectionGate, "select", spy)
         for hostile in (0.5, 1e-30, 1e30, math.nan, math.inf, -1.0):
             changed = values.clone()
             changed[0] = hostile

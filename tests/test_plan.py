@@ -72,7 +72,7 @@ def test_an_edited_promise_is_refused() -> None:
         ("[]", "not a plan"),
         ('{"format": "dpoptim.plan/99"}', "not a plan in the format"),
         ('{"format": "dpoptim.plan/2"}', "damaged plan"),
-        ('{"format": "dpoptim.plan/2", "method": {"name": "Nobody"}}', "damaged plan"),
+        ('{"format": "dpoptim.plan/2", "method": {"name": "nobody"}}', "damaged plan"),
     ],
 )
 def test_damaged_files_are_refused(text: str, said: str) -> None:

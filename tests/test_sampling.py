@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dpoptim.gradients.products import GROUP_ROWS
+from dpoptim.gradients.summation_groups import into_groups, number_of_groups
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import FixedBatches, PoissonSampling, into_groups, number_of_groups
+from dpoptim.sampling import FixedBatches, PoissonSampling
 from dpoptim.training.loading import LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 

@@ -1,38 +1,36 @@
-"""dpoptim: train PyTorch models with differential privacy."""
+"""dpoptim: train PyTorch models with differential privacy.
 
-from dpoptim import losses
-from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
-from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.low_quantile import private_low_quantile
-from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, PrivateQuantile, ValueClippedSGD
-from dpoptim.plan import Plan
-from dpoptim.replace import replace_batchnorm
-from dpoptim.training.attach import attach
-from dpoptim.training.check import check
-from dpoptim.training.memory import physical_batch_size
-from dpoptim.training.private_training import PrivateTraining
-from dpoptim.version import __version__
+Names are imported when they are first used (PEP 562), so that the command line starts at once; ``__init__.pyi`` lists them.
+"""
 
-__all__ = [
-    "DPFTRL",
-    "DPSGD",
-    "BudgetExceeded",
-    "DiceSGD",
-    "Guarantee",
-    "Ledger",
-    "LedgerError",
-    "Plan",
-    "PrivacyError",
-    "PrivateQuantile",
-    "PrivateTraining",
-    "SamplesInteractError",
-    "ValueClippedSGD",
-    "__version__",
-    "attach",
-    "check",
-    "losses",
-    "physical_batch_size",
-    "private_low_quantile",
-    "replace_batchnorm",
-]
+import ast
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+def _homes() -> dict[str, str]:
+    """The module of each public name, from the stub file beside this one."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
+
+
+_HOMES = _homes()
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if _HOMES.get(name, __name__) != __name__:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        value = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,8 @@ from rich.table import Table
 
 from dpoptim.commands.ledger import ledger as ledger_command
 from dpoptim.commands.verify import sign, verify
-from dpoptim.data import FASHION_MNIST_DIRECTORY
-from dpoptim.reproduce.experiments import EXPERIMENTS, Request
+from dpoptim.reproduce.experiments import EXPERIMENTS, Request, fashion_folder
+from dpoptim.runs.options import Relation, TrainRequest, with_options_of
 from dpoptim.terminal import cell, clear_errors, console, say
 from dpoptim.version import __version__
 
@@ -25,38 +24,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,  # a traceback with local variables could show records
 )
-
-
-class Relation(StrEnum):
-    """Which data sets count as neighbours."""
-
-    add_or_remove_one = "add-or-remove-one"
-    zero_out = "zero-out"
-    replace_one = "replace-one"
-
-
-class ModelName(StrEnum):
-    softmax = "softmax"
-    mlp = "mlp"
-    cnn = "cnn"
-
-
-class MethodName(StrEnum):
-    dp_sgd = "dp-sgd"
-    dice_sgd = "dice-sgd"
-    dp_ftrl = "dp-ftrl"
-    momentum_gd = "momentum-gd"
-    noisy_gd = "noisy-gd"
-    kl_spider = "kl-spider"
-    adaptive_gd = "adaptive-gd"
-    proximal_point = "proximal-point"
-    accelerated_srgd = "accelerated-srgd"
-
-
-class ClippingName(StrEnum):
-    flat = "flat"
-    automatic = "automatic"
-    per_layer = "per-layer"
 
 
 RecordsOption = Annotated[int, typer.Option("--n", help="Number of records; a public number.", min=1)]
@@ -167,66 +134,8 @@ def positive(name: str, value: float) -> float:
 
 
 @app.command()
-def train(
-    data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv or .npz file.")] = "digits",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")] = None,
-    target: Annotated[str | None, typer.Option(help="Label column (.csv) or array (.npz, default y).")] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(help="Labels that may occur, comma-separated: a public list. Needed unless the data is public."),
-    ] = None,
-    data_is_public: Annotated[
-        bool,
-        typer.Option("--data-is-public", help="Allow scores and the comparison; the bundled sets are public."),
-    ] = False,
-    n: Annotated[
-        int | None,
-        typer.Option("--n", help="Nominal number of records, public; needed for add-or-remove-one.", min=1),
-    ] = None,
-    normalise: Annotated[
-        bool, typer.Option(help="Scale each record of a table to norm 1 (looks at that record alone).")
-    ] = True,
-    raw_pixels: Annotated[
-        bool, typer.Option("--raw-pixels", help="Bundled images as they are, not sqrt(pixel) - 0.4.")
-    ] = False,
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax,
-    method: Annotated[
-        MethodName,
-        typer.Option(help="Training algorithm; dp-sgd, dice-sgd and dp-ftrl train any model, the others softmax."),
-    ] = MethodName.dp_sgd,
-    single_pass: Annotated[
-        bool, typer.Option("--single-pass", help="See every record once, in order (accelerated-srgd or dp-ftrl).")
-    ] = False,
-    epsilon: Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier. Default 2.")] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Failure probability, well below 1/n. Default 1e-5 for the bundled sets."),
-    ] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Instead of --epsilon.")] = None,
-    neighboring: Annotated[
-        Relation | None,
-        typer.Option(help="Default: add-or-remove-one where n is public (--n, bundled sets), else zero-out."),
-    ] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="Bound on each record's gradient.")] = None,
-    clipping: Annotated[ClippingName, typer.Option(help="How the bound is kept.")] = ClippingName.flat,
-    batch_size: Annotated[int | None, typer.Option(help="Expected batch size.", min=1)] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of SGD.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of SGD.")] = None,
-    physical_batch_size: Annotated[int | None, typer.Option(help="Rows at a time that memory holds.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Initialisation and splits; never the noise.")] = 0,
-    noise_seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release.")
-    ] = None,
-    ledger: Annotated[Path | None, typer.Option(help="Ledger file of this data set; charged before training.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")] = None,
-    compare: Annotated[
-        bool | None,
-        typer.Option("--compare/--no-compare", help="Also train without privacy (public data only)."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/DATA-MODEL-TIME.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in an existing --out.")] = False,
-) -> None:
+@with_options_of(TrainRequest)
+def train(request: TrainRequest) -> None:
     """Train a classifier privately, and write model, plan, certificate and report into a run directory.
 
     Example: [bold]dpoptim train --data fashion-mnist --model softmax --epsilon 2 --delta 1e-5[/]
@@ -235,40 +144,32 @@ def train(
     --epsilon 1 --delta 1e-6 --ledger patients.sqlite --budget 3,1e-6[/]
     """
     with clear_errors():
-        from dpoptim.runs.command import TrainRequest, run_training
+        from dpoptim.runs.command import run_training
 
-        request = TrainRequest(
-            data=data,
-            data_dir=data_dir,
-            target=target,
-            classes=None if classes is None else tuple(name.strip() for name in classes.split(",")),
-            data_is_public=data_is_public,
-            n=n,
-            normalise=normalise,
-            raw_pixels=raw_pixels,
-            model=model.value,
-            method=method.value,
-            single_pass=single_pass,
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=noise_multiplier,
-            neighboring=None if neighboring is None else neighboring.value,
-            clip_norm=clip_norm,
-            clipping=clipping.value,
-            batch_size=batch_size,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            physical_batch_size=physical_batch_size,
-            seed=seed,
-            noise_seed=noise_seed,
-            ledger=ledger,
-            budget=budget,
-            compare=compare,
-            out=out,
-            overwrite=overwrite,
-        )
         run_training(request, console)
+
+
+@app.command()
+def methods(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documents instead.")] = False,
+) -> None:
+    """List the training methods, those of other packages included.
+
+    Example: [bold]dpoptim methods[/]
+    """
+    with clear_errors():
+        from dpoptim.runs.method_table import markdown_table, method_rows
+
+        if markdown:
+            print(markdown_table())
+            return
+        rows = method_rows()
+        table = Table()
+        for heading in rows[0]:
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
 
 
 @app.command()
@@ -318,7 +219,7 @@ def reproduce(
     experiment: Annotated[str, typer.Argument(help=f"Which one: {', '.join(EXPERIMENTS)}.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for tables (CSV) and pictures.")] = Path("runs/reproduce"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and seeds: minutes instead of tens.")] = False,
-    data: Annotated[Path, typer.Option("--data", help="Folder of Fashion-MNIST.")] = Path(FASHION_MNIST_DIRECTORY),
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of Fashion-MNIST; default Debian's.")] = None,
     tweets: Annotated[Path | None, typer.Option(help="Folder of a TweetEval task, such as emotion.")] = None,
     e2e: Annotated[Path | None, typer.Option(help="Folder of the E2E challenge's data.")] = None,
 ) -> None:
@@ -330,7 +231,7 @@ def reproduce(
         if experiment not in EXPERIMENTS:
             raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}.")
         out.mkdir(parents=True, exist_ok=True)
-        EXPERIMENTS[experiment](Request(out, quick, data, tweets, e2e, say=console.print))
+        EXPERIMENTS[experiment](Request(out, quick, data or fashion_folder(), tweets, e2e, say=console.print))
     say(f"saved in {out}/")
 
 

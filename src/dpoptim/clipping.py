@@ -15,6 +15,8 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
+from dpoptim.arguments import one_of
+
 Style = Literal["flat", "automatic", "per-layer"]
 AUTOMATIC_GAMMA = 0.01
 SMALLEST_FACTOR = 1e-30  # below it a factor counts as zero: float32 could not hold it to full precision
@@ -36,8 +38,17 @@ class ClippingRule(Protocol):
         ...
 
     @property
+    def per_layer(self) -> bool:
+        """Whether the part of each layer is clipped by itself, by `of_one_layer`."""
+        ...
+
+    @property
     def directions(self) -> "Directions":
         """How many sums a record adds to, and in which proportions many records do."""
+        ...
+
+    def of_one_layer(self, layers: int) -> "ClippingRule":
+        """Return the rule for each of ``layers`` layers, so that all together keep to this one's bounds."""
         ...
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
@@ -64,10 +75,13 @@ class Clipping:
             raise ValueError(f"clip_norm must be a number above 0, got {self.norm!r}; 1.0 is a common start.")
         if self.norm < SMALLEST_NORM:
             raise ValueError(f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; scale the loss instead.")
-        if self.style not in get_args(Style):
-            raise ValueError(f"clipping must be one of {', '.join(map(repr, get_args(Style)))}, got {self.style!r}.")
+        one_of("clipping", self.style, get_args(Style))
         if self.style == "automatic" and math.isinf(self.norm):
             raise ValueError("clipping='automatic' scales every gradient to clip_norm, so clip_norm must be finite.")
+
+    @property
+    def per_layer(self) -> bool:
+        return self.style == "per-layer"
 
     @property
     def directions(self) -> Directions:
@@ -75,7 +89,7 @@ class Clipping:
 
     def of_one_layer(self, layers: int) -> "Clipping":
         """What ``"per-layer"`` does with each of ``layers`` layers: their squared bounds add up to C^2."""
-        return Clipping(self.norm / math.sqrt(layers) * (1 - 2.0**-40))
+        return Clipping(self.norm * share_of_layer(layers))
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factor of each record: float64, shape (B,), zero for records whose norm is not finite.
@@ -95,6 +109,11 @@ class Clipping:
         return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)  # also where the norm, hence the factor, is NaN
 
 
+def share_of_layer(layers: int) -> float:
+    """Return the share of a bound that each of ``layers`` layers gets: their squares add up to 1, rounding included."""
+    return (1 - 2.0**-40) / math.sqrt(layers)
+
+
 SPLIT_MARGIN = 1.415  # times the margin of one sum, at least the square root of 2: see `SplitClipping.factors`
 
 
@@ -106,7 +125,8 @@ class SplitClipping:
         norm: C1.
         residual_clip: R, equal to C1 or at least a thousandth above it; ``inf`` leaves the gradient as it is, and bounds
             nothing.
-        style: ``"flat"``, or ``"automatic"``: the gradient is first scaled to R g / (|g| + gamma).
+        style: ``"flat"``; ``"automatic"``: the gradient is first scaled to R g / (|g| + gamma); or ``"per-layer"``: the part
+            of each of the L layers by itself, flat, to C1 / sqrt(L) and R / sqrt(L).
     """
 
     norm: float
@@ -115,8 +135,6 @@ class SplitClipping:
 
     def __post_init__(self) -> None:
         _ = Clipping(self.norm), Clipping(self.residual_clip, self.style)
-        if self.style == "per-layer":
-            raise ValueError("clipping='per-layer' has no error feedback; use 'flat' or 'automatic', or dpoptim.DPSGD.")
         if self.residual_clip < self.norm:
             raise ValueError(f"residual_clip={self.residual_clip!r} must be at least clip_norm={self.norm!r}.")
         rest = self.residual_clip - self.norm
@@ -125,6 +143,15 @@ class SplitClipping:
                 f"residual_clip={self.residual_clip!r} is too close to clip_norm={self.norm!r}; make them equal (nothing is "
                 f"fed back), or residual_clip larger, such as {2 * self.norm:g}."
             )
+
+    @property
+    def per_layer(self) -> bool:
+        return self.style == "per-layer"
+
+    def of_one_layer(self, layers: int) -> "SplitClipping":
+        """Return what ``"per-layer"`` does with each of ``layers`` layers."""
+        share = share_of_layer(layers)
+        return SplitClipping(self.norm * share, self.residual_clip * share)
 
     @property
     def directions(self) -> Directions:

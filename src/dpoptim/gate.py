@@ -20,22 +20,33 @@ from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge
 from dpoptim.errors import PrivacyError
 from dpoptim.noise.choice import exponential_choice
-from dpoptim.noise.correlated.mechanism import Mechanism, NoiseState
+from dpoptim.noise.correlated.strategy import NoiseState, Strategy
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 
 
 @dataclass(frozen=True)
 class GaussianSum:
-    """A sum over records, each bounded by ``norm_bound``, released with noise of std noise_multiplier * norm_bound."""
+    """The sums of a run, each with independent noise of std ``noise_multiplier * norm_bound`` in every entry.
+
+    ``norm_bound`` bounds a record's part of each sum; or, where one record may move many sums, the root of all its squared
+    shifts on every path, so that the run is one Gaussian of the noise multiplier.
+
+    ``scales``: of the noise in each step, over that; empty: 1 in all of them.
+    """
 
     norm_bound: float
     noise_multiplier: float
+    scales: tuple[float, ...] = ()
 
     @property
     def standard_deviation(self) -> float:
-        """Of the noise in every entry."""
-        return self.noise_multiplier * self.norm_bound
+        """Standard deviation of the noise in every entry of a step whose scale is 1; 0 without noise."""
+        return self.noise_multiplier * self.norm_bound if self.noise_multiplier > 0 else 0.0
+
+    def deviation(self, step: int) -> float:
+        """Standard deviation of the noise in every entry of a step, counted from 0."""
+        return self.standard_deviation * (self.scales[step] if self.scales else 1.0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class CorrelatedSum:
 
     norm_bound: float
     noise_multiplier: float
-    mechanism: Mechanism
+    strategy: Strategy
     steps: int
     participations: int = 1
     separation: int | None = None
@@ -60,27 +71,12 @@ class CorrelatedSum:
 
     @cached_property
     def standard_deviation(self) -> float:
-        """Of the entries of z, from which the mechanism makes the noise; see `noise.correlated.mechanism`."""
-        sensitivity = self.mechanism.sensitivity(self.steps, self.participations, self.separation)
+        """Of the entries of z, from which the strategy makes the noise; see `noise.correlated.strategy`."""
+        sensitivity = self.strategy.sensitivity(self.steps, self.participations, self.separation)
         return self.noise_multiplier * self.norm_bound * sensitivity
 
 
-@dataclass(frozen=True)
-class ShiftedSums:
-    """The sums of a run in which one record may move many: the squared shifts of all steps together are at most
-    ``run_sensitivity^2``, on every path. All steps together are **one** ``Gaussian(noise_multiplier)`` event.
-    """
-
-    run_sensitivity: float
-    noise_multiplier: float
-
-    @property
-    def standard_deviation(self) -> float:
-        """Of the noise in every entry of every step."""
-        return self.noise_multiplier * self.run_sensitivity if self.noise_multiplier > 0 else 0.0
-
-
-Query = GaussianSum | CorrelatedSum | ShiftedSums
+Query = GaussianSum | CorrelatedSum
 
 
 class Gate:
@@ -175,11 +171,11 @@ class Gate:
         query = self.query
         if isinstance(query, CorrelatedSum):
             if self._correlated is None:
-                self._correlated = query.mechanism.start(query.steps, [total.numel() for total in sums], self._noise)
+                self._correlated = query.strategy.start(query.steps, [total.numel() for total in sums], self._noise)
             self._correlated.add(sums, query.standard_deviation)
             return
         for total in sums:
-            add_normal(self._noise, total, query.standard_deviation)
+            add_normal(self._noise, total, query.deviation(self.released))
 
     def secret_state(self) -> dict[str, Any]:
         """For a checkpoint: the releases so far, the reservation that pays for them, and correlated noise. Secret."""
@@ -202,7 +198,7 @@ class Gate:
                 "Fix: give it as private.save(path) wrote it."
             )
         if isinstance(self.query, CorrelatedSum) and correlated is not None:
-            self._correlated = self.query.mechanism.start(self.query.steps, correlated["sizes"], self._noise)
+            self._correlated = self.query.strategy.start(self.query.steps, correlated["sizes"], self._noise)
             self._correlated.restore(correlated)
         self.released = released
         if released < self.releases:

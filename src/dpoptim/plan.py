@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
@@ -12,10 +12,12 @@ from dp_accounting import NeighboringRelation
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
 from dpoptim.arguments import real_number, whole_number
+from dpoptim.assumptions import ONE_RECORD_A_PERSON, Assumption
 from dpoptim.clipping import ClippingRule
 from dpoptim.documents import DIGEST, dump, load, with_digest
 from dpoptim.gate import Query
-from dpoptim.private_side import NormChoice, PrivateSide
+from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
+from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
 
 FORMAT = "dpoptim.plan/2"
@@ -29,59 +31,36 @@ COMPARED = {
 PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "guarantee", DIGEST}
 
 
-@dataclass(frozen=True)
-class Basis:
-    """One thing that a guarantee rests on, and how well: enforced in code, taken on somebody's word, or unproven."""
-
-    kind: Literal["enforced", "trusted", "unproven"]
-    text: str
-
-
-ONE_RECORD_A_PERSON = Basis("trusted", "one record is the unit of privacy: no person contributed more than one")
-
-
 class Method(Protocol):
-    """A training algorithm's public settings: a frozen dataclass whose fields JSON can hold."""
+    """An algorithm's public settings: a frozen dataclass whose fields JSON can hold. See `methods.TrainingMethod`."""
+
+    @property
+    def name(self) -> str:
+        """As `dpoptim.registry` lists it."""
+        ...
 
     @property
     def rule(self) -> ClippingRule:
-        """How each record's gradient is clipped."""
+        """How each record's gradient is clipped, at the start of the run."""
+        ...
+
+    @property
+    def norm_bound(self) -> float:
+        """The bound on a record's own part of what a step releases."""
+        ...
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """How noise hides the records, and what that costs."""
         ...
 
     def sampler(self, n: int, batch_size: int) -> Sampler:
-        """How batches are drawn."""
+        """Return how batches are drawn."""
         ...
 
-    def calibrate(self, *, n: int, batch_size: int, steps: int, epsilon: float, delta: float, neighboring: str) -> float:
-        """The noise multiplier of a run that costs at most this."""
+    def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
+        """Return what this method contributes to the list of what a guarantee rests on."""
         ...
-
-    def event(self, plan: "Plan") -> dp_accounting.DpEvent:
-        """What the whole run costs, noise included."""
-        ...
-
-    def query(self, plan: "Plan") -> Query:
-        """What each step asks of the gate."""
-        ...
-
-    def private_side(self, plan: "Plan") -> PrivateSide | None:
-        """A fresh state for one run; None if a step's clipped sum is all that is released."""
-        ...
-
-    def norm_choice(self, plan: "Plan") -> NormChoice | None:
-        """A fresh search for the clip norm; None where it is fixed."""
-        ...
-
-    def unproven_guarantee(self, plan: "Plan", delta: float) -> Guarantee | None:
-        """What is claimed without a proof, if that is what was asked for."""
-        ...
-
-    def basis(self, plan: "Plan") -> tuple[Basis, ...]:
-        """What this method contributes to the list of what a guarantee rests on."""
-        ...
-
-
-METHODS: dict[str, type[Any]] = {}  # filled by dpoptim.methods, so that a plan's JSON can name its method
 
 
 @dataclass(frozen=True)
@@ -123,12 +102,33 @@ class Plan:
         """How batches are drawn."""
         return self.method.sampler(self.n, self.batch_size)
 
+    @cached_property
+    def shape(self) -> RunShape:
+        """The run's public numbers, its noise apart: what the mechanism computes from."""
+        return RunShape(self.sampler, self.n, self.batch_size, self.steps, self.neighboring)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """How noise hides the records, and what that costs."""
+        return self.method.mechanism
+
     @property
     def event(self) -> dp_accounting.DpEvent:
         """What the whole run costs; without noise, an event that no accountant puts a number on."""
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
-        return self.method.event(self)
+        return self.mechanism.event(self.shape, self.noise_multiplier)
+
+    @property
+    def query(self) -> Query:
+        """What the steps ask of the gate.
+
+        Raises:
+            TypeError: the method has no steps of its own.
+        """
+        if not isinstance(self.mechanism, StepMechanism):
+            raise TypeError(f"a plan for {self.method.name!r} is carried out by dpoptim.solvers, not by dpoptim.attach.")
+        return self.mechanism.query(self.shape, self.noise_multiplier, self.method.norm_bound)
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -144,7 +144,7 @@ class Plan:
         if self.noise_multiplier == 0:
             relation = parse_neighboring(self.neighboring)
             return Guarantee(math.inf, delta, relation, "none", status="no privacy: the noise is off")
-        unproven = self.method.unproven_guarantee(self, delta)
+        unproven = self.mechanism.claim(self.shape, self.noise_multiplier, delta)
         return compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
 
     @property
@@ -153,7 +153,7 @@ class Plan:
         return self.sampler.passes(self.steps)
 
     @property
-    def basis(self) -> tuple[Basis, ...]:
+    def basis(self) -> tuple[Assumption, ...]:
         """What the guarantee rests on, from the plan alone; `attach` and the certificate add what they know."""
         relation = {
             "add-or-remove-one": f"n={self.n} is a public number that was not derived from the data",
@@ -161,14 +161,16 @@ class Plan:
             "replace-one": f"n={self.n} is public; a neighbour has one record of another value",
         }[self.neighboring]
         return (
-            *self.method.basis(self),
-            Basis("enforced", self.sampler.promise()),
-            Basis("enforced", self.sampler.releases(self.steps)),
-            Basis("trusted", relation),
+            *self.method.assumptions(self.shape),
+            Assumption("enforced", self.sampler.promise()),
+            Assumption("enforced", self.sampler.releases(self.steps)),
+            Assumption("trusted", relation),
             ONE_RECORD_A_PERSON,
-            Basis("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
-            Basis("trusted", "nobody exploits rounding or overflow in the model, the last bits of noisy numbers, or timing"),
-            Basis(
+            Assumption("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
+            Assumption(
+                "trusted", "nobody exploits rounding or overflow in the model, the last bits of noisy numbers, or timing"
+            ),
+            Assumption(
                 "trusted",
                 "settings, preprocessing and stopping were not chosen by looking at the private data",
             ),
@@ -178,7 +180,7 @@ class Plan:
         """Epsilon of the whole run at another delta, 1e-14 < delta < 1."""
         return self.guarantee_at(delta).epsilon
 
-    def describe(self, basis: Sequence[Basis] | None = None) -> str:
+    def describe(self, basis: Sequence[Assumption] | None = None) -> str:
         """The plan for a person to read: what will happen, what it guarantees, and on what that rests.
 
         Args:
@@ -206,7 +208,7 @@ class Plan:
         """The plan as a JSON document that `from_json` turns back into an equal plan."""
         document = {
             "format": FORMAT,
-            "method": {"name": type(self.method).__name__, **finite(asdict(self.method))},  # type: ignore[call-overload]
+            "method": {"name": self.method.name, **finite(asdict(self.method))},  # type: ignore[call-overload]
             "n": self.n,
             "batch_size": self.batch_size,
             "steps": self.steps,
@@ -231,7 +233,7 @@ class Plan:
                 raise TypeError("its method and its guarantee must be objects")
             method: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in data["method"].items()}
             plan = make_plan(
-                METHODS[method.pop("name")](**method),
+                entry(method.pop("name")).make(**method),
                 n=data["n"],
                 batch_size=data["batch_size"],
                 steps=data["steps"],
@@ -269,7 +271,7 @@ def make_plan(
     epsilon: float | None = None,
     delta: float | None = None,
     noise_multiplier: float | None = None,
-    neighboring: str | NeighboringRelation = "add-or-remove-one",
+    neighboring: str | NeighboringRelation | None = None,
 ) -> Plan:
     """Check the numbers, calibrate the noise if a budget is given, and state the guarantee. See `DPSGD.plan`."""
     n = whole_number("n", n, least=1)
@@ -278,8 +280,9 @@ def make_plan(
         raise ValueError(
             f"batch_size={batch_size} is larger than n={n}; a batch holds at most every record: use batch_size <= {n}."
         )
-    steps = number_of_steps(method.sampler(n, batch_size), epochs, steps)
-    relation = neighboring_name(parse_neighboring(neighboring))
+    sampler = method.sampler(n, batch_size)
+    steps = number_of_steps(sampler, epochs, steps)
+    relation = sampler.relations[0] if neighboring is None else neighboring_name(parse_neighboring(neighboring))
     epsilon = None if epsilon is None else real_number("epsilon", epsilon)
     delta = None if delta is None else real_number("delta", delta)
     noise_multiplier = None if noise_multiplier is None else real_number("noise_multiplier", noise_multiplier)
@@ -291,9 +294,8 @@ def make_plan(
             f"delta={min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)):g}; it must not depend on the data."
         )
     if epsilon is not None:
-        noise_multiplier = method.calibrate(
-            n=n, batch_size=batch_size, steps=steps, epsilon=epsilon, delta=delta, neighboring=relation
-        )
+        shape = RunShape(sampler, n, batch_size, steps, relation)
+        noise_multiplier = method.mechanism.calibrate(shape, epsilon=epsilon, delta=delta)
     assert noise_multiplier is not None
     if noise_multiplier != 0 and not SMALLEST_NOISE <= noise_multiplier < math.inf:
         raise ValueError(

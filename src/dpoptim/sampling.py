@@ -12,39 +12,12 @@ import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
+from dpoptim.arguments import one_of
 from dpoptim.noise.stream import KeyStream
 
 Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Order = Literal["reshuffled", "shuffled", "given"]
-EXPECTED_GROUP = 104  # records; groups beyond 160 (5 standard deviations more) are summed more slowly
-
-
-def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices]:
-    """Deal a batch into groups: each record's group is a coin of its own; within a group the order stays.
-
-    Args:
-        indices: the records of a batch, shape (B,).
-        groups: how many, a public number of at least 1.
-
-    **Guarantee.** A record's group is independent of which other records there are. So with coupled coins, adding or
-    removing one record changes its own group only, and the rounding of no other (`gradients.products`).
-    """
-    if groups == 1:
-        return [indices]
-    words = np.empty(len(indices), dtype=np.uint64)
-    coins.words(words)
-    labels = words % np.uint64(groups)
-    order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels.astype(np.int64), minlength=groups))
-    return np.split(indices[order], ends[:-1])
-
-
-def number_of_groups(expected_batch: float, physical_batch_size: int | None) -> int:
-    """Groups for a batch of this expected size, so that few outgrow what memory holds at once; public numbers only."""
-    size = float(EXPECTED_GROUP)
-    if physical_batch_size is not None:
-        size = min(size, max(1.0, physical_batch_size - 2 * math.sqrt(physical_batch_size)))
-    return max(1, math.ceil(expected_batch / size))
 
 
 @dataclass
@@ -65,7 +38,29 @@ class Sampler(Protocol):
 
     @property
     def relations(self) -> tuple[str, ...]:
-        """The neighbouring relations for which its events hold."""
+        """The neighbouring relations for which its events hold; the first is the default."""
+        ...
+
+    def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
+        """The event of a run whose steps release sums with independent Gaussian noise.
+
+        Args:
+            noise_multipliers: of each step: noise std over the bound on what a record adds to its sum; shape (steps,).
+        """
+        ...
+
+    def participations(self, steps: int) -> int:
+        """Steps of a run that one record takes part in, at most."""
+        ...
+
+    @property
+    def separation(self) -> int:
+        """Fewest steps from one participation of a record to its next."""
+        ...
+
+    @property
+    def whole_passes(self) -> bool:
+        """Whether a run must be of whole passes over the data."""
         ...
 
     def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
@@ -119,11 +114,20 @@ class PoissonSampling:
     def relations(self) -> tuple[str, ...]:
         return ("add-or-remove-one", "zero-out", "replace-one")
 
-    def event(self, step: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
-        """The event of ``steps`` sampled steps."""
-        if self.sample_rate < 1:
-            step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, step)
-        return dp_accounting.SelfComposedDpEvent(step, steps)
+    @property
+    def whole_passes(self) -> bool:
+        return False
+
+    @property
+    def separation(self) -> int:
+        return 1
+
+    def participations(self, steps: int) -> int:
+        return steps
+
+    def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
+        """Poisson-sampled Gaussians, composed; equal ones are counted."""
+        return composed(noise_multipliers, self.sample_rate)
 
     def draw(self, coins: KeyStream, records: int) -> Indices:
         """Indices of the records of one step, ascending. One coin of 53 bits for each record.
@@ -179,12 +183,15 @@ class FixedBatches:
     order: Order = "reshuffled"
 
     def __post_init__(self) -> None:
-        if self.order not in get_args(Order):
-            raise ValueError(f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {self.order!r}.")
+        one_of("order", self.order, get_args(Order))
 
     @property
     def relations(self) -> tuple[str, ...]:
         return ("zero-out", "replace-one")
+
+    @property
+    def whole_passes(self) -> bool:
+        return True
 
     @property
     def steps_per_pass(self) -> int:
@@ -198,6 +205,14 @@ class FixedBatches:
     def participations(self, steps: int) -> int:
         """Steps that one record takes part in, at most."""
         return math.ceil(steps / self.steps_per_pass)
+
+    def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
+        """One Gaussian for each pass, at the least noise of those steps of the pass that a record may take part in.
+
+        Given the order, which no record decides, the steps that a record takes part in are fixed, and their squared shifts
+        over the noise add up: in its place of each pass where the order stays, in the worst place of each where not.
+        """
+        return one_gaussian(noise_multipliers, self.steps_per_pass, moves=self.order == "reshuffled")
 
     def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
         """One batch after the other, pass after pass.
@@ -249,6 +264,21 @@ class AllRecords:
     def relations(self) -> tuple[str, ...]:
         return ("zero-out", "replace-one")
 
+    @property
+    def whole_passes(self) -> bool:
+        return False
+
+    @property
+    def separation(self) -> int:
+        return 1
+
+    def participations(self, steps: int) -> int:
+        return steps
+
+    def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
+        """Gaussians, composed."""
+        return composed(noise_multipliers, 1.0)
+
     def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
         position = position or Position()
         while True:
@@ -273,3 +303,33 @@ class AllRecords:
 
 def at_most(steps: int) -> str:
     return f"at most {steps} noisy sums are released"
+
+
+def composed(noise_multipliers: Floats, sample_rate: float) -> dp_accounting.DpEvent:
+    """Gaussians on Poisson batches of one rate, composed; equal ones are counted, whatever their order."""
+    values, counts = np.unique(noise_multipliers, return_counts=True)
+    events = []
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(value)
+        if sample_rate < 1:
+            step = dp_accounting.PoissonSampledDpEvent(sample_rate, step)
+        events.append(dp_accounting.SelfComposedDpEvent(step, count))
+    return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+
+
+def one_gaussian(noise_multipliers: Floats, steps_per_pass: int, *, moves: bool) -> dp_accounting.DpEvent:
+    """The Gaussian of the steps that cost most of those that one record can take part in, one of each pass.
+
+    Args:
+        noise_multipliers: shape (steps,), > 0.
+        moves: whether a record's place changes from pass to pass.
+    """
+    values = np.unique(noise_multipliers)
+    passes = math.ceil(len(noise_multipliers) / steps_per_pass)
+    if len(values) == 1:
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(float(values[0])), passes)
+    costs = np.zeros(passes * steps_per_pass)
+    costs[: len(noise_multipliers)] = noise_multipliers**-2.0
+    by_pass = costs.reshape(passes, steps_per_pass)
+    most = by_pass.max(1).sum() if moves else by_pass.sum(0).max()
+    return dp_accounting.GaussianDpEvent(float(most**-0.5) * (1 - 2.0**-40))

@@ -7,7 +7,8 @@ are fixed, so a result repeats.
 
 import pytest
 
-from dpoptim.audit import DETECTORS, MUTANTS, Mutant, catch, mutant_table
+from dpoptim.audit import DETECTORS
+from mutants.mutants import MUTANTS, Mutant, catch, mutant_table
 
 
 @pytest.mark.parametrize("name", DETECTORS)

@@ -15,10 +15,10 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 import dpoptim
-from dpoptim.audit.faults import noisy_by
 from dpoptim.audit.one_run import attached_run, binomial_epsilon, binomial_pvalue, one_run, tradeoff_refutes
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from mutants.faults import noisy_by
 
 SURE = 1 - 1e-6
 M = 400

@@ -84,8 +84,11 @@ def test_it_trains_through_attach() -> None:
     assert float((model(x).argmax(1) == y).double().mean()) > 0.85
 
 
-def test_error_feedback_has_no_layers() -> None:
-    with pytest.raises(ValueError, match="per-layer"):
-        SplitClipping(1.0, 2.0, "per-layer")
+def test_error_feedback_has_layers_too() -> None:
+    rule = SplitClipping(1.0, 2.0, "per-layer").of_one_layer(4)
+    assert rule.norm == pytest.approx(0.5)
+    assert rule.residual_clip == pytest.approx(1.0)
+    assert not rule.per_layer
+    assert 4 * rule.norm**2 < 1
     with pytest.raises(ValueError, match="clipping must be one of 'flat', 'automatic', 'per-layer'"):
         Clipping(1.0, "by layer")  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon
 from dpoptim.accounting.ledger import LedgerError
 from dpoptim.clipping import SplitClipping
 from dpoptim.gradients.engine import Engine
-from dpoptim.methods.error_feedback import ErrorFeedback
+from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.sampling import FixedBatches
 from support import CASES, Case, joint_norm, record_loss
 
@@ -238,7 +238,7 @@ def test_one_record_moves_the_true_run_by_at_most_s(
     without[5], record[5] = 0, adversarial(kind).to(dtype)
     moved = (released_means(plan, record, noise_seed=seed) - released_means(plan, without, noise_seed=seed)) * B
     assert torch.isfinite(moved).all()
-    allowed = plan.method.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
+    allowed = plan.mechanism.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
     # .grad is float32 where the model is: 2^-23 of each mean's size.
     slack = 1e-5 * B * (clip + feedback) if dtype == torch.float32 else 1e-12
     assert float(moved.square().sum().sqrt()) <= allowed + slack
@@ -253,7 +253,7 @@ def test_the_bound_is_nearly_reached() -> None:
         other = x.clone()
         other[record, 0] = 100.0
         moved = (released_means(plan, other) - released_means(plan, x)) * B
-        ratios.append(float(moved.square().sum().sqrt()) / plan.method.sensitivity(plan.sampler, plan.steps))  # type: ignore[attr-defined]
+        ratios.append(float(moved.square().sum().sqrt()) / plan.mechanism.sensitivity(plan.sampler, plan.steps))  # type: ignore[attr-defined]
     assert 0.999 < max(ratios) <= 1
 
 
@@ -261,7 +261,7 @@ def worst_share(method: dpoptim.DiceSGD, *, n: int, batch_size: int, epochs: int
     """Of S, over the records: how far the true run moves when one large gradient is added to zeros."""
     plan = plan_of(method, n=n, batch_size=batch_size, epochs=epochs, noise_multiplier=0)
     x = torch.zeros(n, 1, dtype=torch.float64)
-    allowed = plan.method.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
+    allowed = plan.mechanism.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
     shares = []
     for record in range(0, n, max(1, n // 12)):
         other = x.clone()
@@ -275,18 +275,18 @@ def unclipped_rest(rule: SplitClipping, squared: Tensor, margin: float) -> Tenso
     return torch.stack([kept, 1 - kept])
 
 
-def normalised_share(memory: ErrorFeedback, length: float) -> float:
-    return memory._feedback / length if length > 0 else 1.0
+def normalised_share(memory: ErrorFeedback, length: float, radius: float) -> float:
+    return radius / length if length > 0 else 1.0
 
 
 def participates_once(sampler: FixedBatches, steps: int) -> int:
     return 1
 
 
-honest_sensitivity = dpoptim.DiceSGD.sensitivity
+honest_sensitivity = HiddenStateNoise.sensitivity
 
 
-def on_the_scale_of_means(method: dpoptim.DiceSGD, batches: FixedBatches, steps: int) -> float:
+def on_the_scale_of_means(method: HiddenStateNoise, batches: FixedBatches, steps: int) -> float:
     return honest_sensitivity(method, batches, steps) / batches.batch_size
 
 
@@ -300,8 +300,8 @@ def never_reset(method: dpoptim.DiceSGD, plan: dpoptim.Plan) -> ErrorFeedback:
         (SplitClipping, "factors", unclipped_rest, dpoptim.DiceSGD(1.0, 2.0, 2.0), (12, 4, 1)),
         (ErrorFeedback, "_share", normalised_share, dpoptim.DiceSGD(1.0, 0.3, 3.0), (40, 1, 1)),
         (FixedBatches, "participations", participates_once, dpoptim.DiceSGD(1.0, 1.0, 2.0), (12, 4, 3)),
-        (dpoptim.DiceSGD, "sensitivity", on_the_scale_of_means, dpoptim.DiceSGD(1.0, 1.0, 2.0), (12, 4, 1)),
-        (dpoptim.DiceSGD, "private_side", never_reset, dpoptim.DiceSGD(1.0, 0.2, 3.0), (4, 4, 6)),
+        (HiddenStateNoise, "sensitivity", on_the_scale_of_means, dpoptim.DiceSGD(1.0, 1.0, 2.0), (12, 4, 1)),
+        (dpoptim.DiceSGD, "sensitive_state", never_reset, dpoptim.DiceSGD(1.0, 0.2, 3.0), (4, 4, 6)),
     ],
     ids=["residual not clipped", "e normalised", "k under-counted", "noise on the mean's scale", "e never reset"],
 )
@@ -379,11 +379,11 @@ def test_the_papers_noise_is_what_the_paper_prints() -> None:
     T, n, delta, epsilon, C1, C2, batch = 400, 1000, 1e-5, 1.0, 0.5, 2.0, 20
     plan = paper_plan(paper(clip_norm=C1, feedback_clip=C2), noise_multiplier=..., epsilon=epsilon, delta=delta)
     squared = 32 * T * (C1**2 + 2 * (batch * C2) ** 2) * math.log(1 / delta) / (n**2 * epsilon**2)
-    assert plan.method.query(plan).standard_deviation / batch == pytest.approx(math.sqrt(squared))
+    assert plan.query.standard_deviation / batch == pytest.approx(math.sqrt(squared))
     assert plan.guarantee.epsilon == pytest.approx(epsilon)
     automatic = paper_plan(paper(clipping="automatic"), noise_multiplier=..., epsilon=epsilon, delta=delta)
     printed = math.sqrt(96 * T * math.log(1 / delta)) / (n * epsilon)
-    assert automatic.method.query(automatic).standard_deviation / batch == pytest.approx(printed)
+    assert automatic.query.standard_deviation / batch == pytest.approx(printed)
 
 
 @pytest.mark.parametrize("clipping", ["flat", "automatic"])
@@ -427,7 +427,7 @@ def true_epsilon(plan: dpoptim.Plan, delta: float) -> float:
     Given its first step J the canary shifts every later step by C2 at least (`canary_shift`), so the sum by C2 (T - 1 - J);
     J is geometric. Threshold tests on the sum give epsilon >= log((power - delta) / level).
     """
-    deviation = plan.method.query(plan).standard_deviation / plan.batch_size * math.sqrt(plan.steps)
+    deviation = plan.query.standard_deviation / plan.batch_size * math.sqrt(plan.steps)
     first = np.arange(plan.steps)
     q = plan.batch_size / plan.n
     chance, shift = q * (1 - q) ** first, 1.0 * (plan.steps - 1 - first)
@@ -464,7 +464,7 @@ def test_the_same_attack_does_not_refute_ours(epochs: int, reset: bool) -> None:
     strongest = 0.0
     for seed in range(3):
         _, shift = canary_shift(plan, seed)
-        mu = float(np.linalg.norm(shift)) * plan.batch_size / plan.method.query(plan).standard_deviation
+        mu = float(np.linalg.norm(shift)) * plan.batch_size / plan.query.standard_deviation
         strongest = max(strongest, mu)
         assert gdp_epsilon(mu, 1e-5) <= plan.guarantee.epsilon  # the best attack on these shifts
         assert gdp_delta(mu, plan.guarantee.epsilon) <= 1e-5

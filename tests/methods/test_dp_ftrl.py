@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.methods.dp_ftrl import MECHANISMS, Noise
+from dpoptim.methods.dp_ftrl import STRATEGIES, Noise
 
 N = 12
 
@@ -84,7 +84,7 @@ def test_noise_of_the_last_iterate_is_what_the_mechanism_says() -> None:
         for (x,) in private.batches():
             model(x).sum().backward()
             optimizer.step()
-    expected = 2.0 * float(MECHANISMS["toeplitz"].prefix_std(16)[-1])
+    expected = 2.0 * float(STRATEGIES["toeplitz"].prefix_std(16)[-1])
     assert float(model.weight.detach().std()) == pytest.approx(expected, rel=0.025)
 
 
@@ -104,7 +104,7 @@ def test_a_plan_refuses_what_has_no_guarantee() -> None:
 def test_more_steps_are_charged_as_more_participations() -> None:
     plan = plan_of(noise="independent")
     longer = dataclasses.replace(plan, steps=7)  # the third pass has begun
-    assert longer.method.query(longer).standard_deviation > plan.method.query(plan).standard_deviation
+    assert longer.query.standard_deviation > plan.query.standard_deviation
 
 
 def test_attach_compares_n() -> None:

@@ -129,13 +129,13 @@ def test_any_record_adds_at_most_one(norms: list[float], extra: float, share: fl
         queries = []
         for present in (False, True):
             choice = dpoptim.PrivateQuantile(0.5, share=share, when=when, start=start)
-            search = QuantileSearch(choice, "flat", batch_size=10, steps=100, capacity=10)
+            search = QuantileSearch(choice, Clipping, batch_size=10, steps=100, capacity=10)
             search.observe(torch.tensor(norms, dtype=torch.float64).square())
             total = torch.tensor([2.0, -1.0], dtype=torch.float64)
             if present:
                 search.observe(torch.tensor([extra], dtype=torch.float64).square())
                 total[0] += gradient * start
-            queries.append(torch.cat([part.clone() for part in search.query([total])]))
+            queries.append(torch.cat([part.clone() for part in search.query(*search.scaled([[total]]))]))
         difference = (queries[0] - queries[1]).norm()
         assert float(difference) <= 1 + 1e-9
 
@@ -198,7 +198,11 @@ def test_rounding_that_all_records_share_turns_no_votes(when: Any, around: float
         queries = []
         for factor in (1.0, 1.0 + shift):
             search = QuantileSearch(
-                dpoptim.PrivateQuantile(0.5, share=0.9, when=when), "flat", batch_size=capacity, steps=10, capacity=capacity
+                dpoptim.PrivateQuantile(0.5, share=0.9, when=when),
+                Clipping,
+                batch_size=capacity,
+                steps=10,
+                capacity=capacity,
             )
             search.observe(torch.full((capacity,), around * factor, dtype=torch.float64).square())
             if factor != 1.0:
@@ -216,13 +220,14 @@ def test_gradients_that_fade_out_of_the_sum_fade_out_of_the_vote(when: Any) -> N
     queries = []
     for first in (0, 1):
         choice = dpoptim.PrivateQuantile(0.5, when=when, start=200.0)
-        search = QuantileSearch(choice, "flat", batch_size=B, steps=200, capacity=16)
+        search = QuantileSearch(choice, Clipping, batch_size=B, steps=200, capacity=16)
         engine = Engine(model, search.rule, capacity=16, reduction="mean")
         engine.observer = search.observe
         engine.attach()
         engine.begin_microbatch(B - first)
         (model(x[first:]) * w[first:]).flatten(1).sum(1).mean().backward()
-        queries.append(torch.cat([part.clone().flatten() for part in search.query([t.clone() for t in engine.take()])]))
+        sums = search.scaled([[total.clone() for total in engine.take()]])
+        queries.append(torch.cat([part.clone().flatten() for part in search.query(*sums)]))
         engine.detach()
     assert float((queries[0] - queries[1]).norm()) <= 1.0
 
@@ -236,12 +241,12 @@ def test_an_interrupted_step_is_measured_once() -> None:
         for x, y in private.batches():
             F.cross_entropy(model(x), y).backward()
             break
-        assert private._choice is not None
-        before = private._choice._count
+        assert private._steps.choice is not None
+        before = private._steps.choice._count
         for x, y in private.batches():
-            assert private._choice._count == 0
+            assert private._steps.choice._count == 0
             F.cross_entropy(model(x), y).backward()
-            assert private._choice._count == before
+            assert private._steps.choice._count == before
             break
 
 

@@ -525,7 +525,7 @@ def test_mistakes_in_the_loop_are_named() -> None:
             with pytest.raises(dpoptim.PrivacyError, match=r"private\.backward\(losses\)"):
                 optimizer.step()
             break
-    with pytest.raises(ValueError, match="bound must be 'sharp' or 'paper'"):
+    with pytest.raises(ValueError, match="bound must be one of 'sharp', 'paper'"):
         dpoptim.ValueClippedSGD(1.0, bound="exact")  # type: ignore[arg-type]
 
 

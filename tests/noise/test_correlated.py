@@ -12,14 +12,14 @@ from dpoptim.noise.correlated import (
     BinaryTree,
     BufferedToeplitz,
     Independent,
-    Mechanism,
+    Strategy,
     ToeplitzSquareRoot,
 )
 from dpoptim.noise.correlated.buffered import coefficients, fitted, prefix_coefficients
 from dpoptim.noise.correlated.toeplitz import inverse_coefficients, square_root_coefficients
 from dpoptim.noise.stream import KeyStream
 
-MECHANISMS: list[Mechanism] = [
+MECHANISMS: list[Strategy] = [
     Independent(),
     BinaryTree(),
     BinaryTree("honaker"),
@@ -37,7 +37,7 @@ def toeplitz(column: np.ndarray) -> np.ndarray:
     return np.array([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
 
 
-def strategy(mechanism: Mechanism, steps: int) -> np.ndarray:
+def strategy(mechanism: Strategy, steps: int) -> np.ndarray:
     """C, written down from its definition; one row for each noise variable, one column for each step."""
     if isinstance(mechanism, Independent):
         return np.eye(steps)
@@ -57,7 +57,7 @@ def strategy(mechanism: Mechanism, steps: int) -> np.ndarray:
     return square_root / np.linalg.norm(square_root, axis=0) if mechanism.normalised else square_root
 
 
-def increments(mechanism: Mechanism, steps: int, size: int, seed: int) -> torch.Tensor:
+def increments(mechanism: Strategy, steps: int, size: int, seed: int) -> torch.Tensor:
     """What the mechanism adds to zeros, step by step: shape (steps, size)."""
     state = mechanism.start(steps, [size], KeyStream.from_seed(seed, "noise"))
     out = torch.zeros(steps, size, dtype=torch.float64)
@@ -78,7 +78,7 @@ def increments(mechanism: Mechanism, steps: int, size: int, seed: int) -> torch.
     ],
     ids=repr,
 )
-def test_errors_of_prefix_sums_are_the_known_ones(mechanism: Mechanism, errors: tuple[float, ...]) -> None:
+def test_errors_of_prefix_sums_are_the_known_ones(mechanism: Strategy, errors: tuple[float, ...]) -> None:
     short, long = mechanism.prefix_std(64), mechanism.prefix_std(1024)
     found = (short.max(), np.sqrt(np.mean(short**2)), long.max(), np.sqrt(np.mean(long**2)))
     np.testing.assert_allclose(found, errors, rtol=0.01)
@@ -86,7 +86,7 @@ def test_errors_of_prefix_sums_are_the_known_ones(mechanism: Mechanism, errors: 
 
 @every_mechanism
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 13])
-def test_streamed_noise_has_the_variance_it_says(mechanism: Mechanism, steps: int) -> None:
+def test_streamed_noise_has_the_variance_it_says(mechanism: Strategy, steps: int) -> None:
     """Chi-square with 40,000 degrees of freedom at each step; 6 standard deviations, so false alarms below 1e-6."""
     size = 40_000
     noise = increments(mechanism, steps, size, seed=7).cumsum(0).numpy() * mechanism.sensitivity(steps)
@@ -95,7 +95,7 @@ def test_streamed_noise_has_the_variance_it_says(mechanism: Mechanism, steps: in
 
 
 @every_mechanism
-def test_the_strategy_undoes_the_noise(mechanism: Mechanism) -> None:
+def test_the_strategy_undoes_the_noise(mechanism: Strategy) -> None:
     """Square strategies: C times the streamed increments is white. Honaker's: increments are what any estimate may be."""
     steps, size = 12, 40_000
     noise = increments(mechanism, steps, size, seed=3).numpy()
@@ -113,7 +113,7 @@ def test_the_strategy_undoes_the_noise(mechanism: Mechanism) -> None:
 
 @every_mechanism
 @pytest.mark.parametrize("steps", [1, 2, 5, 8, 11])
-def test_sensitivity_against_all_patterns(mechanism: Mechanism, steps: int) -> None:
+def test_sensitivity_against_all_patterns(mechanism: Strategy, steps: int) -> None:
     """Never below the worst pattern; equal to it where that is promised."""
     gram = strategy(mechanism, steps).T @ strategy(mechanism, steps)
     for participations in range(1, 5):
@@ -158,7 +158,7 @@ def test_three_buffers_are_near_the_square_root_for_long_runs() -> None:
 
 
 @every_mechanism
-def test_memory(mechanism: Mechanism) -> None:
+def test_memory(mechanism: Strategy) -> None:
     steps = 40
     state = mechanism.start(steps, [3, 5], KeyStream())
     most = 0
@@ -170,7 +170,7 @@ def test_memory(mechanism: Mechanism) -> None:
 
 
 @every_mechanism
-def test_a_restored_state_goes_on(mechanism: Mechanism) -> None:
+def test_a_restored_state_goes_on(mechanism: Strategy) -> None:
     """The prefix sums' law is that of an uninterrupted run, though the draws come from another key."""
     steps, size = 9, 40_000
     first = mechanism.start(steps, [size], KeyStream.from_seed(1, "noise"))
@@ -199,7 +199,7 @@ def test_a_secret_of_another_run_is_refused() -> None:
 
 
 @every_mechanism
-def test_the_state_keeps_its_secret(mechanism: Mechanism) -> None:
+def test_the_state_keeps_its_secret(mechanism: Strategy) -> None:
     state = mechanism.start(4, [2], KeyStream.from_seed(5, "noise"))
     state.add([torch.zeros(2, dtype=torch.float64)], 1.0)
     assert repr(state) == f"<{type(state).__name__}: secret noise of step 1 of 4>"
@@ -231,7 +231,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 @every_mechanism
-def test_several_buffers_get_independent_noise(mechanism: Mechanism) -> None:
+def test_several_buffers_get_independent_noise(mechanism: Strategy) -> None:
     state = mechanism.start(3, [20_000, 20_000, 0], KeyStream.from_seed(0, "noise"))
     for _ in range(3):
         a, b, nothing = (torch.zeros(n, dtype=torch.float64) for n in (20_000, 20_000, 0))

@@ -17,7 +17,7 @@ from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import BLOCK_GROUPS, GROUP_ROWS, Groups, Sums, add_weighted_outer, consecutive_groups, margin
 from dpoptim.gradients.sequence_outer import SequenceOuter
-from dpoptim.sampling import number_of_groups
+from dpoptim.gradients.summation_groups import number_of_groups
 from support import CASES, LIBRARIES, WITHOUT_ORACLE, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 pytestmark = [pytest.mark.usefixtures("library"), pytest.mark.parametrize("library", LIBRARIES, indirect=True)]

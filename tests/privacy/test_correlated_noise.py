@@ -9,7 +9,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.audit.bounds import Errors, gdp_lower_bound
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import CorrelatedSum, Gate
-from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Mechanism, ToeplitzSquareRoot
+from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy, ToeplitzSquareRoot
 from dpoptim.noise.stream import KeyStream
 
 MU, STEPS, BOUND, TRIALS = 2.0, 6, 3.0, 40_000
@@ -23,7 +23,7 @@ MECHANISMS = [
 ]
 
 
-def gate(mechanism: Mechanism, seed: int, participations: int = 1, separation: int | None = None) -> Gate:
+def gate(mechanism: Strategy, seed: int, participations: int = 1, separation: int | None = None) -> Gate:
     query = CorrelatedSum(BOUND, 1 / MU, mechanism, STEPS, participations, separation)
     return Gate(
         event=dp_accounting.GaussianDpEvent(1 / MU),
@@ -43,7 +43,7 @@ def releases(of: Gate, shift: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
 @pytest.mark.parametrize("pattern", [(0,), (0, 3)], ids=str)
-def test_the_best_attack_finds_what_is_charged_and_no_more(mechanism: Mechanism, pattern: tuple[int, ...]) -> None:
+def test_the_best_attack_finds_what_is_charged_and_no_more(mechanism: Strategy, pattern: tuple[int, ...]) -> None:
     """The likelihood ratio, with the covariance measured on other draws. Wrong with probability below 1e-6."""
     shift = np.zeros(STEPS)
     shift[list(pattern)] = 1.0

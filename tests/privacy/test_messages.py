@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.errors import quoted as quoted_text
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier
-from dpoptim.low_quantile import private_low_quantile
+from dpoptim.methods.low_quantile import private_low_quantile
 
 SOURCE = Path(dpoptim.__file__).parent
 # Public by what they are: reproductions and audits run on made-up or public data, theory and the command
@@ -28,9 +28,10 @@ ALLOWED = {
     ("estimators/table.py", "len(found)"): "of classes, which are public or said to be taken as public",
     ("gate.py", "error"): "of the ledger, which holds public entries",
     ("gradients/layers/fallback.py", "len(tensors)"): "inputs of a module",
-    ("low_quantile.py", "len(numbers)"): "n is public under the relations that it takes",
+    ("methods/low_quantile.py", "len(numbers)"): "n is public under the relations that it takes",
     ("plan.py", "error"): "of a plan's text",
     ("plan.py", "min(1e-05, 10.0 ** (-math.ceil(math.log10(n) + 1)))"): "n of the plan",
+    ("registry.py", "error"): "of an entry point",
     ("runs/command.py", "error"): "of a public hold-out or of the settings",
     ("solvers/objective.py", "[len(part) for part in data]"): "n is public under the relations that it takes",
     ("solvers/releases.py", "tuple(w0.shape)"): "a starting point",

@@ -15,8 +15,8 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.audit.side_by_side import CanaryProblem
 from dpoptim.gate import FilteredGate, accurate_norm
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, adaptive_gd
-from dpoptim.solvers.kl_spider import spider_schedule
 from dpoptim.solvers.releases import Releases
+from dpoptim.theory.kl_schedules import spider_schedule
 from solving import BUDGET, FEATURES, SOLVERS, logistic, records
 
 EXTREME = st.sampled_from([0.0, 1e-30, 1e30, -1e200, float("inf"), float("nan"), 3.0, -50.0])

@@ -10,7 +10,7 @@ import pytest
 
 from dpoptim import DPFTRL, DPSGD, DiceSGD, Guarantee, Plan
 from dpoptim.accounting.accountant import tradeoff_curve
-from dpoptim.plan import Basis
+from dpoptim.assumptions import Assumption
 from dpoptim.runs.certificate import best_guess, certificate, percent_up, reading, verdict, write_certificate
 from dpoptim.runs.report import report
 from dpoptim.runs.result import Scores
@@ -155,7 +155,9 @@ def test_accuracy_is_there_only_with_scores_and_says_public() -> None:
 
 
 def test_every_basis_is_under_its_kind() -> None:
-    result = replace(small_run(), basis=(Basis("trusted", "a"), Basis("enforced", "b"), Basis("trusted", "c")))
+    result = replace(
+        small_run(), basis=(Assumption("trusted", "a"), Assumption("enforced", "b"), Assumption("trusted", "c"))
+    )
     assert certificate(result)["basis"] == {"enforced": ["b"], "trusted": ["a", "c"], "unproven": []}
 
 

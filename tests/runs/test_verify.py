@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from dpoptim import Ledger
+from dpoptim.assumptions import Assumption
 from dpoptim.cli import app
 from dpoptim.documents import with_digest
-from dpoptim.plan import Basis
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.verify import verify_run
 from finished_run import SEEDED, small_run
@@ -124,7 +124,7 @@ def test_flipped_bytes_are_seen_or_mean_nothing(tmp_path: Path) -> None:
 
 def test_seeded_noise_cannot_be_left_out(tmp_path: Path) -> None:
     result = small_run()
-    seeded = Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data")
+    seeded = Assumption("unproven", "noise and sampling were seeded: whoever knows the seed sees the data")
     guarantee = replace(result.guarantee, notes=(SEEDED,))
     folder = saved(tmp_path, guarantee=guarantee, basis=(*result.basis, seeded))
     verify_run(folder)

@@ -10,7 +10,7 @@ import torch
 from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Mechanism, ToeplitzSquareRoot
+from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy, ToeplitzSquareRoot
 from dpoptim.solvers.accelerated_srgd import SRGD, SRGDResult, accelerated_srgd, suggested_settings, theorem_settings
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
@@ -144,7 +144,7 @@ def test_the_public_penalty_is_exact() -> None:
 @pytest.mark.parametrize(
     "mechanism", [None, BinaryTree("honaker"), ToeplitzSquareRoot(), ToeplitzSquareRoot(True)], ids=repr
 )
-def test_the_noise_of_the_prefix_sums(mechanism: Mechanism | None) -> None:
+def test_the_noise_of_the_prefix_sums(mechanism: Strategy | None) -> None:
     """No gradients, 20,000 parameters: the estimates are bare noise with the standard deviation of the mechanism."""
     problem = Nothing(20_000)
     settings = SRGD(8, 5, clip_norm=3.0, beta=1.0, mechanism=mechanism)

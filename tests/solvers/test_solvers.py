@@ -20,8 +20,7 @@ from dpoptim.solvers import (
     noisy_gd,
     proximal_point,
 )
-from dpoptim.solvers.kl_spider import spider_schedule
-from dpoptim.solvers.proximal_point import proximal_rounds
+from dpoptim.theory.kl_schedules import proximal_rounds, spider_schedule
 from solving import BUDGET, COMMON, FEATURES, SOLVERS, logistic, records
 
 PLENTY = Budget(delta=1e-5, rho=1e10)  # noise of about 1e-6

@@ -145,8 +145,8 @@ def test_correlated_noise_is_taken_back_across_a_pause(noise: Any, tmp_path: Pat
     spread = gradients_of_nothing(plan, tmp_path / "run.secret", None).std()
     paused = gradients_of_nothing(plan, tmp_path / "run.secret", 47).std()
     assert abs(float(paused / spread) - 1) < 0.08  # 4,000 entries: 5 standard deviations
-    query = plan.method.query(plan)
-    fresh = query.mechanism.prefix_std(47)[-1] / query.mechanism.prefix_std(60)[-1]
+    query = plan.query
+    fresh = query.strategy.prefix_std(47)[-1] / query.strategy.prefix_std(60)[-1]
     assert math.hypot(1, float(fresh)) > 1.2  # what it would be
 
 
@@ -442,7 +442,7 @@ def test_interrupted_correlated_noise_is_not_gone_on_with(monkeypatch: pytest.Mo
             def interrupted(*_: Any) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr("dpoptim.noise.correlated.mechanism.fill_standard_normal", interrupted)
+            patch.setattr("dpoptim.noise.correlated.strategy.fill_standard_normal", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 train(private, model, optimizer)
         with pytest.raises(dpoptim.PrivacyError, match="go on from a checkpoint"):

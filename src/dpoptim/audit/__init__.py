@@ -2,8 +2,8 @@
 
 Two worlds (`audit_two_worlds`), sensitivity (`audit_sensitivity`), replay (`audit_replay`), noise (`audit_noise`),
 participation (`audit_participation`) and charging (`audit_charging`) each return a result with a ``verdict``,
-``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small fixed settings, and `MUTANTS` the seeded bugs that
-show that they can find something. `AUDITS` attack every method by name, `one_run` a training run of the user's own. An
+``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small fixed settings (tests/mutants holds the seeded bugs that
+show that they can find something). `AUDITS` attack every method by name, `one_run` a training run of the user's own. An
 audit can refute a claim; it can never prove one.
 """
 
@@ -18,7 +18,6 @@ from dpoptim.audit.charging import ChargingResult, audit_charging
 from dpoptim.audit.detectors import DETECTORS
 from dpoptim.audit.family import SampledGaussians
 from dpoptim.audit.methods import AUDITS, Finding, run_audits
-from dpoptim.audit.mutants import MUTANTS, Mutant, catch, mutant_table
 from dpoptim.audit.noise import NoiseResult, audit_noise
 from dpoptim.audit.one_run import OneRunResult, attached_run, one_run
 from dpoptim.audit.participation import ParticipationResult, audit_participation
@@ -29,12 +28,10 @@ from dpoptim.audit.two_worlds import AuditResult, audit_two_worlds
 __all__ = [
     "AUDITS",
     "DETECTORS",
-    "MUTANTS",
     "AuditResult",
     "ChargingResult",
     "Errors",
     "Finding",
-    "Mutant",
     "NoiseResult",
     "OneRunResult",
     "ParticipationResult",
@@ -48,12 +45,10 @@ __all__ = [
     "audit_replay",
     "audit_sensitivity",
     "audit_two_worlds",
-    "catch",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
     "epsilon_lower_bound",
     "gdp_lower_bound",
-    "mutant_table",
     "one_run",
     "run_audits",
 ]

@@ -4,28 +4,12 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpoptim.audit.methods import (
-    AUDITS,
-    CONFIDENCE,
-    WEAK,
-    Finding,
-    adaptive,
-    dice_sgd_plan,
-    dp_ftrl_plan,
-    finding,
-    mu_of,
-    run_audits,
-    solver,
-    srgd,
-    two_worlds_finding,
-)
+from dpoptim.audit.families import attack, audits
+from dpoptim.audit.methods import CONFIDENCE, WEAK, Finding, finding
 from dpoptim.files import write_atomically
-from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, ValueClippedSGD, WholeRun
-from dpoptim.plan import Plan
 from dpoptim.runs.verify import verify_run
 
 
@@ -35,9 +19,9 @@ def chosen(method: str) -> list[str]:
     Raises:
         ValueError: none does.
     """
-    names = [name for name in AUDITS if method in ("all", name) or name.startswith(f"{method},")]
+    names = [name for name in audits() if method in ("all", name) or name.startswith(f"{method},")]
     if not names:
-        raise ValueError(f"method must be 'all' or one of {'; '.join(AUDITS)}. Got {method!r}.")
+        raise ValueError(f"method must be 'all' or one of {'; '.join(audits())}. Got {method!r}.")
     return names
 
 
@@ -55,29 +39,6 @@ def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
     if plan.noise_multiplier == 0:
         return [replace(finding(promised.epsilon, 0.0, 0.0, 0), method=f"{name}: no noise, nothing promised")]
     return [replace(attack(plan, trials, seed), method=name)]
-
-
-def attack(plan: Plan, trials: int, seed: int) -> Finding:
-    """The audit of the plan's method at the plan's own noise, steps and relation."""
-    method = plan.method
-    match method:
-        case DPFTRL():
-            return dp_ftrl_plan(plan, trials, seed)
-        case DiceSGD(accounting="proven"):
-            return dice_sgd_plan(plan, [0], seed)  # one record is like another
-        case DiceSGD():
-            return run_audits(["dice-sgd as published"], trials=trials, seed=seed)[0]
-        case WholeRun():
-            own = {"adaptive-gd": adaptive, "accelerated-srgd": srgd}
-            audit = own.get(method.solver, partial(solver, method.solver))
-            return audit(trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
-    plain = method
-    if isinstance(method, ValueClippedSGD):  # sampled and released alike; what it clips has tests of its own
-        plain = DPSGD(method.rule.norm)
-    elif method.norm_choice(plan) is not None:  # queries of a private quantile have the norm bound 1 whatever it finds
-        plain = DPSGD(1.0)
-    scaled = replace(plan, method=plain, n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials)))
-    return two_worlds_finding(scaled, seed)
 
 
 def verdict_text(found: Finding, trials: int) -> str:

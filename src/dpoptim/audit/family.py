@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
-from dpoptim.accounting import calibrate_noise_multiplier, compute_epsilon, gdp_epsilon, tradeoff_curve
+from dpoptim.accounting import calibrate_event, compute_epsilon, gdp_epsilon, tradeoff_curve
 from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
+from dpoptim.sampling import composed
 
 __all__ = ["SampledGaussians", "Tradeoff", "attainable_errors", "choose_threshold", "trials_that_show"]
 
@@ -48,14 +49,18 @@ class SampledGaussians:
         sample_rate: q in (0, 1]; 1 for full batches.
         steps: noisy sums, at least 1.
         neighboring: the relation, by name.
+        scales: the noise of each step over the family's noise multiplier; empty: all 1.
     """
 
     sample_rate: float
     steps: int
     neighboring: str = "add-or-remove-one"
+    scales: tuple[float, ...] = ()
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """The member with this noise."""
+        if self.scales:
+            return composed(noise_multiplier * np.array(self.scales), self.sample_rate)
         step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
         if self.sample_rate < 1:
             step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, step)
@@ -66,19 +71,14 @@ class SampledGaussians:
         rates = ndtr(np.linspace(-4.3, 4.3, 300))
         if self.sample_rate == 1:
             scale = 2.0 if self.neighboring == "replace-one" else 1.0
-            mu = scale * math.sqrt(self.steps) / noise_multiplier
+            together = float(np.square(1 / np.array(self.scales)).sum()) if self.scales else self.steps
+            mu = scale * math.sqrt(together) / noise_multiplier
             return Tradeoff(rates, ndtr(-ndtri(rates) - mu))
         return Tradeoff(rates, tradeoff_curve(self.event(noise_multiplier), self.neighboring, rates))
 
     def trials_that_show_half(self, noise_multiplier: float, claimed: float, delta: float, confidence: float) -> int:
         """Trials a world with which the best attack on the member with this noise refutes half of ``claimed``."""
-        scale = calibrate_noise_multiplier(
-            sample_rate=self.sample_rate,
-            steps=self.steps,
-            epsilon=claimed / 2,
-            delta=delta,
-            neighboring=self.neighboring,
-        )
+        scale = calibrate_event(self.event, epsilon=claimed / 2, delta=delta, neighboring=self.neighboring)
         return trials_that_show(self.tradeoff(noise_multiplier), self.tradeoff(scale), confidence)
 
     def lower_bound(self, errors: Errors, delta: float, confidence: float) -> float:

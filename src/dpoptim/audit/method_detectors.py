@@ -41,7 +41,7 @@ def error_feedback() -> str:
     for method, (n, batch_size, passes) in DICE_RUNS:
         plan: Plan = method.plan(n=n, batch_size=batch_size, epochs=passes, noise_multiplier=1.0, delta=1e-5)
         quiet = replace(plan, noise_multiplier=0.0)
-        allowed = plan.method.query(plan).standard_deviation
+        allowed = plan.query.standard_deviation
         for record in range(0, n, max(1, n // 12)):
             x = torch.zeros(n, dtype=torch.float64)
             x[record] = 100.0
@@ -81,12 +81,13 @@ def clip_norm_search() -> str:
     for when in ("at the start", "all along"):
         queries = []
         for present in (False, True):
-            search = QuantileSearch(PrivateQuantile(0.5, 0.3, when, start=2.0), "flat", batch_size=10, steps=10, capacity=10)
+            settings = PrivateQuantile(0.5, 0.3, when, start=2.0)
+            search = QuantileSearch(settings, Clipping, batch_size=10, steps=10, capacity=10)
             total = torch.zeros(2, dtype=torch.float64)
             if present:
                 search.observe(torch.tensor([9.0], dtype=torch.float64))
                 total[0] = 2.0
-            queries.append(torch.cat([part.clone() for part in search.query([total])]))
+            queries.append(torch.cat([part.clone() for part in search.query(*search.scaled([[total]]))]))
         moved = float((queries[1] - queries[0]).norm())
         if moved > 1 + 1e-9 or math.isnan(moved):
             return f"refuted: one record moves a query of the search {when} by {moved:.4g}, and the noise is for 1"

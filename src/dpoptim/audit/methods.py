@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.accounting import gdp_epsilon
+from dpoptim.accounting.accountant import gaussian_mu
+from dpoptim.accounting.canonical import canonical
+from dpoptim.accounting.guarantee import parse_neighboring
 from dpoptim.audit.adaptive import from_gradients, from_norms
 from dpoptim.audit.bounds import Errors, epsilon_lower_bound
 from dpoptim.audit.family import SampledGaussians, attainable_errors
 from dpoptim.audit.side_by_side import RUNS, CanaryProblem, Floats, lowest, releases_kept, separate
-from dpoptim.audit.two_worlds import LENGTH, audit_two_worlds
-from dpoptim.low_quantile import private_low_quantile
+from dpoptim.audit.two_worlds import LENGTH, audit_two_worlds, sampled_gaussians
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
+from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.plan import Plan
 from dpoptim.solvers import Budget, Objective, kl_spider, noisy_gd, proximal_point
 from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
@@ -86,7 +89,7 @@ def dp_sgd(trials: int, seed: int, *, sample_rate: float = 1.0, steps: int = 4, 
 def two_worlds_finding(plan: Plan, seed: int) -> Finding:
     """What the two-world audit finds of a plan that samples, or takes every record in every step."""
     result = audit_two_worlds(plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed)
-    family = SampledGaussians(plan.batch_size / plan.n, plan.steps, plan.neighboring)
+    family = sampled_gaussians(plan)
 
     def needed() -> int:  # half of the trials choose the threshold, and certify nothing
         return 2 * family.trials_that_show_half(plan.noise_multiplier, result.claimed, plan.delta, CONFIDENCE)
@@ -96,7 +99,7 @@ def two_worlds_finding(plan: Plan, seed: int) -> Finding:
 
 def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
     steps_per_pass = 6
-    method = DPFTRL(1.0, noise=noise)
+    method = DPFTRL(1.0, noise=noise, order="given")
     plan = method.plan(
         n=trials * steps_per_pass,
         batch_size=trials,
@@ -105,20 +108,20 @@ def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
         delta=DELTA,
         neighboring="zero-out",
     )
-    return dp_ftrl_plan(plan, trials, seed)
+    return fixed_order_plan(plan, trials, seed)
 
 
-def dp_ftrl_plan(plan: Plan, trials: int, seed: int) -> Finding:
-    """Canaries in the first batch, in fixed order: that is where a record is best seen. Steps and noise are the plan's.
+def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:
+    """Canaries in the first batch of fixed batches in given order: that is where a record is best seen.
 
     Args:
+        plan: of a method that takes its batches in the data set's order. Steps and noise stay.
         trials: runs side by side; fewer where there are many steps, so that their releases fit memory.
     """
     trials = min(trials, max(1000, MOST_RELEASES // plan.steps))
     steps_per_pass = math.ceil(plan.n / plan.batch_size)
     n = trials * steps_per_pass
-    assert isinstance(plan.method, DPFTRL)
-    plan = replace(plan, method=replace(plan.method, order="given"), n=n, batch_size=trials)
+    plan = replace(plan, n=n, batch_size=trials)
 
     def world(presence: float, world_seed: int) -> Floats:
         index = torch.arange(trials).repeat(steps_per_pass)
@@ -131,8 +134,15 @@ def dp_ftrl_plan(plan: Plan, trials: int, seed: int) -> Finding:
 
 
 def mu_of(plan: Plan) -> float:
-    """What a run that is one Gaussian claims."""
-    return (2.0 if plan.neighboring == "replace-one" else 1.0) / plan.noise_multiplier
+    """What a run claims that is one Gaussian.
+
+    Raises:
+        ValueError: it is none.
+    """
+    mu = gaussian_mu(canonical(plan.event), parse_neighboring(plan.neighboring))
+    if mu is None:
+        raise ValueError(f"a plan for {plan.method.name!r} on this sampler is not one Gaussian, as this attack supposes.")
+    return mu
 
 
 def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> Floats:
@@ -225,7 +235,7 @@ def dice_sgd(trials: int, seed: int) -> Finding:
 def dice_sgd_plan(plan: Plan, records: Sequence[int], seed: int) -> Finding:
     """The shift of one of ``records`` in the true run, noise off, against the plan's noise: the exact likelihood ratio."""
     quiet = replace(plan, noise_multiplier=0.0)
-    deviation = plan.method.query(plan).standard_deviation / plan.batch_size
+    deviation = plan.query.standard_deviation / plan.batch_size
     nobody = torch.zeros(plan.n, dtype=torch.float64)
     best = 0.0
     largest = 100 * plan.method.rule.norm
@@ -253,7 +263,7 @@ def dice_sgd_as_published(trials: int, seed: int) -> Finding:
     shift = released_means(replace(plan, noise_multiplier=0.0), somebody, seed).numpy()
     first = int(np.flatnonzero(shift)[0])
     each = float(shift[first + 1 :].min())  # what the true run shows: about C2 in every later step
-    deviation = plan.method.query(plan).standard_deviation / plan.batch_size * math.sqrt(plan.steps)
+    deviation = plan.query.standard_deviation / plan.batch_size * math.sqrt(plan.steps)
     before = np.arange(plan.steps)
     q = plan.batch_size / plan.n
     chance, moved = q * (1 - q) ** before, each * (plan.steps - 1 - before)
@@ -372,15 +382,17 @@ def run_audits(
     """The named audits, in this order.
 
     Args:
-        names: keys of `AUDITS`.
+        names: keys of `families.audits`.
         trials: of each attack's certifying half, about; thousands are needed to show most of a claim.
         seed: of coins and noise, so that a finding repeats.
         on_done: told each finding.
     """
-    found = []
+    from dpoptim.audit.families import audits  # which knows the registered methods, and these
+
+    known, found = audits(), []
     for name in names:
         started = time.perf_counter()
-        result = replace(AUDITS[name](trials, seed), method=name)
+        result = replace(known[name](trials, seed), method=name)
         found.append(replace(result, seconds=time.perf_counter() - started))
         if on_done is not None:
             on_done(found[-1])

@@ -32,8 +32,8 @@ from torch.utils.data import TensorDataset
 from dpoptim.accounting import compute_epsilon, gdp_epsilon, gdp_mu, tradeoff_curve
 from dpoptim.audit.bounds import failure_of
 from dpoptim.audit.family import SampledGaussians
-from dpoptim.methods import DPSGD
 from dpoptim.plan import Plan
+from dpoptim.sampling import PoissonSampling
 from dpoptim.training.attach import attach
 
 __all__ = ["OneRunResult", "attached_run", "binomial_epsilon", "one_run", "tradeoff_refutes"]
@@ -169,7 +169,7 @@ def tradeoff_epsilon(canaries: int, guesses: int, correct: int, plan: Plan, fail
     The family: Poisson-sampled Gaussians of the plan's rate and steps for DP-SGD; one Gaussian for whatever else.
     """
     rate = plan.batch_size / plan.n
-    if not isinstance(plan.method, DPSGD) or rate == 1:
+    if not isinstance(plan.sampler, PoissonSampling) or rate == 1:
 
         def refuted(mu: float) -> bool:
             return tradeoff_refutes(lambda y: float(ndtr(ndtri(y) - mu)), canaries, guesses, correct, failure)

@@ -22,7 +22,9 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.audit.bounds import Errors
 from dpoptim.audit.family import SampledGaussians, attainable_errors, choose_threshold
+from dpoptim.gate import GaussianSum
 from dpoptim.plan import Plan
+from dpoptim.sampling import PoissonSampling
 from dpoptim.training.attach import attach
 
 __all__ = ["AuditResult", "audit_two_worlds", "canary_scores", "log_likelihood_ratio"]
@@ -113,7 +115,7 @@ def audit_two_worlds(
     present = coins.random(count) < 0.5
     scores = canary_scores(plan, present, noise_seed=noise_seed, dtype=dtype)
     choosing = coins.random(count) < 0.5
-    family = SampledGaussians(plan.batch_size / plan.n, plan.steps, plan.neighboring)
+    family = sampled_gaussians(plan)
     claim = family.tradeoff(plan.noise_multiplier)
     threshold = choose_threshold(scores[choosing & ~present], scores[choosing & present], confidence, claim)
     absent_scores, present_scores = scores[~choosing & ~present], scores[~choosing & present]
@@ -136,6 +138,18 @@ def audit_two_worlds(
     )
 
 
+def sampled_gaussians(plan: Plan) -> SampledGaussians:
+    """Return the plan's family: its sampling and its proportions of noise, of any size.
+
+    Raises:
+        ValueError: the plan is not of independent Gaussians on Poisson batches.
+    """
+    query = plan.query
+    if not isinstance(query, GaussianSum) or not isinstance(plan.sampler, PoissonSampling):
+        raise ValueError("the two-world audit is for independent noise on Poisson batches; see dpoptim.audit.families.")
+    return SampledGaussians(plan.batch_size / plan.n, plan.steps, plan.neighboring, query.scales)
+
+
 def canary_scores(
     plan: Plan, present: NDArray[np.bool_], *, noise_seed: int | None = None, dtype: torch.dtype = torch.float64
 ) -> NDArray[np.float64]:
@@ -144,6 +158,7 @@ def canary_scores(
     model = Canaries(len(present), dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     length = LENGTH * plan.method.rule.norm
+    scales = sampled_gaussians(plan).scales
     scores = np.zeros(len(present))
     with torch.no_grad():
         model.table.weight.zero_()
@@ -157,7 +172,7 @@ def canary_scores(
                 model.table.weight.zero_()
             scores += log_likelihood_ratio(
                 moved.numpy(),
-                noise_multiplier=plan.noise_multiplier,
+                noise_multiplier=plan.noise_multiplier * (scales[private.steps_done - 1] if scales else 1.0),
                 sample_rate=plan.batch_size / plan.n,
                 neighboring=plan.neighboring,
             )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dpoptim.clipping import Clipping, ClippingRule
+from dpoptim.clipping import ClippingRule
 from dpoptim.gradients.norms import taper
 
 
@@ -23,7 +23,7 @@ def clip_factors(
         squared: the squared norms of each part's gradients, (B,).
         longest: the squared length of each record's longest factor, (B,), where huge gradients fade.
     """
-    if isinstance(rule, Clipping) and rule.style == "per-layer":
+    if rule.per_layer:
         rule = rule.of_one_layer(layers)
     factors = {part: rule.factors(each, margin).view(-1, len(each)) for part, each in squared.items()}
     if len(factors) > 1:

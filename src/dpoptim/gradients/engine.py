@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpoptim.clipping import Clipping, ClippingRule
+from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
@@ -26,8 +26,8 @@ from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.single_record_hooks import hooks_for
+from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.gradients.tied import longest_factors, merge
-from dpoptim.sampling import number_of_groups
 
 Reduction = Literal["mean", "sum"]
 HandedOver = Literal["bare", "scalar", "vector"]  # loss.backward() by the caller, or how `backward` was given the loss
@@ -120,7 +120,7 @@ class Engine:
         self._handing: HandedOver = "bare"
         self._total_weight: float | None = None  # that a mean was divided by, if not the number of its rows
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
-        if isinstance(clipping, Clipping) and clipping.style == "per-layer":
+        if clipping.per_layer:
             clipping.of_one_layer(self._parts)  # refuses bounds that are too small
         # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
@@ -306,7 +306,7 @@ class Engine:
 
     def _unit(self, place: int) -> str:
         """What a parameter is clipped with: its layer, or everything."""
-        return self.layers[place] if isinstance(self.clipping, Clipping) and self.clipping.style == "per-layer" else ""
+        return self.layers[place] if self.clipping.per_layer else ""
 
     def _groups_of(self, records: int) -> Groups:
         """The groups that the records of a pass are summed in."""
@@ -359,3 +359,10 @@ class Engine:
         places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}
         views = {device: iter(pieces) for device, pieces in places.items()}
         return [next(views[p.device]).view(p.shape) for p in self.parameters]
+
+    def by_layer(self, buffers: list[Tensor]) -> list[list[Tensor]]:
+        """Views of what `take` returned, flat: those of each layer's parameters together."""
+        layers: dict[str, list[Tensor]] = {}
+        for layer, view in zip(self.layers, self.split(buffers), strict=True):
+            layers.setdefault(layer, []).append(view.view(-1))
+        return list(layers.values())

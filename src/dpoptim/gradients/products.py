@@ -35,7 +35,7 @@ apart, by their directions, these errors are those of shorter groups, and add up
 
 Under zero-out and replace-one, neighbours have equally many rows: consecutive groups of k rows satisfy condition 3. Under
 add-or-remove-one a removed record shifts all that follow it, so there the sampler draws each record's group with a coin
-of its own (`sampling.into_groups`); with the coins coupled, condition 3 holds.
+of its own (`summation_groups.into_groups`); with the coins coupled, condition 3 holds.
 
 **Under a mean** condition 1 fails, and nothing is proved: 1/B against 1/(B + 1) rounds every gradient anew. The margin
 gives up 42 u B more (u that of float32), which is what the records of one layer need whose gradients do not cancel

@@ -3,11 +3,19 @@
 from dpoptim.methods.dice_sgd import DiceSGD
 from dpoptim.methods.dp_ftrl import DPFTRL
 from dpoptim.methods.dp_sgd import DPSGD
+from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.methods.whole_run import WholeRun
-from dpoptim.plan import METHODS
+from dpoptim.registry import register_method
 
-METHODS.update({method.__name__: method for method in (DPSGD, DiceSGD, DPFTRL, ValueClippedSGD, WholeRun)})
-
-__all__ = ["DPFTRL", "DPSGD", "DiceSGD", "PrivateQuantile", "ValueClippedSGD", "WholeRun"]
+__all__ = [
+    "DPFTRL",
+    "DPSGD",
+    "DiceSGD",
+    "PrivateQuantile",
+    "TrainingMethod",
+    "ValueClippedSGD",
+    "WholeRun",
+    "register_method",
+]

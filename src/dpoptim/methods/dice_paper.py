@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
+from dpoptim.assumptions import Assumption
 from dpoptim.clipping import AUTOMATIC_GAMMA, SMALLEST_FACTOR, Directions
+from dpoptim.gate import GaussianSum
+from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 
 REFUTED = "unproven (counterexample known)"
 
@@ -26,8 +29,15 @@ class PublishedSplit:
     norm: float
 
     @property
+    def per_layer(self) -> bool:
+        return False
+
+    @property
     def directions(self) -> Directions:
         return ((1.0, 0.0),)
+
+    def of_one_layer(self, layers: int) -> "PublishedSplit":
+        raise ValueError("clipping='per-layer' is not in the paper; use accounting='proven'.")
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """Shape (2, B); see `Clipping.factors`. The second factor is below zero for short gradients."""
@@ -54,12 +64,49 @@ def product_of_epsilon_and_noise(
     return sample_rate * math.sqrt(constant * steps * math.log(1 / delta))
 
 
-def published_guarantee(epsilon: float, delta: float, neighboring: str, *, automatic: bool) -> Guarantee:
-    source = "App. C.4" if automatic else "Theorem 3.7"
-    return Guarantee(epsilon, delta, parse_neighboring(neighboring), f"{source} of Zhang et al. 2024", status=REFUTED)
+@dataclass(frozen=True)
+class PublishedNoise(StepMechanism):
+    """The noise of the paper's theorems. **No guarantee**: its claim is false, and `event` is what is certain nevertheless.
 
+    Args:
+        clip, feedback: C1 and C2.
+        automatic: App. C.4 instead of Theorem 3.7.
+    """
 
-def certain_event(*, noise_multiplier: float, clip: float, feedback: float, steps: int) -> dp_accounting.DpEvent:
-    """What a run costs for certain: every step a Gaussian of sensitivity C1 + 2 B C2, without amplification."""
-    step = dp_accounting.GaussianDpEvent(noise_multiplier * clip / (clip + 2 * feedback))
-    return dp_accounting.SelfComposedDpEvent(step, steps)
+    clip: float
+    feedback: float
+    automatic: bool
+
+    def audit_family(self, run: RunShape) -> str:
+        return "error feedback as published"
+
+    def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """Every step a Gaussian of sensitivity C1 + 2 B C2, without amplification."""
+        step = dp_accounting.GaussianDpEvent(noise_multiplier * self.clip / (self.clip + 2 * self.feedback * run.batch_size))
+        return dp_accounting.SelfComposedDpEvent(step, run.steps)
+
+    def calibrate(self, run: RunShape, *, epsilon: float, delta: float) -> float:
+        return self._product(run, delta) / epsilon
+
+    def claim(self, run: RunShape, noise_multiplier: float, delta: float) -> Guarantee:
+        source = "App. C.4" if self.automatic else "Theorem 3.7"
+        epsilon = self._product(run, delta) / noise_multiplier
+        relation = parse_neighboring(run.neighboring)
+        return Guarantee(epsilon, delta, relation, f"{source} of Zhang et al. 2024", status=REFUTED)
+
+    def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> GaussianSum:
+        return GaussianSum(norm_bound, noise_multiplier)
+
+    def _product(self, run: RunShape, delta: float) -> float:
+        return product_of_epsilon_and_noise(
+            clip=self.clip,
+            feedback=self.feedback * run.batch_size,
+            sample_rate=run.batch_size / run.n,
+            steps=run.steps,
+            delta=delta,
+            automatic=self.automatic,
+        )
+
+    def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
+        text = "the paper's Theorem 3.7, which audits refute: the true epsilon is several times larger"
+        return (Assumption("unproven", text),)

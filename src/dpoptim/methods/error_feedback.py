@@ -35,6 +35,17 @@ So the squared shifts add up to at most S^2 for *every* history. The log-likelih
 independent Gaussian that makes up the difference, is exactly normal with variance S^2/sigma^2 and half that mean: a pair
 of Gaussians S/sigma apart. QED.
 
+**Layer by layer.** If every layer's part is clipped by itself, to C1 / sqrt(L) and R / sqrt(L), and e is projected layer by
+layer onto balls of radius b / sqrt(L), then each layer is a run of the theorem, for the same history. S is homogeneous in
+(a, rho, b), so the squared shifts of each layer add up to at most S^2 / L, and those of all layers to S^2, as without.
+
+**Clip norms that move.** If everything is divided by the step's own clip norm C_t before it is remembered and released, a
+record changes c_t by at most 1 and r_t by at most R/C - 1 in every step, whatever C_t, which both worlds read off the same
+history: the theorem holds in units of C_t. A step that only measures releases another vector, of norm at most 1, in the
+place of c_t, and leaves e as it was. Each bound grows by at least a^2 with one participation more, so a participation in
+such a step costs no more than any other; and a count beside the gradients, both scaled as `private_quantile` does, shifts
+by a part of a^2 at participations alone, with the rest of S^2 scaled down by as much.
+
 **Rounding.** e, its norm and its projection are float64, the norm to 2^-40 (`norm`), so each step moves the
 quantities above by at most ``zeta = 2^-36 b + 2^-50 M`` more than in exact arithmetic, M bounding all that e may hold. All
 bounds are Lipschitz in these: norms of shifts grow by at most sqrt(2) zeta a step, D by as much, and what that adds to the
@@ -43,11 +54,18 @@ of S is enough.)
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import dp_accounting
 import torch
 from torch import Tensor
+
+from dpoptim.assumptions import Assumption
+from dpoptim.gate import GaussianSum
+from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
+from dpoptim.sampling import FixedBatches
 
 NORM_BLOCK = 4096  # entries whose squares are added before blocks are
 
@@ -89,6 +107,56 @@ def squared_shifts(a: float, rho: float, b: float, participations: int, steps: i
     return min(k * a**2 + leak + 2 * a * cross, joint)
 
 
+@dataclass(frozen=True)
+class HiddenStateNoise(StepMechanism):
+    """Independent noise that hides a record in all steps that the error state carries it into.
+
+    **Guarantee.** The whole run is **one** Gaussian of the noise multiplier: the theorem of this module, on fixed batches.
+
+    Args:
+        clip, residual, feedback: C1, R - C1, and the most that the state adds to the mean, C2; in units of the norm bound
+            that `query` is given. reset: whether the state is set to zero after every pass.
+    """
+
+    clip: float
+    residual: float
+    feedback: float
+    reset: bool
+
+    def sensitivity(self, batches: FixedBatches, steps: int) -> float:
+        """S of the theorem, on the sum, under zero-out."""
+        passes = batches.participations(steps)
+        return run_sensitivity(
+            clip=self.clip,
+            residual=self.residual,
+            feedback=self.feedback * batches.batch_size,
+            passes=passes,
+            steps_per_pass=batches.steps_per_pass,
+            reset=self.reset,
+            held=(1 if self.reset else passes) * batches.n * (self.clip + self.residual),
+        )
+
+    def audit_family(self, run: RunShape) -> str:
+        return "error feedback"
+
+    def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+    def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> GaussianSum:
+        if not isinstance(run.sampler, FixedBatches):
+            raise TypeError(f"error feedback is proved on fixed batches, got {type(run.sampler).__name__}.")
+        rounding = 1 + 2.0**-40  # of the units that the sensitivity is in
+        return GaussianSum(norm_bound * self.sensitivity(run.sampler, run.steps) * rounding, noise_multiplier)
+
+    def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
+        reset = "at the end of every pass" if self.reset else "never"
+        share = f"{self.residual / self.clip:g} times that"
+        return (
+            Assumption("enforced", f"and at most {share} to the error state, which is reset {reset}"),
+            Assumption("enforced", "the error state is private: it is fed back clipped, never saved or shown"),
+        )
+
+
 class ErrorFeedback:
     """The hidden state e of one run: what clipping took off and has not been fed back yet. Private.
 
@@ -97,13 +165,20 @@ class ErrorFeedback:
         pass_steps: steps after which it is set to zero; None: never.
         softening: 0 feeds back the projection of e onto the ball of radius b; above 0, ``b e / (|e| + softening)``, which is
             what the paper's automatic variant does (with 0.01, for which the theorem above does not hold).
+        per_layer: project each layer's part by itself.
     """
 
-    def __init__(self, feedback: float, pass_steps: int | None, softening: float = 0.0) -> None:
+    def __init__(self, feedback: float, pass_steps: int | None, softening: float = 0.0, *, per_layer: bool = False) -> None:
         self._feedback, self._pass_steps, self._softening = feedback, pass_steps, softening
+        self._per_layer = per_layer
+        self._units: Callable[[list[Tensor]], list[list[Tensor]]] = lambda sums: [sums]
         self._error: list[Tensor] | None = None
-        self._fed = 0.0  # share of it that the last query fed back
+        self._fed: list[float] = []  # shares of its units that the last query fed back
         self._steps = 0
+
+    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]]) -> None:
+        if self._per_layer:
+            self._units = by_layer
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
         """Add the fed-back part to the clipped sum, in place. The state stays as it is until `released`.
@@ -115,23 +190,30 @@ class ErrorFeedback:
         if self._error is None or (self._pass_steps is not None and self._steps % self._pass_steps == 0):
             self._error = [torch.zeros_like(part) for part in clipped]
         self._error = [error.to(total.device) for error, total in zip(self._error, clipped, strict=True)]  # after a resume
-        self._fed = self._share(norm(self._error))
-        for error, total in zip(self._error, clipped, strict=True):
-            total.add_(error, alpha=self._fed)
+        errors = self._units(self._error)
+        radius = self._feedback / math.sqrt(len(errors))
+        self._fed = [self._share(norm(unit), radius) for unit in errors]
+        for unit, totals, share in zip(errors, self._units(clipped), self._fed, strict=True):
+            for error, total in zip(unit, totals, strict=True):
+                total.add_(error, alpha=share)
         return clipped
 
     def released(self, sums: list[list[Tensor]]) -> None:
         """The sum of the last `query` is out: take what it fed back off the state, and the residual sum into it."""
         assert self._error is not None
-        for error, rest in zip(self._error, sums[1], strict=True):
-            torch.add(rest, error, alpha=1 - self._fed, out=error)
+        for unit, rests, share in zip(self._units(self._error), self._units(sums[1]), self._fed, strict=True):
+            for error, rest in zip(unit, rests, strict=True):
+                torch.add(rest, error, alpha=1 - share, out=error)
         self._steps += 1
 
-    def _share(self, length: float) -> float:
-        """The share of e that is fed back."""
+    def skipped(self) -> None:
+        self._steps += 1
+
+    def _share(self, length: float, radius: float) -> float:
+        """Return the share of e that is fed back."""
         if self._softening > 0:
-            return self._feedback / (length + self._softening)
-        return self._feedback / length if length > self._feedback else 1.0
+            return radius / (length + self._softening)
+        return radius / length if length > radius else 1.0
 
     def secret_state(self) -> dict[str, Any]:
         """For a checkpoint, secret: sums without noise. Copies; `restore` reads it."""

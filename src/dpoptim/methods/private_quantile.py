@@ -11,19 +11,19 @@ with a fixed clip norm:
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from sklearn.isotonic import isotonic_regression
 from torch import Tensor
 
-from dpoptim.arguments import positive_number, real_number
-from dpoptim.clipping import Clipping, Style
+from dpoptim.arguments import number_from_zero, one_of, positive_number, proportion
+from dpoptim.assumptions import Assumption
+from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.gradients.products import COMMON_FACTOR_ERROR
-from dpoptim.plan import Basis
-from dpoptim.private_side import NormChoice
+from dpoptim.methods.sensitive_state import AdaptiveClipNorm
 
 LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
 LEAST_OCTAVE = -40.0  # log2 of the norm above which records vote, fully an octave further up
@@ -60,17 +60,10 @@ class PrivateQuantile:
 
     def __post_init__(self) -> None:
         for name in ("quantile", "share"):
-            value = real_number(name, getattr(self, name))
-            if not 0 < value < 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {value!r}.")
-            object.__setattr__(self, name, value)
-        if self.when not in get_args(When):
-            raise ValueError(f"when must be one of {', '.join(map(repr, get_args(When)))}, got {self.when!r}.")
+            object.__setattr__(self, name, proportion(name, getattr(self, name)))
+        one_of("when", self.when, get_args(When))
         object.__setattr__(self, "start", positive_number("start", self.start))
-        rate = real_number("rate", self.rate)
-        if not 0 <= rate < math.inf:
-            raise ValueError(f"rate must be a finite number of at least 0, got {rate!r}.")
-        object.__setattr__(self, "rate", rate)
+        object.__setattr__(self, "rate", number_from_zero("rate", self.rate))
         _ = Clipping(self.start)  # validates
 
     @classmethod
@@ -85,56 +78,64 @@ class PrivateQuantile:
         """How many of the run's steps only measure."""
         return max(1, round(self.share * steps)) if self.when == "at the start" else 0
 
-    def require_signal(self, *, batch_size: int, steps: int, noise_multiplier: float) -> None:
-        """Refuse, by public numbers, to search where noise would decide.
+    def begin(
+        self, rule_of: Callable[[float], ClippingRule], *, batch_size: int, steps: int, capacity: int
+    ) -> "QuantileSearch":
+        return QuantileSearch(self, rule_of, batch_size=batch_size, steps=steps, capacity=capacity)
 
-        Raises:
-            ValueError: naming what to change.
-        """
+    def refuse_if_drowned(self, *, batch_size: int, steps: int, deviation: float) -> None:
         measuring = self.measuring_steps(steps)
         if measuring >= steps:
             raise ValueError(f"share={self.share:g} of {steps} steps leaves none to train; plan more steps.")
         if measuring:
             signal = min(self.quantile, 1 - self.quantile) * batch_size * math.sqrt(measuring)
-            noise = noise_multiplier * math.sqrt(BINS)
+            noise = deviation * math.sqrt(BINS)
         else:  # what is left of a step's noise after the steps that C takes to move by e
             signal = min(self.quantile, 1 - self.quantile) * batch_size
-            noise = noise_multiplier / (2 * math.sqrt(self.share)) * math.sqrt(self.rate)
+            noise = deviation / (2 * math.sqrt(self.share)) * math.sqrt(self.rate)
         if signal < LEAST_SIGNAL * noise:
             raise ValueError(
                 f"the search for the {self.quantile:g} quantile would follow the noise: {signal:.3g} records against a "
                 f"standard deviation of {noise:.3g}. Use a larger batch_size, share, quantile or epsilon, or fix clip_norm."
             )
 
-    def basis(self) -> Basis:
+    def assumption(self) -> Assumption:
         if self.rate == 0 and self.when == "all along":
-            return Basis("enforced", "each step releases a noisy count of unclipped gradients, which the guarantee covers")
+            return Assumption(
+                "enforced", "each step releases a noisy count of unclipped gradients, which the guarantee covers"
+            )
         where = "in steps of their own" if self.when == "at the start" else "in every step"
-        return Basis("enforced", f"the clip norm was found from noisy counts {where}, which the guarantee covers")
+        return Assumption("enforced", f"the clip norm was found from noisy counts {where}, which the guarantee covers")
 
 
-class QuantileSearch(NormChoice):
+class QuantileSearch(AdaptiveClipNorm):
     """One run's search. Public, but for what it has observed since the last step.
 
     Args:
-        batch_size: expected; the public number that counts are divided by.
-        steps: of the run.
-        capacity: the most records that a step holds; public.
+        quantile: its settings. The others as for `ClipNormPolicy.begin`.
 
-    **Guarantee.** What `query` returns moves by at most 1 with one record. Votes do not jump with the norm: under a mean all
-    norms are rounded together, by up to 42 * 2^-24 of their length depending on how many records there are, and the others'
-    votes may move by that times `SLOPE` each, which is taken off every vote.
+    **Guarantee.** What `query` returns moves by at most 1 with one record that moves the scaled sums by at most 1. Votes do
+    not jump with the norm: under a mean all norms are rounded together, by up to 42 * 2^-24 of their length depending on how
+    many records there are, and the others' votes may move by that times `SLOPE` each, which is taken off every vote.
     """
 
-    def __init__(self, quantile: PrivateQuantile, style: Style, *, batch_size: int, steps: int, capacity: int) -> None:
-        self._settings, self._style = quantile, style
+    def __init__(
+        self,
+        quantile: PrivateQuantile,
+        rule_of: Callable[[float], ClippingRule],
+        *,
+        batch_size: int,
+        steps: int,
+        capacity: int,
+    ) -> None:
+        self._settings, self._rule_of = quantile, rule_of
         self._batch_size = batch_size
         self._shrunk = 1 / (1 + SLOPE * capacity * COMMON_FACTOR_ERROR)
         self._measuring = quantile.measuring_steps(steps)
         self._histogram = torch.zeros(BINS, dtype=torch.float64, device="cpu")
         self._count = 0.0  # of norms at most C, less half of the records
         self.observed = torch.zeros_like(self._histogram)
-        self.rule = Clipping(quantile.start, style)
+        self.rule = rule_of(quantile.start)
         self.share_below = math.nan
 
     @property
@@ -154,35 +155,42 @@ class QuantileSearch(NormChoice):
             below = ((math.log2(self.rule.norm) - octaves) / VOTE_OCTAVES).clamp(-0.5, 0.5)
             self._count += float((below * votes).sum()) * self._shrunk
 
+    def scaled(self, sums: list[list[Tensor]]) -> list[list[Tensor]]:
+        return [[total.div_(self.rule.norm) for total in each] for each in sums]
+
     def query(self, sums: list[Tensor]) -> list[Tensor]:
-        if self._measuring:
-            return [self.observed]
+        """Sums and counts together; zeros in the place of what a step is not for.
+
+        That the shapes stay the same lets noise be correlated over the steps.
+        """
         if self._settings.when == "at the start":
-            return [total.div_(self.rule.norm) for total in sums]
+            if self._measuring:
+                return [*(total.zero_() for total in sums), self.observed]
+            return [*sums, torch.zeros_like(self.observed)]
         kept, spent = math.sqrt(1 - self._settings.share), math.sqrt(self._settings.share)
         count = torch.tensor([2 * spent * self._count], dtype=torch.float64, device="cpu")
-        return [*(total.mul_(kept / self.rule.norm) for total in sums), count]
+        return [*(total.mul_(kept) for total in sums), count]
 
     def answer(self, released: list[Tensor]) -> list[Tensor] | None:
         norm = self.rule.norm
+        *sums, counts = released
         if self._measuring:
-            self._histogram += released[0]
+            self._histogram += counts
             self._measuring -= 1
             if not self._measuring:
-                self.rule = Clipping(quantile_of(self._histogram, self._settings.quantile), self._style)
+                self.rule = self._rule_of(quantile_of(self._histogram, self._settings.quantile))
             self.forget()
             return None
         self.forget()
         if self._settings.when == "at the start":
-            return [total.mul_(norm) for total in released]
-        *sums, count = released
+            return [total.mul_(norm) for total in sums]
         share = self._settings.share
-        below = float(count) / (2 * math.sqrt(share)) / self._shrunk / self._batch_size + 0.5
+        below = float(counts) / (2 * math.sqrt(share)) / self._shrunk / self._batch_size + 0.5
         self.share_below = below
         factor = math.exp(-self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile))
         start = self._settings.start  # may lie outside of what is searched, and stays there where the rate is 0
         lowest, highest = min(start, 2**LOWEST), max(start, 2**HIGHEST)
-        self.rule = Clipping(min(max(norm * factor, lowest), highest), self._style)
+        self.rule = self._rule_of(min(max(norm * factor, lowest), highest))
         return [total.mul_(norm / math.sqrt(1 - share)) for total in sums]
 
     def forget(self) -> None:
@@ -198,7 +206,7 @@ class QuantileSearch(NormChoice):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.rule = Clipping(state["norm"], self._style)
+        self.rule = self._rule_of(state["norm"])
         self._measuring, self.share_below = state["measuring"], state["share_below"]
         self._histogram = state["histogram"].clone()
 
@@ -215,6 +223,8 @@ def histogram(octaves: Tensor, votes: Tensor) -> Tensor:
 
 def quantile_of(noisy: Tensor, quantile: float) -> float:
     """The norm below which a share ``quantile`` of the counts lies, from a noisy histogram; geometric within a bin."""
+    from sklearn.isotonic import isotonic_regression
+
     shares = isotonic_regression(np.cumsum(noisy.numpy()))
     target = quantile * max(float(shares[-1]), 1.0)
     place = min(int(np.searchsorted(shares, target)), BINS - 1)

@@ -1,15 +1,42 @@
 """A whole-run solver as a plan's method: what it may spend is one Gaussian, however it divides that up."""
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import ClassVar
 
 import dp_accounting
 
-from dpoptim.accounting.calibration import calibrate_noise_multiplier
+from dpoptim.assumptions import NOISE, Assumption, bounded
 from dpoptim.clipping import Clipping
-from dpoptim.methods.basis import NOISE, bounded
-from dpoptim.plan import Basis, Plan, make_plan
+from dpoptim.mechanisms.mechanism import Mechanism, RunShape
+from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import AllRecords
+
+SUMMARIES = {
+    "momentum-gd": "full-batch gradient descent with momentum",
+    "noisy-gd": "full-batch gradient descent (Menart et al., Alg. 4)",
+    "kl-spider": "variance-reduced steps between anchors, under a KL condition (Menart et al., Alg. 1)",
+    "adaptive-gd": "gradient descent whose noise follows the gradient's norm (Menart et al., Alg. 3)",
+    "proximal-point": "a sequence of regularised problems (Menart et al., Alg. 2)",
+    "accelerated-srgd": "one pass with noisy prefix sums of gradient differences (Choquette-Choo et al.)",
+}
+
+
+@dataclass(frozen=True)
+class FilteredBudget(Mechanism):
+    """Noise that a run divides up as it goes, within a budget that is reserved as one Gaussian.
+
+    **Guarantee.** The run is one Gaussian of the noise multiplier: a filter is asked before every release.
+    """
+
+    def audit_family(self, run: RunShape) -> str:
+        return "whole run"
+
+    def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+    def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
+        filtered = "a privacy filter is asked before every release, and keeps their total within the budget"
+        return (Assumption("enforced", filtered),)
 
 
 @dataclass(frozen=True)
@@ -23,42 +50,38 @@ class WholeRun:
 
     solver: str
     clip_norm: float
+    trains: ClassVar[str] = "linear models"
+    policy: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         _ = self.rule  # validates
         object.__setattr__(self, "clip_norm", float(self.clip_norm))
 
     @property
+    def name(self) -> str:
+        return self.solver
+
+    @property
+    def summary(self) -> str:
+        return SUMMARIES[self.solver]
+
+    @property
     def rule(self) -> Clipping:
         return Clipping(self.clip_norm)
+
+    @property
+    def norm_bound(self) -> float:
+        return self.clip_norm
+
+    @property
+    def mechanism(self) -> FilteredBudget:
+        return FilteredBudget()
 
     def sampler(self, n: int, batch_size: int) -> AllRecords:
         return AllRecords()
 
-    def calibrate(self, *, n: int, batch_size: int, steps: int, epsilon: float, delta: float, neighboring: str) -> float:
-        return calibrate_noise_multiplier(sample_rate=1, steps=1, epsilon=epsilon, delta=delta, neighboring=neighboring)
-
-    def event(self, plan: Plan) -> dp_accounting.DpEvent:
-        return dp_accounting.GaussianDpEvent(plan.noise_multiplier)
-
-    def query(self, plan: Plan) -> NoReturn:
-        raise TypeError(f"a plan for {self.solver!r} is carried out by dpoptim.solvers, not by dpoptim.attach.")
-
-    def private_side(self, plan: Plan) -> None:
-        return None
-
-    def norm_choice(self, plan: Plan) -> None:
-        return None
-
-    def unproven_guarantee(self, plan: Plan, delta: float) -> None:
-        return None
-
-    def basis(self, plan: Plan) -> tuple[Basis, ...]:
-        return (
-            bounded(self.clip_norm),
-            Basis("enforced", "a privacy filter is asked before every release, and keeps their total within the budget"),
-            NOISE,
-        )
+    def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
+        return (bounded(self.clip_norm), *self.mechanism.assumptions(run), NOISE)
 
     def plan(
         self,
@@ -69,7 +92,7 @@ class WholeRun:
         noise_multiplier: float | None = None,
         neighboring: str = "zero-out",
     ) -> Plan:
-        """The budget of a run on ``n`` records, exact and public; ``noise_multiplier`` is 1 / mu."""
+        """Return the budget of a run on ``n`` records, exact and public; ``noise_multiplier`` is 1 / mu."""
         return make_plan(
             self,
             n=n,

@@ -21,7 +21,7 @@ import torch
 
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.gradients.lipschitz import lipschitz_constants
-from dpoptim.low_quantile import private_low_quantile
+from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.kl_real import Case, dp_sgd, fashion, tweets
 

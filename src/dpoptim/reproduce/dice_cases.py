@@ -21,7 +21,7 @@ from dpoptim.runs.train import accuracy
 Arrays = tuple[Tensor, Tensor]
 WORDS = 48  # of a text; longer ones are cut
 KNOWN_WORDS = 1024
-PADDING, UNKNOWN, MEANING_ENDS = 0, 1, 2
+PADDING, UNKNOWN = 0, 1  # 2 ends the meaning
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": torch.optim.SGD,
     "Adam": torch.optim.Adam,

@@ -118,7 +118,7 @@ def row(name: str, plan: Plan, epsilon: float, case: Case, step: float, found: S
         feedback_clip=(dice.feedback_clip or 0.0) if dice else 0.0,
         residual_clip=(dice.residual_clip or 0.0) if dice else plan.method.rule.norm,
         learning_rate=step / plan.method.rule.norm if case.optimizer == "SGD" else step,
-        noise=plan.method.query(plan).standard_deviation / plan.batch_size,
+        noise=plan.query.standard_deviation / plan.batch_size,
         measure=case.measure,
         score=mean(found),
         standard_deviation=stdev(found) if len(found) > 1 else math.nan,

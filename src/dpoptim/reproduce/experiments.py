@@ -1,10 +1,15 @@
 """The experiments by name, and the data that each needs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpoptim.data import FASHION_MNIST_DIRECTORY
+
+def fashion_folder() -> Path:
+    """Return where Fashion-MNIST usually is."""
+    from dpoptim.data import FASHION_MNIST_DIRECTORY
+
+    return Path(FASHION_MNIST_DIRECTORY)
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Request:
 
     out: Path
     quick: bool = False
-    fashion: Path = Path(FASHION_MNIST_DIRECTORY)
+    fashion: Path = field(default_factory=fashion_folder)
     tweets: Path | None = None
     e2e: Path | None = None
     say: Callable[[str], None] = print

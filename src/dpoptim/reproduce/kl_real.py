@@ -156,7 +156,7 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings, smoothing:
         gate = Gate(
             event=plan.event,
             neighboring="zero-out",
-            query=plan.method.query(plan),
+            query=plan.query,
             releases=plan.steps,
             ledger=ledger,
             noise=noise,

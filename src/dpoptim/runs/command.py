@@ -7,7 +7,7 @@ import io
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import nn
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.clipping import Style
 from dpoptim.data import (
     FASHION_MNIST_DIRECTORY,
     Data,
@@ -35,6 +34,7 @@ from dpoptim.plan import Plan
 from dpoptim.recipes import recipe
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.models import build_model
+from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.plans import plan_of
 from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
@@ -49,41 +49,6 @@ from dpoptim.runs.train_solver import solver_clip, train_by_solver
 from dpoptim.terminal import cell, say
 
 BUNDLED = ("digits", "fashion-mnist")
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """The options of ``dpoptim train``, as given; None where the default is to be worked out."""
-
-    data: str
-    data_dir: Path | None
-    target: str | None
-    classes: tuple[str, ...] | None
-    data_is_public: bool
-    n: int | None
-    normalise: bool
-    raw_pixels: bool
-    model: str
-    method: str
-    single_pass: bool
-    epsilon: float | None
-    delta: float | None
-    noise_multiplier: float | None
-    neighboring: str | None
-    clip_norm: float | None
-    clipping: Style
-    batch_size: int | None
-    epochs: float | None
-    learning_rate: float | None
-    momentum: float | None
-    physical_batch_size: int | None
-    seed: int
-    noise_seed: int | None
-    ledger: Path | None
-    budget: str | None
-    compare: bool | None
-    out: Path | None
-    overwrite: bool
 
 
 def run_training(request: TrainRequest, console: Console) -> Path:
@@ -173,7 +138,7 @@ def load(request: TrainRequest) -> Data:
     elif request.data == "fashion-mnist":
         data = soften(load_fashion_mnist(request.data_dir or FASHION_MNIST_DIRECTORY), request.raw_pixels)
     else:
-        data = load_table(request.data, request.target, classes=request.classes, public=request.data_is_public)
+        data = load_table(request.data, request.target, classes=request.class_names, public=request.data_is_public)
         data = hold_out_fifth(data, request.seed) if data.public else data
         if request.normalise:
             data = replace(data, x=unit_rows(data.x), x_test=None if data.x_test is None else unit_rows(data.x_test))

@@ -1,93 +1,100 @@
 """From the options of ``dpoptim train`` to a plan: which method, on how many records, for what budget."""
 
+import json
 import math
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
-from dpoptim.clipping import Style
-from dpoptim.estimators.solving import SINGLE_PASS, SOLVERS
-from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun
 from dpoptim.plan import Plan
 from dpoptim.recipes import Recipe
+from dpoptim.registry import Entry, entries, entry
+from dpoptim.runs.options import TrainRequest
 
-LOOP_METHODS = ("dp-sgd", "dice-sgd", "dp-ftrl")
-SOLVER_METHODS = tuple(name for name in SOLVERS if name not in LOOP_METHODS)
-WITHOUT_SAMPLING = ("dice-sgd", "dp-ftrl", *SOLVER_METHODS)
-
-
-class Options(Protocol):
-    """What a plan needs of the options; None where the default is to be worked out."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def single_pass(self) -> bool: ...
-    @property
-    def n(self) -> int | None: ...
-    @property
-    def epsilon(self) -> float | None: ...
-    @property
-    def delta(self) -> float | None: ...
-    @property
-    def noise_multiplier(self) -> float | None: ...
-    @property
-    def neighboring(self) -> str | None: ...
-    @property
-    def clip_norm(self) -> float | None: ...
-    @property
-    def clipping(self) -> Style: ...
-    @property
-    def batch_size(self) -> int | None: ...
-    @property
-    def epochs(self) -> float | None: ...
+SINGLE_PASS_SOLVERS = ("accelerated-srgd",)
 
 
-def plan_of(options: Options, records: int, *, bundled: bool, largest_gradient: float, defaults: Recipe) -> Plan:
+def plan_of(options: TrainRequest, records: int, *, bundled: bool, largest_gradient: float, defaults: Recipe) -> Plan:
     """The plan of the options; what is not given comes from the recipe.
 
     Args:
         records: of the data set.
         bundled: whether it is one of the bundled, public sets.
         largest_gradient: bound on a record's gradient at norm-1 records, for solvers that clip relative to it.
+
+    Raises:
+        ValueError: an option that is out of range, or not one of this method's.
     """
-    method = single_pass_method(options)
-    relation = relation_of(options, method, bundled)
-    epsilon = 2.0 if options.epsilon is None and options.noise_multiplier is None else options.epsilon
-    delta = 1e-5 if options.delta is None and bundled else options.delta
+    chosen = entry(single_pass_method(options))
     n = records if options.n is None else options.n
     clip_norm = defaults.clip_norm if options.clip_norm is None else options.clip_norm
-    if method in SOLVER_METHODS:
+    budget: dict[str, Any] = {
+        "epsilon": 2.0 if options.epsilon is None and options.noise_multiplier is None else options.epsilon,
+        "delta": 1e-5 if options.delta is None and bundled else options.delta,
+        "noise_multiplier": options.noise_multiplier,
+    }
+    if chosen.solver:
         if options.model != "softmax":
-            raise ValueError(f"--method {method} is for --model softmax; {', '.join(LOOP_METHODS)} train any model.")
+            others = ", ".join(name for name, each in entries().items() if not each.solver)
+            raise ValueError(f"--method {chosen.name} is for --model softmax; {others} train any model.")
+        refuse_settings(chosen, options)
         solver_clip = largest_gradient if options.clip_norm is None else options.clip_norm
-        return WholeRun(method, solver_clip).plan(
-            n=n, epsilon=epsilon, delta=delta, noise_multiplier=options.noise_multiplier, neighboring=relation
-        )
-    chosen: DPSGD | DiceSGD | DPFTRL
-    if method == "dp-sgd":
-        chosen = DPSGD(clip_norm=clip_norm, clipping=options.clipping)
-    elif method == "dice-sgd":
-        chosen = DiceSGD(clip_norm=clip_norm, clipping=options.clipping)
-    else:
-        chosen = DPFTRL(clip_norm=clip_norm, clipping=options.clipping)
+        relation = relation_of(options, bundled, ("zero-out", "replace-one"))
+        plan: Plan = chosen.make(chosen.name, solver_clip).plan(n=n, **budget, neighboring=relation)
+        return plan
+    method = chosen.make(clip_norm=clip_norm, **settings_of(chosen, options))
+    batch_size = min(defaults.batch_size, n) if options.batch_size is None else options.batch_size
+    sampler = method.sampler(n, min(batch_size, n))
+    if options.single_pass and not sampler.whole_passes:
+        raise ValueError(f"--method {chosen.name} needs many looks at the data; leave out --single-pass.")
     epochs = defaults.epochs if options.epochs is None else options.epochs
     if options.single_pass:
         epochs = 1
-    elif method != "dp-sgd":
+    elif sampler.whole_passes:
         epochs = math.ceil(epochs)
-    return chosen.plan(
-        n=n,
-        batch_size=min(defaults.batch_size, n) if options.batch_size is None else options.batch_size,
-        epochs=epochs,
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=options.noise_multiplier,
-        neighboring=relation,
-    )
+    relation = relation_of(options, bundled, sampler.relations)
+    plan = method.plan(n=n, batch_size=batch_size, epochs=epochs, **budget, neighboring=relation)
+    return plan
 
 
-def single_pass_method(options: Options) -> str:
+def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
+    """The method's own settings: --clipping, and whatever --set gives, as JSON values or else as text.
+
+    Raises:
+        ValueError: the method has no such setting.
+    """
+    known = [field.name for field in fields(chosen.make)] if is_dataclass(chosen.make) else []
+    settings: dict[str, Any] = {}
+    if options.clipping != "flat":
+        settings["clipping"] = str(options.clipping)
+    for text in options.setting or ():
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise ValueError(f"--set takes NAME=VALUE, got {text!r}.")
+        settings[name] = read_value(value.strip())
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"--method {chosen.name} has no setting {name!r}; it has {', '.join(known)}.")
+    return settings
+
+
+def read_value(text: str) -> Any:
+    """A number, true, false or null as JSON writes it; ``inf``; else the text itself."""
+    if text == "inf":
+        return math.inf
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def refuse_settings(chosen: Entry, options: TrainRequest) -> None:
+    if options.setting or options.clipping != "flat":
+        raise ValueError(f"--method {chosen.name} has a clip norm, and no other settings; leave out --set and --clipping.")
+
+
+def single_pass_method(options: TrainRequest) -> str:
     """The method, checked against --single-pass: by default accelerated SRGD where the model is linear."""
     if not options.single_pass:
         return options.method
@@ -95,18 +102,19 @@ def single_pass_method(options: Options) -> str:
         raise ValueError(f"--single-pass sees every record once; leave out --epochs {options.epochs:g}.")
     if options.method == "dp-sgd":
         return "accelerated-srgd" if options.model == "softmax" else "dp-ftrl"
-    if options.method not in (*SINGLE_PASS, "dp-ftrl", "dice-sgd"):
+    if entry(options.method).solver and options.method not in SINGLE_PASS_SOLVERS:
         raise ValueError(f"--method {options.method} needs many looks at the data; leave out --single-pass.")
     return options.method
 
 
-def relation_of(options: Options, method: str, bundled: bool) -> str:
+def relation_of(options: TrainRequest, bundled: bool, possible: Sequence[str]) -> str:
+    """The relation: add-or-remove-one where the sampler allows it and n is public, else zero-out."""
     if options.neighboring is not None:
-        relation = options.neighboring
-    elif method in WITHOUT_SAMPLING:
-        relation = "zero-out"
+        relation = str(options.neighboring)
+    elif "add-or-remove-one" in possible and (options.n is not None or bundled):
+        relation = "add-or-remove-one"
     else:
-        relation = "add-or-remove-one" if options.n is not None or bundled else "zero-out"
+        relation = "zero-out"
     if relation == "add-or-remove-one" and options.n is None and not bundled:
         raise ValueError(
             "--neighboring add-or-remove-one needs --n, a public number of records: taken from the file it would be "

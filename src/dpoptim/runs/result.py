@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.plan import Basis, Plan
+from dpoptim.assumptions import Assumption
+from dpoptim.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class RunResult:
     parameters: int
     plan: Plan
     guarantee: Guarantee
-    basis: tuple[Basis, ...]
+    basis: tuple[Assumption, ...]
     settings: dict[str, str]
     seconds: float | None
     ledger: LedgerEntry | None

@@ -14,8 +14,9 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.assumptions import Assumption
 from dpoptim.data import Data
-from dpoptim.plan import Basis, Plan
+from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
@@ -52,7 +53,7 @@ class Trained:
 
     model: nn.Module
     guarantee: Guarantee
-    basis: tuple[Basis, ...]
+    basis: tuple[Assumption, ...]
     reservation: str | None
     scores: tuple[float, ...]
     seconds: float

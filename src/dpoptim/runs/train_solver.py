@@ -10,13 +10,14 @@ from torch import nn
 
 from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.assumptions import Assumption
 from dpoptim.data import Data
 from dpoptim.estimators.linear import CLIPPED_SHARE
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods import WholeRun
-from dpoptim.plan import Basis, Plan
+from dpoptim.plan import Plan
 from dpoptim.runs.train import Optimization, Trained, accuracy, public_hold_out
 from dpoptim.solvers.budget import Budget
 
@@ -81,7 +82,7 @@ def train_by_solver(
         layer.bias.copy_(matrix[:, -1])
     on_step(1)
     hold_out = public_hold_out(data)
-    seeded = [] if noise_seed is None else [Basis("unproven", f"{SEEDED}: whoever knows the seed sees the data")]
+    seeded = [] if noise_seed is None else [Assumption("unproven", f"{SEEDED}: whoever knows the seed sees the data")]
     return Trained(
         model=model,
         guarantee=guarantee,

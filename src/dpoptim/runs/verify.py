@@ -14,8 +14,9 @@ from typing import Any
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.assumptions import Assumption
 from dpoptim.documents import DIGEST, load
-from dpoptim.plan import Basis, Plan, same_number
+from dpoptim.plan import Plan, same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
@@ -75,7 +76,7 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
 
 def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
     """A run of this plan with what the certificate says of everything else."""
-    basis = tuple(Basis(kind, text) for kind, texts in written["basis"].items() for text in texts)
+    basis = tuple(Assumption(kind, text) for kind, texts in written["basis"].items() for text in texts)
     said = [*written["guarantee"]["notes"], *written["basis"]["unproven"]]
     guarantee = plan.guarantee
     if any("seeded" in text for text in said):  # wherever it is said, it holds

@@ -20,7 +20,7 @@ from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, pa
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.gate import CorrelatedSum, Gate
-from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Mechanism
+from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Constraint, Everywhere
@@ -57,7 +57,7 @@ class SRGD:
     beta: float
     gradient: Gradient = "recursive"
     accelerated: bool = True
-    mechanism: Mechanism | None = None
+    mechanism: Strategy | None = None
     constraint: Constraint = field(default_factory=Everywhere)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class SRGD:
             raise ValueError(f'gradient must be "recursive" or "independent", got {self.gradient!r}.')
 
     @property
-    def noise(self) -> Mechanism:
+    def noise(self) -> Strategy:
         """The mechanism that is used."""
         if self.mechanism is not None:
             return self.mechanism

@@ -7,9 +7,9 @@ from torch import Tensor
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import whole_number
 from dpoptim.solvers.budget import Budget
-from dpoptim.solvers.kl_spider import CONSTANTS, Constants
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+from dpoptim.theory.kl_schedules import CONSTANTS, Constants
 
 MOST_STEPS = 10_000
 LARGEST_RAISE = 4.0  # the last step may be this many times cheaper than wanted (twice the noise)

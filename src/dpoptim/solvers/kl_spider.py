@@ -1,129 +1,14 @@
 """KL-Spider (Menart et al. 2024, Algorithm 1): variance reduction with rounds that end when the gradient is small."""
 
-import math
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import whole_number
+from dpoptim.arguments import one_of
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, positive, starting_point
-
-Constants = Literal["theorem", "practical"]
-MOST_ROUNDS = 1_000_000
-
-
-@dataclass(frozen=True)
-class SpiderConstants:
-    """The numbers that the analysis of Algorithm 1 fixes; they change what is achieved, never the guarantee.
-
-    Attributes:
-        descent: a step lowers the risk by at least Phi^(2/kappa) / (descent gamma^2 L1).
-        floor: the last threshold is ``(floor gamma L0 sqrt(K d log(1/beta')) / (n sqrt(rho)))^kappa``.
-        step: a step has the length ``Phi^(1/kappa) / (step gamma L1)``.
-        stop: a round ends when the gradient's estimate is shorter than ``stop Phi^(1/kappa) / gamma``.
-        union: whether the floor covers all steps at once by log(1/beta'), or one typical step.
-    """
-
-    descent: float
-    floor: float
-    step: float
-    stop: float
-    union: bool
-
-
-CONSTANTS = {
-    "theorem": SpiderConstants(descent=64, floor=32, step=4, stop=7 / 8, union=True),
-    # The same argument for a typical error, which is orthogonal to the gradient and 1/4 of the threshold.
-    "practical": SpiderConstants(descent=6, floor=4, step=2, stop=3 / 4, union=False),
-}
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round: its target for the excess risk, its most steps, and the length of each."""
-
-    target: float
-    steps: int
-    difference_bound: float  # L1 times the length of a step
-    stop_below: float
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Lines 2 to 7 of Algorithm 1, from public numbers.
-
-    Attributes:
-        rounds: K, the most full gradients.
-        factor: c, by which a round lowers the target.
-        floor: the least target.
-    """
-
-    rounds: int
-    factor: float
-    floor: float
-    risk_bound: float
-    kl_gamma: float
-    kl_exponent: float
-    constants: SpiderConstants
-
-    def next(self, target: float) -> Round:
-        """The round after one that reached ``target``. T_k is rounded up."""
-        target = max(target / self.factor, self.floor)
-        kappa = self.kl_exponent
-        steps = math.ceil((self.risk_bound / target) ** ((2 - kappa) / kappa) * (1 - 1e-12))
-        scale = target ** (1 / kappa) / self.kl_gamma
-        return Round(target, steps, scale / self.constants.step, self.constants.stop * scale)
-
-    def longest(self) -> tuple[Round, ...]:
-        """The rounds of a run whose gradients are never short."""
-        rounds: list[Round] = []
-        for _ in range(self.rounds):
-            rounds.append(self.next(rounds[-1].target if rounds else self.risk_bound))
-        return tuple(rounds)
-
-
-def spider_schedule(
-    *,
-    n: int,
-    dimension: int,
-    rho: float,
-    lipschitz: float,
-    smoothness: float,
-    kl_gamma: float,
-    kl_exponent: float,
-    risk_bound: float,
-    beta: float,
-    constants: Constants,
-    rounds: int | None = None,
-) -> Schedule:
-    """The schedule for these settings; see `kl_spider` for what they are.
-
-    Raises:
-        ValueError: settings that ask for more than a million rounds.
-    """
-    c, kappa, gamma = CONSTANTS[constants], kl_exponent, kl_gamma
-    noise = gamma * lipschitz * math.sqrt(dimension) / (n * math.sqrt(rho))
-    inverse_progress = c.descent * gamma**2 * smoothness * risk_bound ** (-(2 - kappa) / kappa)
-    wanted = (1 + inverse_progress) * (math.log(risk_bound) - kappa * math.log(noise))
-    if rounds is None and wanted > MOST_ROUNDS:
-        raise ValueError(
-            f"the settings ask for {wanted:.3g} rounds: kl_gamma^2 * smoothness = {gamma**2 * smoothness:.3g} is large "
-            "against risk_bound^((2-kappa)/kappa). Fix: a smaller smoothness, or adaptive_gd, which needs no kl_gamma."
-        )
-    rounds = max(1, math.ceil(wanted)) if rounds is None else whole_number("rounds", rounds, least=1)
-    spread = noise * math.sqrt(rounds)
-    union = 1.0
-    if c.union:
-        # beta' of line 3; a union over the steps, so it is never above beta / K.
-        share = beta / rounds * min(1.0, (spread / risk_bound ** (1 / kappa)) ** (2 - kappa))
-        union = math.sqrt(math.log(1 / share))
-    floor = min((c.floor * spread * union) ** kappa, risk_bound)
-    return Schedule(rounds, 1 + 1 / inverse_progress, floor, risk_bound, gamma, kappa, c)
+from dpoptim.theory.kl_schedules import CONSTANTS, Constants, Schedule, spider_schedule
 
 
 def kl_spider(
@@ -180,8 +65,7 @@ def kl_spider(
         raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
     if anchor_share is not None and not 0 < anchor_share < 1:
         raise ValueError(f"anchor_share must be in (0, 1), got {anchor_share!r}.")
-    if constants not in CONSTANTS:
-        raise ValueError(f"constants must be 'theorem' or 'practical', got {constants!r}.")
+    one_of("constants", constants, CONSTANTS)
     largest = (kl_gamma * lipschitz) ** kl_exponent
     w = starting_point(w0, objective)
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)

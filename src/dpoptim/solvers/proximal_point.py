@@ -5,34 +5,14 @@ import math
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import whole_number
+from dpoptim.arguments import one_of, whole_number
 from dpoptim.solvers.budget import Budget
-from dpoptim.solvers.kl_spider import CONSTANTS, Constants
 from dpoptim.solvers.noisy_gd import strongly_convex_descent
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+from dpoptim.theory.kl_schedules import CONSTANTS, Constants, proximal_rounds
 
 PRACTICAL_INNER_STEPS = 100
-DESCENT = {"theorem": 32.0, "practical": 2.0}  # a call lowers the risk by at least F / (1 + DESCENT gamma^2 L ...)
-
-
-def proximal_rounds(
-    *,
-    n: int,
-    dimension: int,
-    rho: float,
-    lipschitz: float,
-    weak_convexity: float,
-    kl_gamma: float,
-    kl_exponent: float,
-    risk_bound: float,
-    constants: Constants,
-) -> int:
-    """T of Algorithm 2, line 1, rounded up, at least 1."""
-    noise = kl_gamma * lipschitz * math.sqrt(dimension) / (n * math.sqrt(rho))
-    growth = risk_bound ** ((kl_exponent - 2) / kl_exponent)
-    per_halving = 1 + DESCENT[constants] * growth * kl_gamma**2 * weak_convexity
-    return max(1, math.ceil(per_halving * (math.log(risk_bound) - kl_exponent * math.log(noise))))
 
 
 def proximal_point(
@@ -84,8 +64,7 @@ def proximal_point(
         raise ValueError(f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes exponents up to 2.")
     if not 0 < beta < 1:
         raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
-    if constants not in CONSTANTS:
-        raise ValueError(f"constants must be 'theorem' or 'practical', got {constants!r}.")
+    one_of("constants", constants, CONSTANTS)
     largest = (kl_gamma * lipschitz) ** kl_exponent
     w = starting_point(w0, objective)
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)

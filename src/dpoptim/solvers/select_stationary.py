@@ -5,9 +5,9 @@ from torch import Tensor
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.solvers.adaptive_gd import MOST_STEPS, descend_adaptively
 from dpoptim.solvers.budget import Budget
-from dpoptim.solvers.kl_spider import Constants
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, starting_point
+from dpoptim.theory.kl_schedules import Constants
 
 
 def select_stationary(

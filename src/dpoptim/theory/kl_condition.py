@@ -10,8 +10,7 @@ the paper states as O(...) are returned without their constant, and say so.
 import math
 from dataclasses import dataclass
 
-from dpoptim.solvers.kl_spider import Schedule, spider_schedule
-from dpoptim.solvers.proximal_point import proximal_rounds
+from dpoptim.theory.kl_schedules import Schedule, proximal_rounds, spider_schedule
 
 __all__ = [
     "KLSetting",

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
+from dpoptim.assumptions import Assumption
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.plan import Basis
 
-ESCAPES = Basis("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
+ESCAPES = Assumption("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
 MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of losses has none)"
 NOT_CHECKED = (
     "loss not checked: each record's loss depends on that record alone (no mean over the tokens of a batch, no mixing or "
@@ -18,7 +18,7 @@ NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
 
-def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool], isolation: Isolation) -> tuple[Basis, ...]:
+def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool], isolation: Isolation) -> tuple[Assumption, ...]:
     """Of the loss, as it was handed over so far.
 
     Args:
@@ -28,33 +28,33 @@ def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool], isola
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return (Basis("trusted", SHAPES), Basis("trusted", NOTHING_ELSE), Basis("trusted", NOTHING_KEPT))
-    items = [Basis("trusted", NOT_CHECKED)]
+        return (Assumption("trusted", SHAPES), Assumption("trusted", NOTHING_ELSE), Assumption("trusted", NOTHING_KEPT))
+    items = [Assumption("trusted", NOT_CHECKED)]
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
         stated = f"the loss is the {declared or 'mean'} over the batch of one term per record{usual} (private.backward sees)"
-        items.append(Basis("trusted", stated))
+        items.append(Assumption("trusted", stated))
     elif caveats["scalar"]:
-        items.append(Basis("trusted", "what was summed or averaged to the loss is one term per record"))
-    items += [Basis("trusted", SHAPES), Basis("trusted", f"{NOTHING_ELSE}; records keep their order in it")]
+        items.append(Assumption("trusted", "what was summed or averaged to the loss is one term per record"))
+    items += [Assumption("trusted", SHAPES), Assumption("trusted", f"{NOTHING_ELSE}; records keep their order in it")]
     if caveats["mean"] or declared == "mean":
-        items.append(Basis("trusted", MEAN))
+        items.append(Assumption("trusted", MEAN))
     return tuple(items)
 
 
-def in_order(items: Iterable[Basis]) -> tuple[Basis, ...]:
+def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
     """What is enforced, then what is taken on trust, then what is unproven; otherwise as given."""
     kinds = ("enforced", "trusted", "unproven")
     return tuple(sorted(items, key=lambda item: kinds.index(item.kind)))
 
 
-def basis_of_ledger(durable: bool) -> Basis:
+def basis_of_ledger(durable: bool) -> Assumption:
     if durable:
-        return Basis("enforced", "the whole run was charged to a ledger on disk before its first noisy sum")
-    return Basis("trusted", "other runs on this data are added up elsewhere: the ledger was in memory")
+        return Assumption("enforced", "the whole run was charged to a ledger on disk before its first noisy sum")
+    return Assumption("trusted", "other runs on this data are added up elsewhere: the ledger was in memory")
 
 
-def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Basis, ...]:
+def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Assumption, ...]:
     """Of what the user allowed.
 
     Args:
@@ -63,13 +63,13 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Bas
     """
     items = []
     if caveats["partial_backward"]:
-        items.append(Basis("trusted", "several backward passes over a batch cover disjoint records"))
+        items.append(Assumption("trusted", "several backward passes over a batch cover disjoint records"))
     if caveats["rounded"]:
         shared = "under torch.autocast, records are rounded alike whatever other records share their batch"
-        items.append(Basis("trusted", shared))
+        items.append(Assumption("trusted", shared))
     if resumed:
         again = "nothing that was released after the checkpoint had been looked at when the run was taken up again"
-        items.append(Basis("trusted", again))
+        items.append(Assumption("trusted", again))
     if caveats["seeded"]:
-        items.append(Basis("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"))
+        items.append(Assumption("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"))
     return tuple(items)

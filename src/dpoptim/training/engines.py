@@ -6,10 +6,21 @@ from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.value_engine import ValueEngine
-from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
+from dpoptim.methods.method import TrainingMethod
 from dpoptim.plan import Plan
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.probe import positions_per_layer
+
+
+def training_method(plan: Plan) -> TrainingMethod:
+    """Return the plan's method, which a training loop can carry out.
+
+    Raises:
+        TypeError: the plan is for a solver.
+    """
+    if not isinstance(plan.method, TrainingMethod):
+        raise TypeError(f"a plan for {plan.method.name!r} is carried out by dpoptim.solvers, not by dpoptim.attach.")
+    return plan.method
 
 
 def engine_for(
@@ -21,21 +32,21 @@ def engine_for(
     partial_backward: bool = False,
     rows: RowsOfRecords = ONE_ROW,
 ) -> Engine:
-    """What turns backward passes into the plan's clipped sums.
+    """Return what turns backward passes into the plan's clipped sums.
 
     Args:
         chosen: how records are kept apart, and what a call of the model looks like.
         rows: that make up a record.
     """
-    capacity, method = plan.sampler.capacity(plan.n), plan.method
-    if isinstance(method, ValueClippedSGD):
+    capacity, method = plan.sampler.capacity(plan.n), training_method(plan)
+    if method.value_bound is not None:
         if partial_backward:
-            raise ValueError("partial_backward=True is not for ValueClippedSGD; use batches(physical_batch_size=...).")
+            raise ValueError("partial_backward=True is not for value clipping; use batches(physical_batch_size=...).")
         if rows.per_record > 1:
-            raise ValueError("records of several rows are not for ValueClippedSGD. Fix: dpoptim.DPSGD.")
+            raise ValueError("records of several rows are not for value clipping. Fix: dpoptim.DPSGD.")
         if chosen.isolation != Isolation():
-            raise ValueError("isolation is not for ValueClippedSGD, whose bound is proved for layers. Fix: leave it out.")
-        return ValueEngine(model, method.rule, capacity=capacity, paper=method.bound == "paper")
+            raise ValueError("isolation is not for value clipping, whose bound is proved for layers. Fix: leave it out.")
+        return ValueEngine(model, method.rule, capacity=capacity, paper=method.value_bound == "paper")
     if chosen.isolation.alone and rows.per_record > 1:
         raise ValueError('isolation="alone" is not for records of several rows. Fix: isolation="vmap".')
     return Engine(

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from dpoptim.assumptions import Assumption
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone, squared_norms, trainable
-from dpoptim.plan import Basis
 from dpoptim.training.check import TOLERANCE, quiet
 from dpoptim.training.made_up import Sample, samples
 
 MOST_TRIALS = 16
-PASSED = Basis("trusted", "the model treats records independently (it did on random inputs, against batches of one)")
+PASSED = Assumption("trusted", "the model treats records independently (it did on random inputs, against batches of one)")
 ALONE = "records cannot see each other: every microbatch has one record"
 WHOLE = "records cannot see each other in the model: its forward pass is vectorised, with a row of parameters for each"
 PARTS = "in {} records cannot see each other: vectorised, with a row of parameters for each"
@@ -46,7 +46,7 @@ class Chosen:
     """
 
     isolation: Isolation
-    basis: tuple[Basis, ...]
+    basis: tuple[Assumption, ...]
     sample: Sample | None
     message: str = ""
 
@@ -84,12 +84,12 @@ def choose_isolation(
     """
     watch_batch_statistics(model)
     if choice == "alone":
-        return Chosen(Isolation.of("alone"), (Basis("enforced", ALONE),), None)
+        return Chosen(Isolation.of("alone"), (Assumption("enforced", ALONE),), None)
     with torch.random.fork_rng([]):
         found, reason = working_sample(model, train_set, batch_axis)
     if found is None:
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)
-        enforced = (Basis("enforced", WHOLE),) if choice == "vmap" else ()
+        enforced = (Assumption("enforced", WHOLE),) if choice == "vmap" else ()
         return Chosen(isolation, (*enforced, not_probed(reason)), None)
     with quiet(model, lambda: found.outputs(model)):
         sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
@@ -126,8 +126,8 @@ def working_sample(model: nn.Module, train_set: Dataset[Any], batch_axis: int | 
     return None, reasons[0] if reasons else "records are not made of tensors"
 
 
-def not_probed(reason: str) -> Basis:
-    return Basis(
+def not_probed(reason: str) -> Assumption:
+    return Assumption(
         "trusted",
         f"the model treats records independently, and every layer has them on its first axis (not tested on random inputs: "
         f"{reason}; see dpoptim.check)",
@@ -279,14 +279,14 @@ def parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def basis_of(isolation: Isolation) -> tuple[Basis, ...]:
+def basis_of(isolation: Isolation) -> tuple[Assumption, ...]:
     """What may be said of a way that passed its trial."""
     if isolation.alone:
-        return (Basis("enforced", ALONE),)
+        return (Assumption("enforced", ALONE),)
     if isolation.enforced:
-        return (Basis("enforced", WHOLE),)
+        return (Assumption("enforced", WHOLE),)
     if isolation.by_vmap:
-        return (Basis("enforced", PARTS.format(some(isolation.by_vmap))), PASSED)
+        return (Assumption("enforced", PARTS.format(some(isolation.by_vmap))), PASSED)
     return (PASSED,)
 
 

@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpoptim.arguments import whole_number
 from dpoptim.gradients.oracle import Loss
-from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.plan import Plan
-from dpoptim.training.engines import engine_for
+from dpoptim.training.engines import engine_for, training_method
 from dpoptim.training.refusals import refuse_model
 
 FEW = 6  # rows of a first trial pass
@@ -46,8 +45,8 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
     refuse_model(model)
-    if isinstance(plan.method, ValueClippedSGD):
-        raise ValueError("physical_batch_size is not for ValueClippedSGD, whose backward pass is the ordinary one.")
+    if training_method(plan).value_bound is not None:
+        raise ValueError("physical_batch_size is not for value clipping, whose backward pass is the ordinary one.")
     most = plan.sampler.capacity(plan.n)
 
     def bytes_for(rows: int) -> int | None:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import Sampler as IndexSampler
 
 from dpoptim.gradients.products import BLOCK_GROUPS
+from dpoptim.gradients.summation_groups import EXPECTED_GROUP, into_groups
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import EXPECTED_GROUP, Indices, Position, Sampler, into_groups
+from dpoptim.sampling import Indices, Position, Sampler
 from dpoptim.training.units import present_rows
 
 

@@ -16,12 +16,13 @@ from torch.utils.data import Dataset
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import whole_number
+from dpoptim.assumptions import Assumption
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice, require_choice
 from dpoptim.noise.stream import KeyStream
-from dpoptim.plan import Basis, Plan
+from dpoptim.plan import Plan
 from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, in_order
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.engines import engine_for
@@ -105,7 +106,7 @@ class PrivateTraining:
         gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
-            query=plan.method.query(plan),
+            query=plan.query,
             releases=plan.steps,
             ledger=None if plan.noise_multiplier == 0 else self._ledger,
             noise=key_stream(noise_seed, "gaussian noise" + later),
@@ -362,7 +363,7 @@ class PrivateTraining:
         return None if self._steps.gate.reservation is None else self._steps.gate.reservation.id
 
     @property
-    def basis(self) -> tuple[Basis, ...]:
+    def basis(self) -> tuple[Assumption, ...]:
         """What the guarantee rests on, with what attaching has found out."""
         caveats = self._all_caveats()
         loss, ledger = basis_of_loss(self._reduction, caveats, self._engine.isolation), basis_of_ledger(self._ledger.durable)

@@ -6,6 +6,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
+from dpoptim.training.engines import training_method
 from dpoptim.training.microbatches import BatchQueue, Microbatch
 
 # "open" while a batch's microbatches arrive, "complete" when the last one has, "released" until all is written down.
@@ -32,8 +33,11 @@ class Steps:
         self._plan, self._engine, self._queue, self.gate = plan, engine, queue, gate
         self.done, self.moved = 0, False
         self._state: State = "idle"
-        self._side = plan.method.private_side(plan)
-        self.choice = plan.method.norm_choice(plan)
+        method = training_method(plan)
+        self._side = method.sensitive_state(plan)
+        if self._side is not None:
+            self._side.attach(engine.by_layer)
+        self.choice = method.adaptive_clip_norm(plan)
         if self.choice is not None:
             engine.clipping, engine.observer = self.choice.rule, self.choice.observe
 
@@ -65,13 +69,18 @@ class Steps:
         """
         self.gate.open()  # first: a refusal must leave the sums as they were
         sums = self._engine.take_sums()
-        query = sums[0] if self._side is None else self._side.query(sums)
+        if self.choice is not None:
+            sums = self.choice.scaled(sums)
+        trains = self.choice is None or self.choice.found
+        query = self._side.query(sums) if self._side is not None and trains else sums[0]
         if self.choice is not None:
             query = self.choice.query(query)
         noisy = self.gate.release_sum(query)
         self._state = "released"  # if what follows is interrupted, the run is over: the step must not happen twice
-        if self._side is not None:
+        if self._side is not None and trains:
             self._side.released(sums)
+        elif self._side is not None:
+            self._side.skipped()
         released = noisy if self.choice is None else self.choice.answer(noisy)
         if self.choice is not None:
             self._engine.clipping = self.choice.rule

@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, default_collate
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import whole_number
+from dpoptim.assumptions import ONE_RECORD_A_PERSON, Assumption
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.stream import KeyStream
-from dpoptim.plan import ONE_RECORD_A_PERSON, Basis
 from dpoptim.sampling import Indices
 
 NO_ROW = -1  # in the place of a row that is not there
@@ -123,14 +123,14 @@ class Units:
         """The guarantee, with its unit named."""
         return replace(guarantee, unit=self.name)
 
-    def basis(self, planned: tuple[Basis, ...]) -> tuple[Basis, ...]:
+    def basis(self, planned: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
         """What the guarantee rests on, with what is known of the unit beside the plan."""
         K, how = self.rows.per_record, self.rows.reduction
-        once = Basis("enforced", f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}")
+        once = Assumption("enforced", f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}")
         if self.persons is None:
             return (*planned, once) if K > 1 else planned
-        own = Basis("enforced", "persons are sampled, not rows, and choose their rows by coins of their own")
-        named = Basis("trusted", "persons names the owner of every row, and nobody goes by two names")
+        own = Assumption("enforced", "persons are sampled, not rows, and choose their rows by coins of their own")
+        named = Assumption("trusted", "persons names the owner of every row, and nobody goes by two names")
         return (*(named if item == ONE_RECORD_A_PERSON else item for item in planned), own, once)
 
 

@@ -2,8 +2,8 @@
 
 from dpoptim.noise.correlated.buffered import BufferedToeplitz
 from dpoptim.noise.correlated.independent import Independent
-from dpoptim.noise.correlated.mechanism import Mechanism, NoiseState
+from dpoptim.noise.correlated.strategy import NoiseState, Strategy
 from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot
 from dpoptim.noise.correlated.tree import BinaryTree
 
-__all__ = ["BinaryTree", "BufferedToeplitz", "Independent", "Mechanism", "NoiseState", "ToeplitzSquareRoot"]
+__all__ = ["BinaryTree", "BufferedToeplitz", "Independent", "NoiseState", "Strategy", "ToeplitzSquareRoot"]

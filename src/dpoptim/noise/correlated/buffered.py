@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 from torch import Tensor
 
-from dpoptim.noise.correlated.mechanism import Floats, NoiseState, most_participations
+from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations
 from dpoptim.noise.correlated.toeplitz import monotone_sensitivity
 from dpoptim.noise.stream import KeyStream
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dpoptim.noise.correlated.mechanism import Floats, NoiseState, most_participations
+from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations
 from dpoptim.noise.stream import KeyStream
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dpoptim.noise.correlated.mechanism import Floats, NoiseState, most_participations, rounded_up
+from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations, rounded_up
 from dpoptim.noise.stream import KeyStream
 
 

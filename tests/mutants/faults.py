@@ -17,7 +17,7 @@ from torch import Tensor
 from dpoptim import gate as gate_module
 from dpoptim.accounting import accountant
 from dpoptim.gate import Gate, GaussianSum
-from dpoptim.methods.dp_sgd import DPSGD
+from dpoptim.mechanisms import IndependentNoise
 from dpoptim.noise import ziggurat
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
@@ -83,9 +83,9 @@ def global_seed() -> AbstractContextManager[Any]:
 
 
 def query_of(change: Callable[[GaussianSum], GaussianSum]) -> Fault:
-    """DP-SGD asks the gate for another query than the one that was accounted."""
-    honest = DPSGD.query
-    return lambda: patch.object(DPSGD, "query", lambda self, noise_multiplier: change(honest(self, noise_multiplier)))
+    """The mechanism asks the gate for another query than the one that was accounted."""
+    honest = IndependentNoise.query
+    return lambda: patch.object(IndependentNoise, "query", lambda *given: change(honest(*given)))
 
 
 def halved_noise(query: GaussianSum) -> GaussianSum:
@@ -115,8 +115,8 @@ def event_of(rate: float = 1.0, steps: Callable[[int], int] = lambda count: coun
     """The sampler accounts for another sample rate, or another number of steps, than it has."""
     honest = PoissonSampling.event
 
-    def event(self: PoissonSampling, step: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:
-        return honest(PoissonSampling(self.sample_rate * rate), step, steps(count))
+    def event(self: PoissonSampling, noise_multipliers: NDArray[np.float64]) -> dp_accounting.DpEvent:
+        return honest(PoissonSampling(self.sample_rate * rate), noise_multipliers[: steps(len(noise_multipliers))])
 
     return lambda: patch.object(PoissonSampling, "event", event)
 

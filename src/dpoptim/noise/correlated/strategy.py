@@ -1,4 +1,4 @@
-"""What a mechanism for prefix sums promises, and the secret state of one run of it.
+"""What a strategy for prefix sums promises, and the secret state of one run of it.
 
 Vectors g_0, g_1, ..., g_{T-1} arrive one by one, each possibly a function of everything released before. Released are
 g_t + (B z)_t, where z is Gaussian noise of standard deviation s in every entry and B undoes a *strategy* matrix C: the
@@ -31,8 +31,8 @@ Floats = NDArray[np.float64]
 ROUNDING = 1e-12  # sensitivities are computed in float64 and rounded up by this share
 
 
-class Mechanism(Protocol):
-    """Public settings of a mechanism: a frozen dataclass."""
+class Strategy(Protocol):
+    """Public settings of a strategy: a frozen dataclass."""
 
     def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
         """An upper bound on how far one record moves the strategy's output C g, if it moves each g_t by at most 1.

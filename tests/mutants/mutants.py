@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dpoptim.audit import faults, faults_of_methods, faults_of_sums
 from dpoptim.audit.detectors import DETECTORS
+from mutants import faults, faults_of_methods, faults_of_sums
 
 __all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
 
@@ -60,7 +60,7 @@ _f, _s, _m = faults, faults_of_sums, faults_of_methods
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
 ADD_NORMAL, FACTORS, DRAW = "gate.add_normal", "clipping.Clipping.factors", "sampling.PoissonSampling.draw"
-EVENT, QUERY = "sampling.PoissonSampling.event", "methods.DPSGD.query"
+EVENT, QUERY = "sampling.PoissonSampling.event", "mechanisms.IndependentNoise.query"
 
 MUTANTS: tuple[Mutant, ...] = (
     # noise
@@ -120,8 +120,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("residual of error feedback not clipped", "clipping.SplitClipping.factors", _m.residual_not_clipped, DICE),
     Mutant("error normalised instead of clipped", "methods.ErrorFeedback._share", _m.error_normalised, DICE),
     Mutant("passes counted as one", "sampling.FixedBatches.participations", _m.passes_counted_as_one, DICE),
-    Mutant("noise of a sum on the scale of a mean", "methods.DiceSGD.sensitivity", _m.noise_for_the_mean, DICE),
-    Mutant("error never reset", "methods.DiceSGD.private_side", _m.error_never_reset, DICE),
+    Mutant("noise of a sum on the scale of a mean", "HiddenStateNoise.sensitivity", _m.noise_for_the_mean, DICE),
+    Mutant("error never reset", "methods.DiceSGD.sensitive_state", _m.error_never_reset, DICE),
     Mutant("tree sensitivity one level short", "noise.BinaryTree.sensitivity", _m.tree_one_level_short, CORRELATED),
     Mutant("second pass not charged", "noise.ToeplitzSquareRoot.sensitivity", _m.first_participation_only, CORRELATED),
     Mutant("sensitivity of the strategy left out", "gate.CorrelatedSum", _m.independent_sensitivity, CORRELATED),

@@ -14,7 +14,7 @@ from dpoptim.gate import CorrelatedSum, FilteredGate, SelectionGate
 from dpoptim.gradients import value_engine
 from dpoptim.gradients.feed_forward import Layer, SpectralNorms, squared_gradient_bounds
 from dpoptim.methods import DiceSGD, private_quantile
-from dpoptim.methods.error_feedback import ErrorFeedback
+from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.methods.private_quantile import QuantileSearch, histogram
 from dpoptim.noise.correlated import BinaryTree, ToeplitzSquareRoot
 from dpoptim.plan import Plan
@@ -34,8 +34,8 @@ def residual_not_clipped() -> Fault:
 def error_normalised() -> Fault:
     """e scaled to C2 instead of clipped to it: a short e, too, points somewhere with full length."""
 
-    def share(memory: ErrorFeedback, length: float) -> float:
-        return memory._feedback / length if length > 0 else 1.0
+    def share(memory: ErrorFeedback, length: float, radius: float) -> float:
+        return radius / length if length > 0 else 1.0
 
     return patch.object(ErrorFeedback, "_share", share)
 
@@ -45,20 +45,20 @@ def passes_counted_as_one() -> Fault:
 
 
 def noise_for_the_mean() -> Fault:
-    honest = DiceSGD.sensitivity
+    honest = HiddenStateNoise.sensitivity
 
-    def sensitivity(method: DiceSGD, batches: FixedBatches, steps: int) -> float:
-        return honest(method, batches, steps) / batches.batch_size
+    def sensitivity(mechanism: HiddenStateNoise, batches: FixedBatches, steps: int) -> float:
+        return honest(mechanism, batches, steps) / batches.batch_size
 
-    return patch.object(DiceSGD, "sensitivity", sensitivity)
+    return patch.object(HiddenStateNoise, "sensitivity", sensitivity)
 
 
 def error_never_reset() -> Fault:
-    def private_side(method: DiceSGD, plan: Plan) -> ErrorFeedback:
+    def sensitive_state(method: DiceSGD, plan: Plan) -> ErrorFeedback:
         assert method.feedback_clip is not None
         return ErrorFeedback(method.feedback_clip * plan.batch_size, None)
 
-    return patch.object(DiceSGD, "private_side", private_side)
+    return patch.object(DiceSGD, "sensitive_state", sensitive_state)
 
 
 def tree_one_level_short() -> Fault:
@@ -153,7 +153,7 @@ def count_beside_the_whole_gradient() -> Fault:
 
     def query(search: QuantileSearch, sums: list[Tensor]) -> list[Tensor]:
         parts = honest(search, sums)
-        if len(parts) > len(sums):  # gradients and the count together: the gradients as large as without it
+        if search._settings.when == "all along":  # the gradients as large as without the count
             for part in parts[:-1]:
                 part.div_(math.sqrt(1 - search._settings.share))
         return parts

@@ -1,0 +1,21 @@
+# The public names and where they live: type checkers read this file, and __init__.py loads a name when it is first used.
+from dpoptim import losses as losses
+from dpoptim.accounting.guarantee import Guarantee as Guarantee
+from dpoptim.accounting.ledger import BudgetExceeded as BudgetExceeded
+from dpoptim.accounting.ledger import Ledger as Ledger
+from dpoptim.accounting.ledger import LedgerError as LedgerError
+from dpoptim.errors import PrivacyError as PrivacyError
+from dpoptim.errors import SamplesInteractError as SamplesInteractError
+from dpoptim.methods import DPFTRL as DPFTRL
+from dpoptim.methods import DPSGD as DPSGD
+from dpoptim.methods import DiceSGD as DiceSGD
+from dpoptim.methods import PrivateQuantile as PrivateQuantile
+from dpoptim.methods import ValueClippedSGD as ValueClippedSGD
+from dpoptim.methods.low_quantile import private_low_quantile as private_low_quantile
+from dpoptim.plan import Plan as Plan
+from dpoptim.replace import replace_batchnorm as replace_batchnorm
+from dpoptim.training.attach import attach as attach
+from dpoptim.training.check import check as check
+from dpoptim.training.memory import physical_batch_size as physical_batch_size
+from dpoptim.training.private_training import PrivateTraining as PrivateTraining
+from dpoptim.version import __version__ as __version__

@@ -1,0 +1,133 @@
+"""Attacks by families of mechanisms: each plan is attacked by the family that its mechanism names.
+
+An attack replays the plan's own sampling and noise on canary records, through `dpoptim.attach` or the solver; the run's data
+is not needed. A third party's mechanism names one of these, or adds an attack of its own to `FAMILIES`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from dpoptim import registry
+from dpoptim.audit.methods import (
+    AUDITS,
+    DELTA,
+    Audit,
+    Finding,
+    adaptive,
+    dice_sgd_as_published,
+    dice_sgd_plan,
+    fixed_order_plan,
+    mu_of,
+    solver,
+    srgd,
+    two_worlds_finding,
+)
+from dpoptim.mechanisms.mechanism import StepMechanism
+from dpoptim.methods import TrainingMethod, WholeRun
+from dpoptim.plan import Plan
+from dpoptim.sampling import FixedBatches, Sampler
+
+Attack = Callable[[Plan, int, int], Finding]  # (plan, trials, seed)
+
+
+@dataclass(frozen=True)
+class PlainlyClipped(TrainingMethod):
+    """A method's sampler and mechanism with flat clipping, for attacks on these: how it clips has tests of its own.
+
+    Args:
+        method: whose they are. clip_norm: its norm bound.
+        given_order: fixed batches come in the data set's own order, so that canaries know their place.
+    """
+
+    method: TrainingMethod
+    clip_norm: float
+    given_order: bool = False
+    name: ClassVar[str] = "plainly clipped"
+    summary: ClassVar[str] = "for audits"
+
+    def sampler(self, n: int, batch_size: int) -> Sampler:
+        sampler = self.method.sampler(n, batch_size)
+        return replace(sampler, order="given") if self.given_order and isinstance(sampler, FixedBatches) else sampler
+
+    @property
+    def mechanism(self) -> StepMechanism:
+        return self.method.mechanism
+
+
+def plainly(plan: Plan, *, given_order: bool = False) -> Plan:
+    """Return the plan with flat clipping."""
+    assert isinstance(plan.method, TrainingMethod)
+    return replace(plan, method=PlainlyClipped(plan.method, plan.method.norm_bound, given_order))
+
+
+def attack(plan: Plan, trials: int, seed: int) -> Finding:
+    """Attack a plan by its mechanism's family, at the plan's own noise, steps and relation.
+
+    Raises:
+        ValueError: the family is unknown, so nothing can be said.
+    """
+    family = plan.mechanism.audit_family(plan.shape)
+    if family not in FAMILIES:
+        raise ValueError(
+            f"{type(plan.mechanism).__name__}.audit_family names {family!r}, which is none of "
+            f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or add an attack to dpoptim.audit.families.FAMILIES."
+        )
+    return FAMILIES[family](plan, trials, seed)
+
+
+def two_worlds(plan: Plan, trials: int, seed: int) -> Finding:
+    """Independent noise on Poisson batches: a canary in each of ``trials`` coordinates; see `audit.two_worlds`."""
+    scaled = replace(plainly(plan), n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials)))
+    return two_worlds_finding(scaled, seed)
+
+
+def fixed_order(plan: Plan, trials: int, seed: int) -> Finding:
+    """Canaries that take part as early and as often as they can; the claim is one Gaussian."""
+    return fixed_order_plan(plainly(plan, given_order=True), trials, seed)
+
+
+def error_feedback(plan: Plan, trials: int, seed: int) -> Finding:
+    """One record is like another: the first, followed through the true run."""
+    return dice_sgd_plan(plan, [0], seed)
+
+
+def error_feedback_as_published(plan: Plan, trials: int, seed: int) -> Finding:
+    """The counterexample, whatever the plan: the paper's theorem is false."""
+    return dice_sgd_as_published(trials, seed)
+
+
+def whole_run(plan: Plan, trials: int, seed: int) -> Finding:
+    """A solver at the plan's budget."""
+    assert isinstance(plan.method, WholeRun)
+    own = {"adaptive-gd": adaptive, "accelerated-srgd": srgd}
+    run = own.get(plan.method.solver, partial(solver, plan.method.solver))
+    return run(trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
+
+
+FAMILIES: dict[str, Attack] = {
+    "two worlds": two_worlds,
+    "fixed order": fixed_order,
+    "error feedback": error_feedback,
+    "error feedback as published": error_feedback_as_published,
+    "whole run": whole_run,
+}
+
+
+def audits() -> dict[str, Audit]:
+    """Return the audits of all methods by name: those of `AUDITS`, and of any other registered method at its defaults."""
+    covered = {name.partition(",")[0] for name in AUDITS}
+    others = [name for name in registry.method_names() if name not in covered]
+    return {**AUDITS, **{name: partial(at_defaults, name) for name in others}}
+
+
+def at_defaults(name: str, trials: int, seed: int) -> Finding:
+    """Attack a method at its default settings, in a short run at epsilon 6 under zero-out.
+
+    One pass over six fixed batches; of methods that sample, four full batches, which show most of a claim.
+    """
+    method = registry.entry(name).make(clip_norm=1.0)
+    batch_size, epochs = (100, 1) if method.sampler(600, 100).whole_passes else (600, 4)
+    plan = method.plan(n=600, batch_size=batch_size, epochs=epochs, epsilon=6.0, delta=DELTA, neighboring="zero-out")
+    return attack(plan, trials, seed)

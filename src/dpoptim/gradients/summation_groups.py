@@ -1,0 +1,39 @@
+"""Groups in which the records of a batch are summed: one record's group says nothing of the others."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.noise.stream import KeyStream
+
+Indices = NDArray[np.int64]
+EXPECTED_GROUP = 104  # records; groups beyond 160 (5 standard deviations more) are summed more slowly
+
+
+def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices]:
+    """Deal a batch into groups: each record's group is a coin of its own; within a group the order stays.
+
+    Args:
+        indices: the records of a batch, shape (B,).
+        groups: how many, a public number of at least 1.
+
+    **Guarantee.** A record's group is independent of which other records there are. So with coupled coins, adding or
+    removing one record changes its own group only, and the rounding of no other (`gradients.products`).
+    """
+    if groups == 1:
+        return [indices]
+    words = np.empty(len(indices), dtype=np.uint64)
+    coins.words(words)
+    labels = words % np.uint64(groups)
+    order = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels.astype(np.int64), minlength=groups))
+    return np.split(indices[order], ends[:-1])
+
+
+def number_of_groups(expected_batch: float, physical_batch_size: int | None) -> int:
+    """Groups for a batch of this expected size, so that few outgrow what memory holds at once; public numbers only."""
+    size = float(EXPECTED_GROUP)
+    if physical_batch_size is not None:
+        size = min(size, max(1.0, physical_batch_size - 2 * math.sqrt(physical_batch_size)))
+    return max(1, math.ceil(expected_batch / size))

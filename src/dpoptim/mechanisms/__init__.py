@@ -1,0 +1,7 @@
+"""How a run's noise is made, what the run costs by it, and which audits attack it."""
+
+from dpoptim.mechanisms.correlated import CorrelatedNoise
+from dpoptim.mechanisms.independent import IndependentNoise
+from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
+
+__all__ = ["CorrelatedNoise", "IndependentNoise", "Mechanism", "RunShape", "StepMechanism"]

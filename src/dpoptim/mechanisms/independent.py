@@ -1,0 +1,33 @@
+"""Independent Gaussian noise in every step: DP-SGD's mechanism, amplified by whatever the sampler offers."""
+
+from dataclasses import dataclass
+
+import dp_accounting
+import numpy as np
+
+from dpoptim.gate import GaussianSum
+from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
+from dpoptim.sampling import Floats, PoissonSampling
+
+
+@dataclass(frozen=True)
+class IndependentNoise(StepMechanism):
+    """Fresh noise in every step, of one size or of planned ones.
+
+    **Guarantee.** The run is the sampler's composition of Gaussians (`Sampler.event`), one for each step at that step's
+    noise multiplier, if a record adds at most the norm bound to each sum that it takes part in.
+    """
+
+    def scales(self, steps: int) -> Floats:
+        """Return the noise of each step over the plan's noise multiplier; positive, shape (steps,). Public."""
+        return np.ones(steps)
+
+    def audit_family(self, run: RunShape) -> str:
+        return "two worlds" if isinstance(run.sampler, PoissonSampling) else "fixed order"
+
+    def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return run.sampler.event(noise_multiplier * self.scales(run.steps))
+
+    def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> GaussianSum:
+        scales = self.scales(run.steps)
+        return GaussianSum(norm_bound, noise_multiplier, () if np.all(scales == 1) else tuple(scales.tolist()))

@@ -1,0 +1,87 @@
+"""What a mechanism owns: given who takes part in which step, the noise of each step and the cost of the whole run."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import dp_accounting
+
+from dpoptim.accounting.calibration import calibrate_event, calibrate_noise_multiplier
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.assumptions import Assumption
+from dpoptim.gate import Query
+from dpoptim.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """The public numbers of a run, its noise apart.
+
+    Attributes:
+        sampler: who takes part in which step.
+        n: records, nominal or exact.
+        batch_size: expected; what noisy sums are divided by.
+        steps: noisy sums.
+        neighboring: the relation, by name.
+    """
+
+    sampler: Sampler
+    n: int
+    batch_size: int
+    steps: int
+    neighboring: str
+
+
+class Mechanism(ABC):
+    """Public settings of the noise of a whole run: a frozen dataclass.
+
+    The noise multiplier is whatever `event` takes it for; by convention the noise's standard deviation over the bound that
+    a record's own part has, so that 0 is no noise.
+    """
+
+    @abstractmethod
+    def audit_family(self, run: RunShape) -> str:
+        """Return the name of the attack in `dpoptim.audit.families` that the run's claims must stand up to."""
+
+    @abstractmethod
+    def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """Return what the whole run costs with this noise, > 0."""
+
+    def calibrate(self, run: RunShape, *, epsilon: float, delta: float) -> float:
+        """Return the noise multiplier of a run that costs at most this, and at least 99 % of it."""
+        match self.event(run, 1.0):
+            case dp_accounting.SelfComposedDpEvent(
+                event=dp_accounting.PoissonSampledDpEvent(
+                    sampling_probability=rate, event=dp_accounting.GaussianDpEvent(noise_multiplier=1.0)
+                ),
+                count=count,
+            ):
+                return calibrate_noise_multiplier(
+                    sample_rate=rate, steps=count, epsilon=epsilon, delta=delta, neighboring=run.neighboring
+                )
+            case dp_accounting.SelfComposedDpEvent(event=dp_accounting.GaussianDpEvent(noise_multiplier=1.0), count=count):
+                pass
+            case dp_accounting.GaussianDpEvent(noise_multiplier=1.0):
+                count = 1
+            case _:
+                return calibrate_event(
+                    lambda noise: self.event(run, noise), epsilon=epsilon, delta=delta, neighboring=run.neighboring
+                )
+        return calibrate_noise_multiplier(
+            sample_rate=1, steps=count, epsilon=epsilon, delta=delta, neighboring=run.neighboring
+        )
+
+    def claim(self, run: RunShape, noise_multiplier: float, delta: float) -> Guarantee | None:
+        """Return what is claimed without a proof, if that is what was asked for; else None."""
+        return None
+
+    def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
+        """Return what the event rests on beyond the sampler's promise and the bound on records."""
+        return ()
+
+
+class StepMechanism(Mechanism):
+    """A mechanism that releases one noisy sum a step, as a training loop needs it."""
+
+    @abstractmethod
+    def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> Query:
+        """Return what the gate is to release, where a record's own part of each sum is at most ``norm_bound`` long."""

@@ -1,0 +1,125 @@
+"""What a run keeps private beside the engine: what a method remembers, and a clip norm that changes."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dpoptim.assumptions import Assumption
+from dpoptim.clipping import ClippingRule
+
+
+class SensitiveState(Protocol):
+    """What a method keeps to itself during a run: never shown, saved in secret files only."""
+
+    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]]) -> None:
+        """Learn how a sum divides into the model's layers: views of it, a list for each layer."""
+        ...
+
+    def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
+        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what the gate releases.
+
+        What it remembers changes in `released` and `skipped` only: an interrupted step is asked again.
+        """
+        ...
+
+    def released(self, sums: list[list[Tensor]]) -> None:
+        """Take note that what `query` returned for these sums is out."""
+        ...
+
+    def skipped(self) -> None:
+        """Take note of a step that released something else: it only measured."""
+        ...
+
+    def secret_state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs: tensors, numbers and nests of them. Secret."""
+        ...
+
+    def restore(self, secret: dict[str, Any]) -> None:
+        """Go on, from a fresh state, where `secret_state` was taken."""
+        ...
+
+
+class AdaptiveClipNorm(Protocol):
+    """A clip norm that changes over a run by what was released or planned; every step is a query with norm bound 1."""
+
+    rule: ClippingRule
+    share_below: float  # the last noisy share of gradients below the clip norm; nan if none was released
+
+    @property
+    def found(self) -> bool:
+        """Whether this step trains; else it only measures."""
+        ...
+
+    def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
+        """Look at the gradients of some records of the step. Private.
+
+        Args:
+            squared_norms: float64, shape (B,).
+            tapers: what share of each counts where huge ones fade out; None: all of it.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Drop what was observed of a step that starts again."""
+        ...
+
+    def scaled(self, sums: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Divide the engine's sums by the clip norm, in place."""
+        ...
+
+    def query(self, sums: list[Tensor]) -> list[Tensor]:
+        """From a step's scaled sum to what the gate releases; of the same shapes in every step.
+
+        One record's part of it is at most as long as its part of the scaled sum could be.
+        """
+        ...
+
+    def answer(self, released: list[Tensor]) -> list[Tensor] | None:
+        """Return the noisy sums in what was released, or None if the step only measured; choose the next ``rule``."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs between two steps: released numbers only."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on, from a fresh start, where `state` was taken."""
+        ...
+
+
+class ClipNormPolicy(Protocol):
+    """Public settings of a clip norm that changes: a frozen dataclass that stands in a method's ``clip_norm``."""
+
+    @property
+    def start(self) -> float:
+        """The clip norm of the first step."""
+        ...
+
+    def begin(
+        self, rule_of: Callable[[float], ClippingRule], *, batch_size: int, steps: int, capacity: int
+    ) -> AdaptiveClipNorm:
+        """Return a fresh start for one run.
+
+        Args:
+            rule_of: the method's clipping rule at a clip norm.
+            batch_size: expected; the public number that counts are divided by.
+            steps: of the run.
+            capacity: the most records that a step holds; public.
+        """
+        ...
+
+    def refuse_if_drowned(self, *, batch_size: int, steps: int, deviation: float) -> None:
+        """Refuse, by public numbers, where noise would decide.
+
+        Args:
+            deviation: of the noise in each step, at norm bound 1.
+
+        Raises:
+            ValueError: naming what to change.
+        """
+        ...
+
+    def assumption(self) -> Assumption:
+        """Return what is enforced about it."""
+        ...

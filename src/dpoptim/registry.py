@@ -1,0 +1,122 @@
+"""The one list of methods: command line, JSON, estimators, audits, certificate and documents read it.
+
+Names are known without importing what they stand for. A third party adds a method by an entry point in the group
+``dpoptim.methods`` (the entry's name is the method's, its value ``"package.module:Class"``), or by `register_method`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+GROUP = "dpoptim.methods"
+SOLVER = "dpoptim.methods.whole_run:WholeRun"
+BUILT_IN = {
+    "dp-sgd": "dpoptim.methods.dp_sgd:DPSGD",
+    "dice-sgd": "dpoptim.methods.dice_sgd:DiceSGD",
+    "dp-ftrl": "dpoptim.methods.dp_ftrl:DPFTRL",
+    "value-sgd": "dpoptim.methods.value_clipped_sgd:ValueClippedSGD",
+    "momentum-gd": SOLVER,
+    "noisy-gd": SOLVER,
+    "kl-spider": SOLVER,
+    "adaptive-gd": SOLVER,
+    "proximal-point": SOLVER,
+    "accelerated-srgd": SOLVER,
+}
+_registered: dict[str, type[Any]] = {}
+AnyMethod = TypeVar("AnyMethod", bound=type[Any])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as it is listed.
+
+    Attributes:
+        name: on the command line and in JSON.
+        summary: one line for people.
+        trains: what it can train, in words.
+        make: the class; its fields are the settings.
+        solver: whether `dpoptim.solvers` carries it out, and not `dpoptim.attach`.
+    """
+
+    name: str
+    summary: str
+    trains: str
+    make: Callable[..., Any]
+    solver: bool
+
+
+def register_method(method: AnyMethod) -> AnyMethod:
+    """List a method; also a class decorator.
+
+    Args:
+        method: a subclass of `dpoptim.methods.TrainingMethod` with a ``name`` and a ``summary`` of its own.
+
+    Raises:
+        TypeError: it is none, or lacks one of them. ValueError: the name is taken.
+    """
+    check_method(method)
+    if method.name in BUILT_IN or _registered.get(method.name, method) is not method:
+        raise ValueError(f"name={method.name!r} is the name of another method; choose one that no method has.")
+    _registered[method.name] = method
+    return method
+
+
+def unregister_method(name: str) -> None:
+    """Take a method off the list that `register_method` put there."""
+    del _registered[name]
+
+
+def check_method(method: object) -> None:
+    """Refuse what cannot be listed, with the reason."""
+    from dpoptim.methods.method import TrainingMethod
+
+    if not (isinstance(method, type) and issubclass(method, TrainingMethod)):
+        raise TypeError(f"method must be a subclass of dpoptim.methods.TrainingMethod, got {method!r}.")
+    for attribute in ("name", "summary"):
+        if not isinstance(getattr(method, attribute, None), str):
+            raise TypeError(f"{method.__name__}.{attribute} is missing; give the class a text of that name.")
+
+
+@cache
+def _third_parties() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+
+
+def method_names() -> tuple[str, ...]:
+    """Return the names of all methods, built in first; imports none of them."""
+    return tuple(dict.fromkeys((*BUILT_IN, *_third_parties(), *_registered)))
+
+
+def entry(name: str) -> Entry:
+    """Return a method by its name.
+
+    Raises:
+        ValueError: there is none of this name; or an entry point that is no method.
+    """
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        method = getattr(import_module(module), attribute)
+        if BUILT_IN[name] == SOLVER:
+            summary = import_module(module).SUMMARIES[name]
+            return Entry(name, summary, method.trains, method, solver=True)
+    elif name in _registered:
+        method = _registered[name]
+    elif name in _third_parties():
+        method = _third_parties()[name].load()
+        try:
+            check_method(method)
+        except TypeError as error:
+            raise ValueError(f"the entry point {name!r} in the group {GROUP!r} is no method: {error}") from None
+        if method.name != name:
+            raise ValueError(f"the entry point {name!r} names a method that calls itself {method.name!r}; use one name.")
+    else:
+        raise ValueError(f"method must be one of {', '.join(map(repr, method_names()))}, got {name!r}.")
+    return Entry(name, method.summary, method.trains, method, solver=False)
+
+
+def entries() -> dict[str, Entry]:
+    """Return all methods by their names; imports them all."""
+    return {name: entry(name) for name in method_names()}

@@ -1,0 +1,136 @@
+"""The options of ``dpoptim train``, each declared once: its type, its default and what the help says of it."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from dpoptim.registry import method_names
+
+
+class Relation(StrEnum):
+    """Which data sets count as neighbours."""
+
+    add_or_remove_one = "add-or-remove-one"
+    zero_out = "zero-out"
+    replace_one = "replace-one"
+
+
+class ModelName(StrEnum):
+    softmax = "softmax"
+    mlp = "mlp"
+    cnn = "cnn"
+
+
+class ClippingName(StrEnum):
+    flat = "flat"
+    automatic = "automatic"
+    per_layer = "per-layer"
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The options as given; None where the default is to be worked out."""
+
+    data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv or .npz file.")] = "digits"
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")] = None
+    target: Annotated[str | None, typer.Option(help="Label column (.csv) or array (.npz, default y).")] = None
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Labels that may occur, comma-separated: a public list. Needed unless the data is public."),
+    ] = None
+    data_is_public: Annotated[
+        bool,
+        typer.Option("--data-is-public", help="Allow scores and the comparison; the bundled sets are public."),
+    ] = False
+    n: Annotated[
+        int | None,
+        typer.Option("--n", help="Nominal number of records, public; needed for add-or-remove-one.", min=1),
+    ] = None
+    normalise: Annotated[bool, typer.Option(help="Scale each record of a table to norm 1 (looks at that record alone).")] = (
+        True
+    )
+    raw_pixels: Annotated[bool, typer.Option("--raw-pixels", help="Bundled images as they are, not sqrt(pixel) - 0.4.")] = (
+        False
+    )
+    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax
+    method: Annotated[
+        str,
+        typer.Option(help=f"Training algorithm: {', '.join(method_names())}. See dpoptim methods.", show_default=True),
+    ] = "dp-sgd"
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeat for several."),
+    ] = None
+    single_pass: Annotated[
+        bool,
+        typer.Option("--single-pass", help="See every record once, in order (accelerated-srgd or dp-ftrl)."),
+    ] = False
+    epsilon: Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier. Default 2.")] = None
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Failure probability, well below 1/n. Default 1e-5 for the bundled sets."),
+    ] = None
+    noise_multiplier: Annotated[float | None, typer.Option(help="Instead of --epsilon.")] = None
+    neighboring: Annotated[
+        Relation | None,
+        typer.Option(help="Default: add-or-remove-one where n is public (--n, bundled sets), else zero-out."),
+    ] = None
+    clip_norm: Annotated[float | None, typer.Option(help="Bound on each record's gradient.")] = None
+    clipping: Annotated[ClippingName, typer.Option(help="How the bound is kept.")] = ClippingName.flat
+    batch_size: Annotated[int | None, typer.Option(help="Expected batch size.", min=1)] = None
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None
+    learning_rate: Annotated[float | None, typer.Option(help="Of SGD.")] = None
+    momentum: Annotated[float | None, typer.Option(help="Of SGD.")] = None
+    physical_batch_size: Annotated[int | None, typer.Option(help="Rows at a time that memory holds.", min=1)] = None
+    seed: Annotated[int, typer.Option(help="Initialisation and splits; never the noise.")] = 0
+    noise_seed: Annotated[
+        int | None, typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release.")
+    ] = None
+    ledger: Annotated[Path | None, typer.Option(help="Ledger file of this data set; charged before training.")] = None
+    budget: Annotated[str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")] = None
+    compare: Annotated[
+        bool | None,
+        typer.Option("--compare/--no-compare", help="Also train without privacy (public data only)."),
+    ] = None
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/DATA-MODEL-TIME.")] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in an existing --out.")] = False
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The list in ``--classes``."""
+        return None if self.classes is None else tuple(name.strip() for name in self.classes.split(","))
+
+
+def with_options_of(request: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
+    """Give a command the fields of a dataclass as its options; it is called with an instance.
+
+    Args:
+        request: fields annotated as typer reads them, each with a default.
+    """
+    hints = get_type_hints(request, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(request)
+    ]
+
+    def decorate(command: Callable[[Any], None]) -> Callable[..., None]:
+        def called(**given: Any) -> None:
+            plain = {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items()}
+            command(request(**plain))
+
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return called
+
+    return decorate

@@ -1,0 +1,138 @@
+"""The extension points: a method is one file and one call (or entry point), and everything knows it."""
+
+import json
+import re
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from typer.testing import CliRunner
+
+import dpoptim
+from dpoptim import registry
+from dpoptim.audit.families import attack, audits
+from dpoptim.cli import app
+from dpoptim.methods import TrainingMethod, register_method
+from dpoptim.runs.method_table import markdown_table
+from extensions.decaying_noise import DecayingSGD
+from extensions.returned_noise import ReturningSGD
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(params=[DecayingSGD, ReturningSGD], ids=lambda method: method.name)
+def method(request: pytest.FixtureRequest) -> Iterator[type[TrainingMethod]]:
+    register_method(request.param)
+    yield request.param
+    registry.unregister_method(request.param.name)
+
+
+def run(*args: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
+    assert result.exit_code == code, (result.output, result.exception)
+    return re.sub(r"\s+", " ", result.output)
+
+
+def test_each_is_one_short_file() -> None:
+    for file in ("decaying_noise.py", "returned_noise.py"):
+        assert len((HERE / file).read_text().splitlines()) <= 60
+
+
+def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run("train", "--method", method.name, "--epsilon", "4", "--epochs", "1", "--batch-size", "256", "--out", str(out))
+    certificate = json.loads((out / "certificate.json").read_text())
+    assert certificate["settings"]["method"] == method.__name__
+    plan = dpoptim.Plan.from_json((out / "plan.json").read_text())
+    assert plan.method == method(plan.method.clip_norm)  # type: ignore[call-arg]
+    assert plan.method.name == method.name
+    assert 3.9 < plan.guarantee.epsilon <= 4
+    assert method.name in run("methods")
+    assert method.summary in markdown_table()
+    assert method.name in audits()
+    assert re.search("consistent|too weak", run("audit", "--run", str(out), "--trials", "500", "--out", str(tmp_path / "a")))
+
+
+def test_its_claim_stands_up_to_its_family(method: type[TrainingMethod]) -> None:
+    found = audits()[method.name](8000, 0)
+    assert found.verdict != "refuted"
+    assert 0.3 * found.claimed < found.lower_bound <= found.claimed
+
+
+def test_the_attack_on_decaying_noise_is_on_its_own_noise() -> None:
+    """At full batches the attack shows nearly all; forgetting the decay in the event would be refuted."""
+    plan = DecayingSGD(1.0, half_life=1.0).plan(
+        n=100, batch_size=100, steps=4, noise_multiplier=4.0, delta=1e-5, neighboring="zero-out"
+    )
+    found = attack(plan, 8000, 0)
+    assert 0.7 * found.claimed < found.lower_bound <= found.claimed
+    flat = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(4.0), 4)
+    forgotten = dpoptim.accounting.compute_epsilon(flat, 1e-5, "zero-out").epsilon
+    assert found.lower_bound > 1.5 * forgotten
+
+
+def test_an_entry_point_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("decaying-sgd", "extensions.decaying_noise:DecayingSGD", registry.GROUP)
+    monkeypatch.setattr(registry, "_third_parties", lambda: {point.name: point})
+    assert registry.entry("decaying-sgd").make is DecayingSGD
+    assert "decaying-sgd" in registry.method_names()
+    wrong = EntryPoint("wrong", "json:loads", registry.GROUP)
+    monkeypatch.setattr(registry, "_third_parties", lambda: {"wrong": wrong})
+    with pytest.raises(ValueError, match="is no method"):
+        registry.entry("wrong")
+
+
+def test_what_cannot_be_listed_is_refused() -> None:
+    with pytest.raises(TypeError, match="subclass of dpoptim.methods.TrainingMethod"):
+        register_method(dict)
+
+    class Nameless(TrainingMethod):
+        pass
+
+    with pytest.raises(TypeError, match="name is missing"):
+        register_method(Nameless)
+
+    class Taken(DecayingSGD):
+        name = "dp-sgd"
+
+    with pytest.raises(ValueError, match="name of another method"):
+        register_method(Taken)
+
+
+def test_a_mechanism_without_a_family_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ReturningSGD(1.0).plan(n=60, batch_size=10, epochs=1, noise_multiplier=1.0, delta=1e-5)
+    monkeypatch.setattr(type(plan.mechanism), "audit_family", lambda mechanism, shape: "none that I know of")
+    with pytest.raises(ValueError, match="none that I know of"):
+        attack(plan, 100, 0)
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_no_method_is_listed_without_audit_page_and_command(name: str) -> None:
+    """The page is what the command prints; a change of a method changes it by `dpoptim methods --markdown`."""
+    from dpoptim.audit.families import FAMILIES
+    from dpoptim.runs.method_table import example
+
+    entry = registry.entry(name)
+    plan = example(entry)
+    assert plan.mechanism.audit_family(plan.shape) in FAMILIES
+    assert any(audit.partition(",")[0] == name for audit in audits())
+    page = (HERE.parents[1] / "docs" / "methods.md").read_text()
+    assert page.strip() == markdown_table().strip()
+    assert f"| {name} |" in page
+    assert name in run("train", "--help")
+
+
+def settings_of(**given: Any) -> list[str]:
+    return [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+
+
+def test_settings_of_a_method_reach_it(method: type[TrainingMethod], tmp_path: Path) -> None:
+    fast = ["--epochs", "1", "--batch-size", "256", "--out", str(tmp_path / "run"), "--no-compare"]
+    assert "has no setting 'half'" in run("train", "--method", method.name, *settings_of(half=3), *fast, code=2)
+    run("train", "--method", "dice-sgd", *settings_of(residual_clip="inf", reset_each_epoch="false"), *fast)
+    plan = dpoptim.Plan.from_json((tmp_path / "run" / "plan.json").read_text())
+    assert plan.method.residual_clip == float("inf")  # type: ignore[attr-defined]
+    assert plan.method.reset_each_epoch is False  # type: ignore[attr-defined]
