@@ -16,6 +16,7 @@ NOISE = Assumption("enforced", "the noise comes from a cryptographic stream, rig
 
 
 ONE_RECORD_A_PERSON = Assumption("trusted", "one record is the unit of privacy: no person contributed more than one")
+OWNERS_ARE_NAMED = Assumption("trusted", "persons names the owner of every row, and nobody goes by two names")
 
 
 def bounded(norm: float) -> Assumption:

@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from dpoptim.commands.ledger import ledger as ledger_command
+from dpoptim.commands.predict import predict
+from dpoptim.commands.schema import schema_commands
 from dpoptim.commands.verify import sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request, fashion_folder
 from dpoptim.runs.options import Relation, TrainRequest, with_options_of
@@ -235,6 +237,8 @@ def reproduce(
     say(f"saved in {out}/")
 
 
+app.add_typer(schema_commands, name="schema")
+app.command()(predict)
 app.command()(verify)
 app.command()(sign)
 app.command()(ledger_command)

@@ -12,13 +12,14 @@ from dp_accounting import NeighboringRelation
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
 from dpoptim.arguments import real_number, whole_number
-from dpoptim.assumptions import ONE_RECORD_A_PERSON, Assumption
+from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
 from dpoptim.clipping import ClippingRule
 from dpoptim.documents import DIGEST, dump, load, with_digest
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
+from dpoptim.unit import RECORD, Unit
 
 FORMAT = "dpoptim.plan/2"
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
@@ -28,7 +29,10 @@ COMPARED = {
     "zero-out": "with any one {unit} as with nothing in its place",
     "replace-one": "with any one {unit} as with another in its place",
 }
-PLAN_KEYS = {"format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "guarantee", DIGEST}
+PLAN_KEYS = {
+    *("format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "unit", "guarantee"),
+    DIGEST,
+}
 
 
 class Method(Protocol):
@@ -89,6 +93,7 @@ class Plan:
     noise_multiplier: float
     neighboring: str
     delta: float
+    unit: Unit = RECORD
 
     def __post_init__(self) -> None:
         if self.neighboring not in self.sampler.relations:
@@ -143,9 +148,11 @@ class Plan:
         """What the whole run guarantees at another delta, 1e-14 < delta < 1."""
         if self.noise_multiplier == 0:
             relation = parse_neighboring(self.neighboring)
-            return Guarantee(math.inf, delta, relation, "none", status="no privacy: the noise is off")
+            status = "no privacy: the noise is off"
+            return Guarantee(math.inf, delta, relation, "none", status=status, unit=self.unit.name)
         unproven = self.mechanism.claim(self.shape, self.noise_multiplier, delta)
-        return compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
+        found = compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
+        return replace(found, unit=self.unit.name)
 
     @property
     def epochs(self) -> float:
@@ -155,17 +162,18 @@ class Plan:
     @property
     def basis(self) -> tuple[Assumption, ...]:
         """What the guarantee rests on, from the plan alone; `attach` and the certificate add what they know."""
+        unit = self.unit.name
         relation = {
             "add-or-remove-one": f"n={self.n} is a public number that was not derived from the data",
-            "zero-out": f"n={self.n} is public; a neighbour has one record that contributes nothing",
-            "replace-one": f"n={self.n} is public; a neighbour has one record of another value",
+            "zero-out": f"n={self.n} is public; a neighbour has one {unit} that contributes nothing",
+            "replace-one": f"n={self.n} is public; a neighbour has one {unit} of another value",
         }[self.neighboring]
         return (
             *self.method.assumptions(self.shape),
             Assumption("enforced", self.sampler.promise()),
             Assumption("enforced", self.sampler.releases(self.steps)),
             Assumption("trusted", relation),
-            ONE_RECORD_A_PERSON,
+            self.unit_assumption,
             Assumption("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
             Assumption(
                 "trusted", "nobody exploits rounding or overflow in the model, the last bits of noisy numbers, or timing"
@@ -175,6 +183,11 @@ class Plan:
                 "settings, preprocessing and stopping were not chosen by looking at the private data",
             ),
         )
+
+    @property
+    def unit_assumption(self) -> Assumption:
+        """What is taken on trust of records and their owners."""
+        return ONE_RECORD_A_PERSON if self.unit == RECORD else OWNERS_ARE_NAMED
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of the whole run at another delta, 1e-14 < delta < 1."""
@@ -214,6 +227,7 @@ class Plan:
             "steps": self.steps,
             "noise_multiplier": self.noise_multiplier,
             "neighboring": self.neighboring,
+            **({} if self.unit == RECORD else {"unit": asdict(self.unit)}),
             "guarantee": self.guarantee.to_json(),
         }
         return dump(with_digest(document))
@@ -241,10 +255,11 @@ class Plan:
                 delta=data["guarantee"]["delta"],
                 neighboring=data["neighboring"],
             )
+            plan = replace(plan, unit=Unit(**data["unit"])) if "unit" in data else plan
             stored = Guarantee.from_json(data["guarantee"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
-        if not same_number(stored.epsilon, plan.guarantee.epsilon) or stored.status != plan.guarantee.status:
+        if not (same_number(stored.epsilon, plan.guarantee.epsilon) and same_words(stored, plan.guarantee)):
             raise ValueError(
                 f"text promises {stored}, but its settings give {plan.guarantee}; it was edited. Make a new plan."
             )
@@ -254,6 +269,10 @@ class Plan:
 def same_number(a: float, b: float) -> bool:
     """Equal up to what another version of a numerical library may change."""
     return math.isclose(a, b, rel_tol=1e-6)
+
+
+def same_words(stored: Guarantee, computed: Guarantee) -> bool:
+    return (stored.status, stored.unit) == (computed.status, computed.unit)
 
 
 def finite(settings: dict[str, Any]) -> dict[str, Any]:

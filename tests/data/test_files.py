@@ -7,7 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpoptim.data import FASHION_MNIST_DIRECTORY, load_digits, load_fashion_mnist, load_table
+from dpoptim.data import (
+    FASHION_MNIST_DIRECTORY,
+    Data,
+    load_arrays,
+    load_digits,
+    load_fashion_mnist,
+    load_table,
+    schema_without_file,
+)
+
+
+def plain(path: Path, target: str | None, classes: tuple[str, ...] | None = None, public: bool = False) -> Data:
+    """A table of numbers as they are in the file."""
+    schema = schema_without_file(path, target, classes=classes, public=public, scaling="none")
+    return load_table(path, schema, public=public)
 
 
 def write_csv(path: Path, text: str) -> Path:
@@ -68,10 +82,10 @@ def test_bad_idx_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 train images but 1 labels"):
         load_fashion_mnist(tmp_path)
     idx(tmp_path, "train-labels-idx1-ubyte", np.array([1, 2], np.uint8), cut=1)
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="holds others"):
         load_fashion_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"not gzip")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="a file that can be read, or is damaged"):
         load_fashion_mnist(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"not idx"))
     with pytest.raises(ValueError, match="not an IDX file"):
@@ -80,13 +94,13 @@ def test_bad_idx_files(tmp_path: Path) -> None:
 
 def test_csv(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "a,label,b\n1,yes,2\n3,no,4\n-1e3,yes,0.5\n")
-    data = load_table(path, "label", public=True)
+    data = plain(path, "label", public=True)
     assert data.x.tolist() == [[1, 2], [3, 4], [-1000, 0.5]]
     assert data.class_names == ("no", "yes")
     assert data.y.tolist() == [1, 0, 1]
     with pytest.raises(ValueError, match="--classes is missing"):
-        load_table(path, "label")  # the labels of private data may not be copied into the model
-    declared = load_table(path, "label", classes=("yes", "no", "unknown"))
+        plain(path, "label")  # the labels of private data may not be copied into the model
+    declared = plain(path, "label", classes=("yes", "no", "unknown"))
     assert declared.y.tolist() == [0, 1, 0]
     assert declared.classes == 3
 
@@ -98,8 +112,8 @@ def test_csv(tmp_path: Path) -> None:
         ("a,y\n", "y", "no records"),
         ("a,y\n1,0\n2,1\n", None, "--target is missing.*a, y"),
         ("a,y\n1,0\n2,1\n", "z", "no column 'z'.*a, y"),
-        ("a,y\n1,0\n2\n", "y", "line 3: 1 columns"),
-        ("a,b,y\n1,x,0\n2,3,1\n", "y", "line 2: column 'b' is empty or not a number"),
+        ("a,y\n1,0\n2\n", "y", "record 2: 1 columns"),
+        ("a,b,y\n1,x,0\n2,3,1\n", "y", "record 1: column 'b' is not a number"),
         ("a,y\n1,0\nnan,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\ninf,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\n2,0\n", "y", "fewer than two values"),
@@ -110,50 +124,50 @@ def test_csv(tmp_path: Path) -> None:
 )
 def test_bad_csv_files(tmp_path: Path, text: str, target: str | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        load_table(write_csv(tmp_path / "t.csv", text), target, public=True)
+        plain(write_csv(tmp_path / "t.csv", text), target, public=True)
 
 
 def test_encodings(tmp_path: Path) -> None:
     marked = tmp_path / "excel.csv"
     marked.write_bytes("\ufeffy,a\n0,1\n1,2\n".encode())
-    assert load_table(marked, "y", public=True).y.tolist() == [0, 1]
+    assert plain(marked, "y", public=True).y.tolist() == [0, 1]
     latin = tmp_path / "latin.csv"
     latin.write_bytes("y,größe\n0,1\n".encode("latin-1"))
     with pytest.raises(ValueError, match="not UTF-8"):
-        load_table(latin, "y", public=True)
+        plain(latin, "y", public=True)
 
 
 def test_labels_outside_the_declared_classes(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "a,y\n1,0\n2,7\n")
     with pytest.raises(ValueError, match="record 2 has a label outside the declared classes 0, 1"):
-        load_table(path, "y", classes=("0", "1"))
+        plain(path, "y", classes=("0", "1"))
 
 
 def test_npz(tmp_path: Path) -> None:
     x, y = np.arange(12.0).reshape(3, 2, 2), np.array([10, 2, 10])
     np.savez(tmp_path / "t.npz", X=x, label=y)
-    data = load_table(tmp_path / "t.npz", "label", public=True)
+    data = load_arrays(tmp_path / "t.npz", "label", public=True)
     assert data.x.shape == (3, 2, 2)
     assert data.class_names == ("2", "10")  # by value, not by spelling
     with pytest.raises(ValueError, match="holds the arrays X, label"):
-        load_table(tmp_path / "t.npz", None, public=True)
+        load_arrays(tmp_path / "t.npz", None, public=True)
     np.savez(tmp_path / "short.npz", x=x, y=y[:2])
     with pytest.raises(ValueError, match=r"'y' has shape \(2,\)"):
-        load_table(tmp_path / "short.npz", None, public=True)
+        load_arrays(tmp_path / "short.npz", None, public=True)
     np.savez(tmp_path / "flat.npz", x=np.arange(3), y=y)
     with pytest.raises(ValueError, match="array of real numbers"):
-        load_table(tmp_path / "flat.npz", None, public=True)
+        load_arrays(tmp_path / "flat.npz", None, public=True)
     np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object), y=y[:2])
     with pytest.raises(ValueError, match="not a .npz archive of plain arrays"):
-        load_table(tmp_path / "objects.npz", None, public=True)
+        load_arrays(tmp_path / "objects.npz", None, public=True)
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(ValueError, match="not a .npz archive"):
-        load_table(tmp_path / "text.npz", None, public=True)
+        load_arrays(tmp_path / "text.npz", None, public=True)
 
 
 def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist; --data takes digits"):
-        load_table(tmp_path / "t.csv", "y")
+        plain(tmp_path / "t.csv", "y")
     (tmp_path / "t.xlsx").write_text("")
     with pytest.raises(ValueError, match="cannot read .xlsx"):
-        load_table(tmp_path / "t.xlsx", "y")
+        plain(tmp_path / "t.xlsx", "y")

@@ -1,54 +1,67 @@
 """Public data sets: scikit-learn's digits, and Fashion-MNIST from its IDX files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from dpoptim.data.dataset import Data, Floats, Labels, hold_out_fifth
+from dpoptim.data.arrays import PIXELS, from_arrays
+from dpoptim.data.dataset import Data, hold_out_fifth
 from dpoptim.data.idx import read_idx
+from dpoptim.data.npz_files import Arrays, as_text
+from dpoptim.data.preparation import ChannelsFirst, Divide, Step
 
 FASHION_MNIST_DIRECTORY = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
+GARMENTS = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
 
-def load_digits(seed: int = 0) -> Data:
-    """scikit-learn's 1,797 handwritten digits (8 x 8), one fifth held out at random by ``seed``."""
+def load_digits(seed: int = 0, steps: Sequence[Step] = ()) -> Data:
+    """Load scikit-learn's 1,797 handwritten digits (8 x 8), one fifth held out at random by ``seed``.
+
+    Args:
+        steps: applied to each image once its pixels are in [0, 1].
+    """
     from sklearn.datasets import load_digits as bundled
 
     images, labels = bundled(return_X_y=True)
-    x: Floats = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    y: Labels = labels.astype(np.int64)
-    names = tuple(str(digit) for digit in range(10))
-    return hold_out_fifth(Data("digits", x, y, None, None, names, public=True), seed)
+    arrays = Arrays(images.reshape(-1, 8, 8), as_text(labels), None, None)
+    steps = (ChannelsFirst(), Divide(16.0), *steps)
+    return hold_out_fifth(from_arrays("digits", "digits", arrays, classes=None, public=True, steps=steps), seed)
 
 
-def load_fashion_mnist(directory: str | Path = FASHION_MNIST_DIRECTORY) -> Data:
-    """Fashion-MNIST (60,000 + 10,000 images of 28 x 28) from its four IDX files, gzipped or not.
+def load_fashion_mnist(directory: str | Path = FASHION_MNIST_DIRECTORY, steps: Sequence[Step] = ()) -> Data:
+    """Load Fashion-MNIST (60,000 + 10,000 images of 28 x 28) from its four IDX files, gzipped or not.
+
+    Args:
+        steps: applied to each image once its pixels are in [0, 1].
 
     Raises:
         FileNotFoundError: a file is missing; says which, and how to get it.
         ValueError: a file is not in the IDX format, or images and labels do not match.
     """
-    folder = Path(directory)
-    parts: dict[str, tuple[Floats, Labels]] = {}
+    arrays = read_idx_folder(Path(directory))
+    for part, labels in (("train", arrays.labels), ("test", arrays.labels_test)):
+        if not labels or not set(labels) <= {str(digit) for digit in range(10)}:
+            raise ValueError(f"{directory}: the {part} labels are not 0..9; these are not Fashion-MNIST's files.")
+    named = Arrays(arrays.x, garments(arrays.labels), arrays.x_test, garments(arrays.labels_test or []))
+    steps = (*PIXELS, *steps)
+    return from_arrays(str(directory), "fashion-mnist", named, classes=GARMENTS, public=True, steps=steps)
+
+
+def garments(labels: list[str]) -> list[str]:
+    return [GARMENTS[int(label)] for label in labels]
+
+
+def read_idx_folder(folder: Path) -> Arrays:
+    """Read the four IDX files of MNIST or its kin: images and labels, to train and to test.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file and the fix.
+    """
+    images, labels = {}, {}
     for part, stem in (("train", "train"), ("test", "t10k")):
-        images = read_idx(folder, f"{stem}-images-idx3-ubyte", axes=3)
-        labels = read_idx(folder, f"{stem}-labels-idx1-ubyte", axes=1)
-        if len(images) != len(labels):
-            raise ValueError(f"{folder}: {len(images)} {part} images but {len(labels)} labels; fetch the files again.")
-        if len(labels) == 0 or labels.max() > 9:
-            raise ValueError(f"{folder}: the {part} labels are not 0..9; these are not Fashion-MNIST's files.")
-        x: Floats = images[:, None].astype(np.float32) / np.float32(255)
-        parts[part] = (x, labels.astype(np.int64))
-    names = (
-        "t-shirt",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    )
-    return Data("fashion-mnist", *parts["train"], *parts["test"], names, public=True)
+        images[part] = read_idx(folder, f"{stem}-images-idx3-ubyte", axes=3)
+        labels[part] = read_idx(folder, f"{stem}-labels-idx1-ubyte", axes=1)
+        if len(images[part]) != len(labels[part]):
+            raise ValueError(
+                f"{folder}: {len(images[part])} {part} images but {len(labels[part])} labels; fetch the files again."
+            )
+    return Arrays(images["train"], as_text(labels["train"]), images["test"], as_text(labels["test"]))

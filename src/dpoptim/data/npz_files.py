@@ -1,33 +1,101 @@
-"""Tables of numbers with labels from numpy's .npz archives."""
+"""Arrays of features and labels from numpy's .npz archives."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.dataset import Floats
+from dpoptim.data.reading import decoding
+
+FEATURES = (("x_train", "x_test"), ("X_train", "X_test"), ("x", None), ("X", None))  # names of arrays, as people use them
+ORDINARY_TARGET = "y"
+TO_PREDICT = ("x", "X", "x_test", "X_test")
 
 
-def read_npz(path: Path, target: str) -> tuple[Floats, NDArray[np.str_]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError):
+@dataclass(frozen=True)
+class Arrays:
+    """What a .npz file holds: features as in the file, labels as text, and a hold-out where it brings one."""
+
+    x: NDArray[Any]
+    labels: list[str]
+    x_test: NDArray[Any] | None
+    labels_test: list[str] | None
+
+
+def read_npz(path: Path, target: str | None) -> Arrays:
+    """Read arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test`` as for MNIST.
+
+    Args:
+        target: name of the label's array; None: ``y`` or ``y_train``.
+
+    Raises:
+        ValueError: the file is damaged, an array is missing, or shapes do not agree.
+    """
+    arrays = read_all(path)
+    held = ", ".join(arrays) or "(none)"
+    pair = next((names for names in FEATURES if names[0] in arrays), None)
+    if pair is None:
         raise ValueError(
-            f"{path} is not a .npz archive of plain arrays; write it with numpy.savez(path, x=..., y=...)."
-        ) from None
-    features = next((name for name in ("x", "X") if name in arrays), None)
-    if features is None or target not in arrays:
-        raise ValueError(
-            f"{path} holds the arrays {', '.join(arrays) or '(none)'}; it must hold features 'x' and labels {target!r} "
-            "(--target names another array)."
+            f"{path} holds the arrays {held}; it must hold features 'x' and labels 'y', or x_train, y_train, "
+            "x_test, y_test (--target names another array of labels)."
         )
-    x, raw = arrays[features], arrays[target]
+    x, label = pair[0], target or ("y_train" if pair[1] else ORDINARY_TARGET)
+    x_test, label_test = pair[1], label.replace("_train", "_test")
+    if label not in arrays:
+        raise ValueError(
+            f"{path} holds the arrays {held}, and no labels {label!r}. Fix: --target names the array of labels."
+        )
+    has_test = x_test is not None and x_test in arrays and label_test != label and label_test in arrays
+    held_out = (arrays[x_test], arrays[label_test]) if has_test and x_test is not None else None
+    checked(path, arrays[x], arrays[label], x, label)
+    if held_out is not None:
+        checked(path, *held_out, str(x_test), label_test)
+        if held_out[0].shape[1:] != arrays[x].shape[1:]:
+            raise ValueError(f"{path}: {x_test!r} has records of another shape than {x!r}.")
+    return Arrays(
+        arrays[x],
+        as_text(arrays[label]),
+        None if held_out is None else held_out[0],
+        None if held_out is None else as_text(held_out[1]),
+    )
+
+
+def read_all(path: Path) -> dict[str, NDArray[Any]]:
+    with (
+        decoding(path, "a .npz archive of plain arrays", "write it with numpy.savez(path, x=..., y=...)"),
+        path.open("rb") as stream,  # opened here, since numpy leaves damaged ones open
+        np.load(stream, allow_pickle=False) as archive,
+    ):
+        return {name: np.asarray(archive[name]) for name in archive.files}
+
+
+def read_features(path: Path) -> NDArray[Any]:
+    """Read the features of records to predict: the array ``x``, ``X`` or ``x_test``, or the only one.
+
+    Raises:
+        ValueError: the file is damaged, or none of its arrays is named so.
+    """
+    arrays = read_all(path)
+    name = next((name for name in TO_PREDICT if name in arrays), None)
+    if name is None and len(arrays) == 1:
+        (name,) = arrays
+    if name is None:
+        raise ValueError(
+            f"{path} holds the arrays {', '.join(arrays) or '(none)'}; name the one to predict 'x', such as by "
+            "numpy.savez(path, x=...)."
+        )
+    return arrays[name]
+
+
+def checked(path: Path, x: NDArray[Any], labels: NDArray[Any], name: str, label: str) -> None:
     real = np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_
     if x.ndim < 2 or not real or np.iscomplexobj(x):
-        raise ValueError(f"{path}: {features!r} must be an array of real numbers (records, ...), got shape {x.shape}.")
-    if raw.shape != (len(x),):
-        raise ValueError(f"{path}: {target!r} has shape {raw.shape}; it must hold one label for each of {len(x)} rows.")
-    with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused by the caller
-        x = x.astype(np.float32)
-    return x, np.array([str(label) for label in raw.tolist()], dtype=np.str_)
+        raise ValueError(f"{path}: {name!r} must be an array of real numbers (records, ...), got shape {x.shape}.")
+    if labels.shape != (len(x),):
+        raise ValueError(f"{path}: {label!r} has shape {labels.shape}; it must hold one label for each of {len(x)} rows.")
+
+
+def as_text(labels: NDArray[Any]) -> list[str]:
+    return [str(label) for label in labels.tolist()]

@@ -1,71 +1,160 @@
-"""A classification table from a file: numbers, and labels whose list is public.
+"""Load a table or arrays with labels for training.
 
 A file that cannot be used is refused here, before any training, by a message for its owner. Nothing here looks at the
-data to choose a setting, except for the labels of a table that its owner declares public.
+data to choose a setting, except where its owner declares it public.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpoptim.data.csv_files import read_csv
+from dpoptim.data.columns import TABLE_ENDINGS, abridged, column_names
 from dpoptim.data.dataset import Data
-from dpoptim.data.npz_files import read_npz
+from dpoptim.data.encoding import encode_table
+from dpoptim.data.reading import kind_of
+from dpoptim.data.rows import Rows
+from dpoptim.data.schema import Column, Scaling, Schema
+from dpoptim.data.schema_files import from_public_table, public_target
+
+ENDINGS = (*TABLE_ENDINGS, ".npz")
+
+NO_BOUNDS = (
+    "--target-bounds is missing: the lowest and highest value of the number to predict, as is publicly known, such as "
+    "--target-bounds 0,500000."
+)
 
 
-def load_table(
-    path: str | Path, target: str | None, *, classes: tuple[str, ...] | None = None, public: bool = False
-) -> Data:
-    """A table of numbers with a label column: ``.csv`` with a header line, or ``.npz`` with arrays.
+def load_table(path: str | Path, schema: Schema, *, public: bool = False) -> Data:
+    """Load a table (.csv, .csv.gz, .parquet, .arrow) through its schema.
 
-    Args:
-        path: a .csv file; or a .npz file with an array of features ``x`` (or ``X``) and one of labels.
-        target: the label's column (.csv) or array (.npz; default ``y``).
-        classes: the labels that may occur, in order; public. None: read off the data, which only public data allows.
-        public: the owner declares the data public.
+    It is read in chunks; features that outgrow memory go to a file that only this process can open.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the column and the fix. These messages are for the data's owner,
             before a run; nothing of the data reaches a log of the run.
     """
+    path = existing(path)
+    target = schema.target
+    rows, parts, persons = Rows(schema.width), [], Persons()
+    for encoded in encode_table(path, schema, labels=True, persons=True):
+        rows.append(encoded.x)
+        parts.append(encoded.y)
+        persons.append(encoded.persons)
+    if not parts:
+        raise ValueError(f"{path} has no records.")
+    assert target is not None
+    return Data(
+        path.stem,
+        rows.array(),
+        np.concatenate([part for part in parts if part is not None]),
+        None,
+        None,
+        target.classes,
+        public,
+        target_bounds=target.bounds,
+        persons=persons.numbers(),
+        encoding=schema,
+    )
+
+
+class Persons:
+    """Numbers persons 0, 1, ... in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._number: dict[str, int] = {}
+        self._parts: list[list[int]] = []
+
+    def append(self, names: list[str] | None) -> None:
+        if names is not None:
+            known = self._number
+            self._parts.append([known.setdefault(name, len(known)) for name in names])
+
+    def numbers(self) -> NDArray[np.int64] | None:
+        return np.concatenate(self._parts).astype(np.int64) if self._parts else None
+
+
+def schema_without_file(
+    path: str | Path,
+    target: str | None,
+    *,
+    classes: tuple[str, ...] | None = None,
+    target_bounds: tuple[float, float] | None = None,
+    public: bool = False,
+    person: str | None = None,
+    regression: bool = False,
+    scaling: Scaling | None = None,
+) -> Schema:
+    """The schema of a table for which there is none: read off public data, else all columns as plain numbers.
+
+    Args:
+        target: the label's column.
+        classes: the labels that may occur, in order; public. ``target_bounds``: of a number to predict instead.
+        public: the owner declares the data public.
+        regression: predict a number, whose bounds may be read off public data.
+        scaling: None: public data by its own bounds, other data by ``"unit-norm"``.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file, the column and the fix.
+    """
+    path = existing(path)
+    names = [name for name, _ in column_names(path)]
+    if target is None:
+        raise ValueError(f"{path}: --target is missing; it names the label's column, one of {abridged(names)}.")
+    for option, name in (("--target", target), ("--person-column", person)):
+        if name is not None and name not in names:
+            raise ValueError(f"{path} has no column {name!r}; {option} takes one of {abridged(names)}.")
+    if set(names) <= {target, person}:
+        raise ValueError(f"{path} has no column beside the label {target!r}; there is nothing to learn from.")
+    known = target_column(path, target, classes, target_bounds)
+    if public and scaling in (None, "bounds"):
+        found = from_public_table(path, target=target, person=person, regression=regression or target_bounds is not None)
+        if known is not None:
+            found = replace(found, columns=tuple(known if each.name == target else each for each in found.columns))
+        return found
+    if known is None:
+        if not public:
+            raise ValueError(NO_BOUNDS if regression else undeclared(path))
+        known = public_target(path, target, regression=regression)
+    columns = [known if name == target else Column(name, "person" if name == person else "number") for name in names]
+    return Schema(tuple(columns), scaling or "unit-norm")
+
+
+def target_column(
+    path: Path, target: str, classes: tuple[str, ...] | None, bounds: tuple[float, float] | None
+) -> Column | None:
+    """The target as declared; None where it must be read off the data."""
+    if bounds is not None:
+        return Column(target, "target", bounds=bounds)
+    if classes is None:
+        return None
+    check_classes(path, classes)
+    return Column(target, "target", classes=classes)
+
+
+def check_classes(source: str | Path, classes: tuple[str, ...]) -> None:
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"--classes names a label twice: {', '.join(classes)}.")
+    if len(classes) < 2:
+        raise ValueError(f"{source}: the label takes fewer than two values; there is nothing to classify.")
+
+
+def undeclared(source: str | Path) -> str:
+    return (
+        f"{source}: --classes is missing. The list of labels goes into the released model, so on private data it must be "
+        "known beforehand: declare it (--classes no,yes, or in a schema), or declare the data public "
+        "(--data-is-public)."
+    )
+
+
+def existing(path: str | Path) -> Path:
+    """The path of a file that is there and whose ending says that it can be read."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; --data takes digits, fashion-mnist, a .csv or a .npz file.")
-    if path.suffix == ".csv":
-        x, raw = read_csv(path, target)
-    elif path.suffix == ".npz":
-        x, raw = read_npz(path, target or "y")
-    else:
-        raise ValueError(f"{path}: cannot read {path.suffix or 'a file without ending'}; give a .csv or a .npz file.")
-    if len(x) == 0:
-        raise ValueError(f"{path} has no records.")
-    if not np.isfinite(x).all():
-        row = int(np.argwhere(~np.isfinite(x.reshape(len(x), -1)).all(1))[0, 0])
-        raise ValueError(f"{path}: record {row + 1} has a feature that is NaN or infinite; clean or drop it.")
-    if classes is None and not public:
-        raise ValueError(
-            f"{path}: --classes is missing. The list of labels goes into the released model, so on private data it must be "
-            "known beforehand: declare it (--classes no,yes), or declare the data public (--data-is-public)."
+        raise FileNotFoundError(
+            f"{path} does not exist; --data takes digits, fashion-mnist, or a file ({', '.join(ENDINGS)})."
         )
-    names = classes if classes is not None else tuple(sorted(set(raw.tolist()), key=natural_order))
-    if len(set(names)) < len(names):
-        raise ValueError(f"--classes names a label twice: {', '.join(names)}.")
-    if len(names) < 2:
-        raise ValueError(f"{path}: the label takes fewer than two values; there is nothing to classify.")
-    place = {name: i for i, name in enumerate(names)}
-    unknown = next((i for i, label in enumerate(raw.tolist()) if label not in place), None)
-    if unknown is not None:
-        raise ValueError(
-            f"{path}: record {unknown + 1} has a label outside the declared classes {', '.join(names)}; "
-            "add it to --classes or drop the record. (Labels are compared as text: 1.0 is not 1.)"
-        )
-    y = np.array([place[label] for label in raw.tolist()], dtype=np.int64)
-    return Data(path.stem, x, y, None, None, names, public)
-
-
-def natural_order(label: str) -> tuple[int, float, str]:
-    """Numbers by value, then text."""
-    try:
-        return (0, float(label), label)
-    except ValueError:
-        return (1, 0.0, label)
+    if kind_of(path) not in ENDINGS:
+        raise ValueError(f"{path}: cannot read {path.suffix or 'a file without ending'}; give one of {', '.join(ENDINGS)}.")
+    return path

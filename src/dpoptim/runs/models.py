@@ -8,30 +8,32 @@ from torch import nn
 MODELS = ("softmax", "mlp", "cnn")
 
 
-def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A classifier for records of ``shape`` (channels, height, width for ``"cnn"``).
+def build_model(name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A model for records of ``shape`` (channels, height, width for ``"cnn"``) with one output a class, or one number.
 
-    Initialised from torch's global generator. Raises ValueError for an unknown name or a shape without an image in it.
+    Records of shape (features,) may come several to a person, in an axis before the last. Initialised from torch's
+    global generator. Raises ValueError for an unknown name or a shape without an image in it.
     """
     features = math.prod(shape)
+    flat = [nn.Flatten()] if len(shape) > 1 else []
     if name == "softmax":
-        linear = nn.Linear(features, classes)
+        linear = nn.Linear(features, outputs)
         nn.init.zeros_(linear.weight)  # convex: any start will do, and zero spends nothing on undoing a random one
         nn.init.zeros_(linear.bias)
-        return nn.Sequential(nn.Flatten(), linear)
+        return nn.Sequential(*flat, linear)
     if name == "mlp":
-        return nn.Sequential(nn.Flatten(), nn.Linear(features, 128), nn.Tanh(), nn.Linear(128, classes))
+        return nn.Sequential(*flat, nn.Linear(features, 128), nn.Tanh(), nn.Linear(128, outputs))
     if name == "cnn":
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ValueError(
                 f"model 'cnn' takes images (channels, height, width) of at least 4 x 4, got records of shape {shape}; "
                 "use --model mlp or softmax."
             )
-        return small_cnn(shape, classes)
+        return small_cnn(shape, outputs)
     raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}.")
 
 
-def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+def small_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Two convolutions of stride 2, normalised record by record, with bounded activations.
 
     tanh suits clipped gradients (Papernot et al. 2021), and group normalisation evens out their norms.
@@ -47,4 +49,4 @@ def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
     with torch.no_grad():
         features = trunk(torch.zeros(1, *shape)).shape[1]
-    return nn.Sequential(*trunk, nn.Linear(features, 32), nn.Tanh(), nn.Linear(32, classes))
+    return nn.Sequential(*trunk, nn.Linear(features, 32), nn.Tanh(), nn.Linear(32, outputs))

@@ -26,6 +26,15 @@ class ModelName(StrEnum):
     cnn = "cnn"
 
 
+class TaskName(StrEnum):
+    classification = "classification"
+    regression = "regression"
+
+
+class FeaturesName(StrEnum):
+    scattering = "scattering"
+
+
 class ClippingName(StrEnum):
     flat = "flat"
     automatic = "automatic"
@@ -36,9 +45,19 @@ class ClippingName(StrEnum):
 class TrainRequest:
     """The options as given; None where the default is to be worked out."""
 
-    data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv or .npz file.")] = "digits"
+    data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv, .csv.gz, .parquet, .arrow or .npz file.")] = (
+        "digits"
+    )
     data_dir: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")] = None
-    target: Annotated[str | None, typer.Option(help="Label column (.csv) or array (.npz, default y).")] = None
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="Public description of a table's columns (TOML); dpoptim schema new drafts one."),
+    ] = None
+    target: Annotated[str | None, typer.Option(help="Label column of a table, or array (.npz, default y).")] = None
+    task: Annotated[TaskName | None, typer.Option(help="Default: what the target's description says.")] = None
+    target_bounds: Annotated[
+        str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict, without a schema; public.")
+    ] = None
     classes: Annotated[
         str | None,
         typer.Option(help="Labels that may occur, comma-separated: a public list. Needed unless the data is public."),
@@ -47,9 +66,20 @@ class TrainRequest:
         bool,
         typer.Option("--data-is-public", help="Allow scores and the comparison; the bundled sets are public."),
     ] = False
+    person_column: Annotated[str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")] = (
+        None
+    )
+    records_per_person: Annotated[
+        int, typer.Option(help="At most so many of a person's records take part in a step, chosen by chance.", min=1)
+    ] = 16
+    features: Annotated[FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")] = None
     n: Annotated[
         int | None,
-        typer.Option("--n", help="Nominal number of records, public; needed for add-or-remove-one.", min=1),
+        typer.Option(
+            "--n",
+            help="Nominal number of records (of persons, with --person-column), public; needed for add-or-remove-one.",
+            min=1,
+        ),
     ] = None
     normalise: Annotated[bool, typer.Option(help="Scale each record of a table to norm 1 (looks at that record alone).")] = (
         True
@@ -104,6 +134,22 @@ class TrainRequest:
     def class_names(self) -> tuple[str, ...] | None:
         """The list in ``--classes``."""
         return None if self.classes is None else tuple(name.strip() for name in self.classes.split(","))
+
+    @property
+    def bounds_of_target(self) -> tuple[float, float] | None:
+        """The two numbers in ``--target-bounds``."""
+        return None if self.target_bounds is None else two_numbers("--target-bounds", self.target_bounds)
+
+
+def two_numbers(option: str, text: str) -> tuple[float, float]:
+    """A lower and a higher number, separated by a comma."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} takes LOWEST,HIGHEST such as 0,500000, got {text!r}.") from None
+    if not -1e30 < low < high < 1e30:
+        raise ValueError(f"{option} takes two finite numbers, the lower first, got {text!r}.")
+    return low, high
 
 
 def with_options_of(request: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:

@@ -1,4 +1,4 @@
-"""Train a classifier on a data set that fits memory, with and (on public data) without privacy."""
+"""Train a model on a data set that fits memory, with and (on public data) without privacy."""
 
 import dataclasses
 import math
@@ -47,6 +47,22 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return right / len(y)
 
 
+@torch.no_grad()
+def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Accuracy; for numbers to predict, R2. Only for data declared public."""
+    if not y.is_floating_point():
+        return accuracy(model, x, y)
+    errors = (torch.cat([model(rows)[:, 0] for rows in x.split(4096)]) - y).double()
+    return 1 - float(errors.square().sum() / (y.double() - y.double().mean()).square().sum())
+
+
+def record_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """The loss of each row, shape (rows,): cross-entropy, or half the squared error of numbers to predict."""
+    if y.is_floating_point():
+        return (outputs[:, 0] - y).square() / 2
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """A privately trained model, its public scores (if the data is public), and where it started from."""
@@ -70,7 +86,7 @@ def train_privately(
     noise_seed: int | None,
     on_step: Callable[[int], None],
 ) -> Trained:
-    """Train a classifier by SGD under ``plan``; the result is the mean of the last iterates.
+    """Train a model by SGD under ``plan``; the result is the mean of the last iterates.
 
     Args:
         model: trained in place. label: public text for the ledger. noise_seed: see `attach`.
@@ -79,7 +95,6 @@ def train_privately(
     **Guarantee.** The model and everything else in the result are covered by ``guarantee``; scores appear only for
     data declared public.
     """
-    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     hold_out = public_hold_out(data)
     optimizer = torch.optim.SGD(model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum)
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
@@ -90,13 +105,15 @@ def train_privately(
         plan,
         model,
         optimizer,
-        TensorDataset(x, y),
+        TensorDataset(torch.from_numpy(data.x), torch.from_numpy(data.y)),
+        persons=None if data.persons is None else data.persons.tolist(),
+        rows_per_record=plan.unit.most_rows,
         ledger=None if plan.noise_multiplier == 0 else ledger,
         label=label,
         noise_seed=noise_seed,
     ) as private:
-        for batch_x, batch_y in private.batches(physical_batch_size=optimization.physical_batch_size):
-            private.backward(F.cross_entropy(model(batch_x), batch_y, reduction="none"))
+        for x, y in private.batches(physical_batch_size=optimization.physical_batch_size):
+            private.backward(record_losses(model(x), y))
             optimizer.step()
             if not private.finished_step:
                 continue
@@ -105,7 +122,7 @@ def train_privately(
             on_step(step)
             if hold_out is not None and (step % steps_per_epoch == 0 or step == plan.steps):
                 average.swap()
-                scores.append(accuracy(model, *hold_out))
+                scores.append(score(model, *hold_out))
                 average.swap()
         average.swap()
         return Trained(
@@ -151,10 +168,10 @@ def train_without_privacy(data: Data, model: nn.Module, *, epochs: int, seed: in
     for _ in range(epochs):
         for indices in torch.randperm(len(x), generator=generator).split(batch_size):
             optimizer.zero_grad()
-            F.cross_entropy(model(x[indices]), y[indices]).backward()
+            record_losses(model(x[indices]), y[indices]).mean().backward()
             optimizer.step()
             scheduler.step()
-        scores.append(accuracy(model, *hold_out))
+        scores.append(score(model, *hold_out))
     return tuple(scores)
 
 

@@ -11,19 +11,24 @@ from torch import nn
 from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
-from dpoptim.data import Data
+from dpoptim.data import Data, Schema
 from dpoptim.estimators.linear import CLIPPED_SHARE
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
-from dpoptim.gradients.linear import LinearModel
+from dpoptim.gradients.linear import LinearModel, Loss
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
-from dpoptim.runs.train import Optimization, Trained, accuracy, public_hold_out
+from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
 from dpoptim.solvers.budget import Budget
 
 
 def row_norm(data: Data) -> float:
-    """A public bound on the norm of a record: features lie within about +-0.6, so half the root of their number."""
+    """A public bound on the norm of a record, to which it is clipped.
+
+    A schema says it; other features lie within about +-0.6, so it is half the root of their number.
+    """
+    if isinstance(data.encoding, Schema) and data.encoding.row_norm is not None:
+        return data.encoding.row_norm
     return max(1.0, 0.5 * math.sqrt(math.prod(data.x.shape[1:])))
 
 
@@ -58,7 +63,8 @@ def train_by_solver(
         )
     started = time.perf_counter()
     rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))
-    linear = LinearModel("softmax", rows.shape[1], outputs=data.classes)
+    loss: Loss = "softmax" if data.target_bounds is None else "squared"
+    linear = LinearModel(loss, rows.shape[1], outputs=data.outputs)
     weights, guarantee = solve(
         method.solver,
         linear,
@@ -88,7 +94,7 @@ def train_by_solver(
         guarantee=guarantee,
         basis=(*plan.basis, *seeded),
         reservation=ledger.made[-1],
-        scores=() if hold_out is None else (accuracy(model, clip_like(hold_out[0], data), hold_out[1]),),
+        scores=() if hold_out is None else (score(model, clip_like(hold_out[0], data), hold_out[1]),),
         seconds=time.perf_counter() - started,
     )
 

@@ -38,6 +38,7 @@ from dpoptim.training.refusals import (
     refuse_devices,
     refuse_foreign_parameters,
     refuse_other_size,
+    refuse_other_unit,
     refuse_unsupported,
 )
 from dpoptim.training.released_gradients import ReleasedGradients
@@ -76,6 +77,7 @@ class PrivateTraining:
         self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
         self._units = units_of(train_set, rows_per_record, rows_reduction, persons)
+        refuse_other_unit(plan, self._units)
         refuse_other_size(plan, self._units)
         row = self._units.a_row(train_set)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)

@@ -17,6 +17,7 @@ from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan
 from dpoptim.training.units import Units
+from dpoptim.unit import RECORD
 
 
 def refuse_unsupported(
@@ -85,6 +86,15 @@ def refuse_data(train_set: Dataset[Any]) -> None:
         raise TypeError(f"train_set must be a data set or a stream of records, got {type(train_set).__name__}.")
     if len(train_set) == 0:
         raise ValueError("train_set is empty; there is nothing to train on.")
+
+
+def refuse_other_unit(plan: Plan, units: Units) -> None:
+    """A plan that promises persons something, without a word of who they are."""
+    if plan.unit != RECORD and (units.name != plan.unit.name or units.rows.per_record > plan.unit.most_rows):
+        raise ValueError(
+            f"the plan protects {plan.unit.name}s with at most {plan.unit.most_rows} rows each. Fix: "
+            f"attach(..., persons=..., rows_per_record={plan.unit.most_rows})."
+        )
 
 
 def refuse_other_size(plan: Plan, units: Units) -> None:

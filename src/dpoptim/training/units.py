@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import whole_number
-from dpoptim.assumptions import ONE_RECORD_A_PERSON, Assumption
+from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Indices
@@ -130,8 +130,7 @@ class Units:
         if self.persons is None:
             return (*planned, once) if K > 1 else planned
         own = Assumption("enforced", "persons are sampled, not rows, and choose their rows by coins of their own")
-        named = Assumption("trusted", "persons names the owner of every row, and nobody goes by two names")
-        return (*(named if item == ONE_RECORD_A_PERSON else item for item in planned), own, once)
+        return (*(OWNERS_ARE_NAMED if item == ONE_RECORD_A_PERSON else item for item in planned), own, once)
 
 
 def units_of(train_set: Dataset[Any], rows_per_record: int, rows_reduction: str, persons: Sequence[Any] | None) -> Units:

@@ -1,0 +1,29 @@
+"""``dpoptim predict``: new records through a trained model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpoptim.terminal import clear_errors, say
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")],
+    data: Annotated[Path, typer.Argument(help="New records: a table with the same columns, or a .npz file.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("predictions.csv"),
+    data_is_public: Annotated[
+        bool, typer.Option("--data-is-public", help="The true values are there and public: print the score.")
+    ] = False,
+) -> None:
+    """Predict new records with a trained model: columns are found by name, and encoded as in training.
+
+    Example: [bold]dpoptim predict runs/patients new.csv --out predictions.csv[/]
+    """
+    with clear_errors():
+        from dpoptim.runs.predict import predict_file
+
+        predicted = predict_file(run, data, out, public=data_is_public)
+    say(f"wrote {predicted.records} predictions to {out}")
+    if predicted.score is not None:
+        say(f"score {predicted.score:.4f} (accuracy, or R2 of numbers)")

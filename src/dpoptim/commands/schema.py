@@ -1,0 +1,59 @@
+"""``dpoptim schema new`` and ``dpoptim schema check``: the public description of a table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpoptim.terminal import clear_errors, say
+
+schema_commands = typer.Typer(help="The public description of a table.", no_args_is_help=True)
+
+
+@schema_commands.command("new")
+def schema_new(
+    data: Annotated[Path, typer.Argument(help="A .csv, .csv.gz, .parquet or .arrow file.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    person_column: Annotated[str | None, typer.Option(help="The column that says whose record each is.")] = None,
+    data_is_public: Annotated[
+        bool, typer.Option("--data-is-public", help="Fill in bounds, categories and classes from the values.")
+    ] = False,
+    regression: Annotated[
+        bool, typer.Option("--regression", help="Of public data: the target is a number to predict.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Where to write; default DATA.schema.toml beside it.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+) -> None:
+    """Draft a schema of a table from the names and types of its columns; no value is read. You fill in the rest.
+
+    Example: [bold]dpoptim schema new patients.csv --target outcome[/]
+    """
+    with clear_errors():
+        from dpoptim.runs.schema_command import new_schema
+
+        file, open_ends = new_schema(
+            data,
+            target=target,
+            person=person_column,
+            public=data_is_public,
+            regression=regression,
+            out=out,
+            overwrite=overwrite,
+        )
+    say(f"wrote {file}")
+    if open_ends:
+        say(f"Fill in what is marked FILL-IN ({open_ends} columns).")
+
+
+@schema_commands.command("check")
+def schema_check(
+    schema: Annotated[Path, typer.Argument(help="A schema in TOML.")],
+) -> None:
+    """Say whether a schema is complete, and what features it makes."""
+    with clear_errors():
+        from dpoptim.data import read_schema
+
+        found = read_schema(schema)
+    target = "none" if found.target is None else found.target.name
+    text = f"{len(found.features)} columns make {found.width} features; target {target}; person {found.person or 'none'}"
+    say(text)

@@ -1,0 +1,89 @@
+"""Arrays of records with labels: .npz files and public image sets, prepared record by record."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.data.dataset import Data, Labels
+from dpoptim.data.npz_files import Arrays, read_npz
+from dpoptim.data.preparation import ChannelsFirst, Divide, Preparation, Step
+from dpoptim.data.schema_files import natural_order
+from dpoptim.data.tables import check_classes, existing, undeclared
+
+PIXELS: tuple[Step, ...] = (ChannelsFirst(), Divide(255.0))  # bytes to [0, 1]
+
+
+def load_arrays(
+    path: str | Path,
+    target: str | None = None,
+    *,
+    classes: tuple[str, ...] | None = None,
+    public: bool = False,
+    pixels: Sequence[Step] = PIXELS,
+    numbers: Sequence[Step] = (),
+) -> Data:
+    """Load arrays of features and labels from a .npz file, with a hold-out where it brings ``x_test`` and ``y_test``.
+
+    Args:
+        target: the array of labels; None: ``y`` or ``y_train``.
+        classes: the labels that may occur, in order; public. None: read off the data, which only public data allows.
+        public: the owner declares the data public.
+        pixels, numbers: what happens to records of bytes, which are pixels, and to records of other numbers.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file, the array and the fix.
+    """
+    path = existing(path)
+    arrays = read_npz(path, target)
+    steps = pixels if arrays.x.dtype == np.uint8 else numbers
+    return from_arrays(str(path), path.stem, arrays, classes=classes, public=public, steps=steps)
+
+
+def from_arrays(
+    source: str,
+    name: str,
+    arrays: Arrays,
+    *,
+    classes: tuple[str, ...] | None,
+    public: bool,
+    steps: Sequence[Step],
+) -> Data:
+    """Make a data set of what a file holds; ``source`` is named in errors."""
+    if len(arrays.x) == 0:
+        raise ValueError(f"{source} has no records.")
+    preparation = Preparation(arrays.x.shape[1:], tuple(steps))
+    if classes is None and not public:
+        raise ValueError(undeclared(source))
+    names = classes if classes is not None else tuple(sorted(set(arrays.labels), key=natural_order))
+    check_classes(source, names)
+    return Data(
+        name,
+        prepared(source, preparation, arrays.x),
+        label_numbers(source, arrays.labels, names),
+        None if arrays.x_test is None else prepared(source, preparation, arrays.x_test),
+        None if arrays.labels_test is None else label_numbers(source, arrays.labels_test, names),
+        names,
+        public,
+        encoding=preparation,
+    )
+
+
+def label_numbers(source: str, labels: list[str], names: tuple[str, ...]) -> Labels:
+    places = {name: place for place, name in enumerate(names)}
+    y = np.array([places.get(label, -1) for label in labels], dtype=np.int64)
+    if (y < 0).any():
+        raise ValueError(
+            f"{source}: record {int(np.argmax(y < 0)) + 1} has a label outside the declared classes {', '.join(names)}; "
+            "add it to --classes or drop the record. (Labels are compared as text: 1.0 is not 1.)"
+        )
+    return y
+
+
+def prepared(source: str, preparation: Preparation, x: NDArray[Any]) -> NDArray[np.float32]:
+    try:
+        return preparation(x)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None

@@ -1,0 +1,160 @@
+"""Tables as named columns, a chunk of records at a time: from CSV, Parquet and Arrow files."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dpoptim.data import arrow_files
+from dpoptim.data.reading import decoding, kind_of, opened
+
+CHUNK = 65_536  # records at a time, of tables of ordinary width
+MOST_CELLS = 4_000_000  # at a time, of wide ones
+Values = Sequence[str] | NDArray[Any]  # text as in the file, or numbers with NaN for what is missing
+
+TABLE_ENDINGS = (".csv", *arrow_files.ENDINGS)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some records of a table, column by column.
+
+    Attributes:
+        first: number of the first record, counted from 1.
+        columns: by name, each with one value a record.
+    """
+
+    first: int
+    columns: dict[str, Values]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+
+def is_table(path: Path) -> bool:
+    """Whether the file's name says that it holds named columns."""
+    return kind_of(path) in TABLE_ENDINGS
+
+
+def column_names(path: Path) -> list[tuple[str, str | None]]:
+    """The columns in order, each with ``"number"``, ``"text"`` or, where the file does not say, None. No value is read."""
+    if kind_of(path) in arrow_files.ENDINGS:
+        return arrow_files.names_and_kinds(path)
+    with csv_rows(path, header_only=True) as rows:
+        return [(name, None) for name in header_of(path, rows)]
+
+
+def read_columns(path: Path, names: Sequence[str] | None = None) -> Iterator[Chunk]:
+    """The named columns (None: all), in chunks; only one chunk is in memory at a time.
+
+    Raises:
+        ValueError: the file is damaged or lacks a column; naming the file, the line or column, and the fix.
+    """
+    known = [name for name, _ in column_names(path)]
+    wanted = list(known if names is None else names)
+    held = set(known)
+    absent = [name for name in wanted if name not in held]
+    if absent:
+        raise ValueError(
+            f"{path} has no column {', '.join(map(repr, absent[:3]))}; it has {abridged(known)}. "
+            "Fix: add the column, or name another one."
+        )
+    if kind_of(path) in arrow_files.ENDINGS:
+        first = 1
+        for columns in arrow_files.chunks(path, wanted, CHUNK):
+            chunk = Chunk(first, columns)
+            first += len(chunk)
+            yield chunk
+        return
+    yield from read_csv(path, wanted)
+
+
+def read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Chunk]:
+    with csv_rows(path) as rows:
+        header = header_of(path, rows)
+        places = {name: place for place, name in enumerate(header)}
+        size = max(1, min(CHUNK, MOST_CELLS // len(header)))
+        first = 1
+        while records := list(islice(rows, size)):
+            wrong = next((i for i, record in enumerate(records) if len(record) != len(header)), None)
+            if wrong is not None:
+                raise ValueError(
+                    f"{path}, record {first + wrong}: {len(records[wrong])} columns where the header has {len(header)}."
+                )
+            columns = list(zip(*records, strict=True))
+            yield Chunk(first, {name: columns[places[name]] for name in wanted})
+            first += len(records)
+
+
+class csv_rows:  # noqa: N801, a context manager, named as a function
+    """Open a CSV file (UTF-8, gzipped or not) as an iterator of rows; blank lines are left out.
+
+    Raises:
+        ValueError: at whatever row the file is damaged.
+    """
+
+    def __init__(self, path: Path, *, header_only: bool = False) -> None:
+        self._path = path
+        # Bytes are decoded in blocks, and what follows the header must not be looked at.
+        self._errors = "surrogateescape" if header_only else "strict"
+
+    def __enter__(self) -> Iterator[list[str]]:
+        # With or without a byte-order mark.
+        self._text = io.TextIOWrapper(opened(self._path), encoding="utf-8-sig", errors=self._errors, newline="")
+        return self._rows()
+
+    def __exit__(self, *_: object) -> None:
+        self._text.close()
+
+    def _rows(self) -> Iterator[list[str]]:
+        reader = csv.reader(self._text)
+        path = self._path
+        while True:
+            try:
+                with decoding(path, "a file that can be read", "save it again as UTF-8 text"):
+                    row = next(reader, None)
+            except ValueError as error:
+                raise self._explained(error, reader.line_num) from None
+            if row is None:
+                return
+            if any("\0" in value for value in row):
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged or UTF-16; save it as UTF-8."
+                )
+            if row:
+                yield row
+
+    def _explained(self, error: ValueError, line: int) -> ValueError:
+        if "UnicodeDecodeError" in str(error):
+            return ValueError(f"{self._path} is not UTF-8 text; save it as UTF-8.")
+        if "(Error)" in str(error):  # csv.Error: a field beyond its limit
+            return ValueError(
+                f"{self._path}, near line {line + 1}: a field of more than {csv.field_size_limit():,} characters. "
+                "Fix: close the quotation mark that was left open there, or shorten the text."
+            )
+        return error
+
+
+def header_of(path: Path, rows: Iterator[list[str]]) -> list[str]:
+    row = next(rows, None)
+    if row is None:
+        raise ValueError(f"{path} is empty; its first line must name the columns.")
+    names = [name.strip() for name in row]
+    if any("\udc80" <= character <= "\udcff" for name in names for character in name):
+        raise ValueError(f"{path} is not UTF-8 text; save it as UTF-8.")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path} has two columns named {twice!r}; rename one.")
+    return names
+
+
+def abridged(names: Sequence[str], most: int = 12) -> str:
+    """The names, or the first of them where they are many."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

@@ -1,0 +1,156 @@
+"""Apply a schema: each record of a table becomes features by itself."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.data.columns import Chunk, Values, read_columns
+from dpoptim.data.numbers import as_numbers, as_texts
+from dpoptim.data.preparation import UnitNorm
+from dpoptim.data.schema import Column, Schema
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Some records in order.
+
+    Attributes:
+        first: number of the first record in its file, counted from 1.
+        x: float32 of shape (records, schema.width).
+        y: places among the classes (int64), or numbers to predict scaled to [-1, 1] (float32); None if not asked for.
+        persons: whose row each is, as text; None without a person column.
+    """
+
+    first: int
+    x: Floats
+    y: NDArray[np.int64] | NDArray[np.float32] | None
+    persons: list[str] | None
+
+
+def encode_table(path: Path, schema: Schema, *, labels: bool, persons: bool = False) -> Iterator[Encoded]:
+    """Read a table and apply the schema by column name, a chunk at a time; other columns are not looked at.
+
+    Args:
+        labels, persons: whether to read the target, and whose record each is; new records to predict need neither.
+
+    Raises:
+        ValueError: the table is damaged, lacks a column of the schema, or holds a value that the schema does not allow.
+            These messages are for the data's owner, before a run.
+
+    **Guarantee.** A record's features are a function of that record and the schema.
+    """
+    target = schema.target if labels else None
+    person = schema.person if persons else None
+    if labels and target is None:
+        raise ValueError("schema: no column of kind 'target'; say which one is to be predicted.")
+    names = [column.name for column in schema.features]
+    names += [target.name] if target else []
+    names += [person] if person else []
+    for chunk in read_columns(path, names):
+        yield Encoded(
+            chunk.first,
+            encode(path, chunk, schema),
+            None if target is None else targets_of(path, chunk, target),
+            None if person is None else persons_of(path, chunk, person),
+        )
+
+
+def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
+    """Features of the records, float32 of shape (records, schema.width)."""
+    x: Floats = np.zeros((len(chunk), schema.width), dtype=np.float32)
+    place = 0
+    for column in schema.features:
+        values = chunk.columns[column.name]
+        if column.kind == "number":
+            numbers = numbers_of(path, chunk, column)
+            gaps = np.isnan(numbers)
+            with np.errstate(over="ignore"):  # infinite numbers of unscaled columns are refused below
+                x[:, place] = np.where(gaps, filling(column, schema), scaled(numbers, column, schema))
+            if column.fill is not None:
+                x[:, place + 1] = gaps
+        else:
+            one_hot(x[:, place : place + column.width], values, column)
+        place += column.width
+    if schema.scaling == "unit-norm":
+        x = UnitNorm()(x)
+    finite = np.isfinite(x).all(1)
+    if not finite.all():
+        record = chunk.first + int(np.argmin(finite))
+        raise ValueError(f"{path}: record {record} has a feature that is NaN or infinite; clean it, or give fill values.")
+    return x
+
+
+def scaled(numbers: NDArray[np.float64], column: Column, schema: Schema) -> NDArray[np.float64]:
+    """Numbers moved into the bounds, where there are any, and by ``scaling="bounds"`` to [-1, 1]."""
+    if column.bounds is None:
+        return numbers
+    inside = np.clip(numbers, *column.bounds)
+    return to_unit(inside, column.bounds) if schema.scaling == "bounds" else inside
+
+
+def to_unit(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
+    low, high = bounds
+    return (numbers - (low + high) / 2) / ((high - low) / 2)
+
+
+def filling(column: Column, schema: Schema) -> float:
+    """What stands for a missing number, scaled as numbers are; NaN where the schema says nothing of it."""
+    if column.fill is not None:
+        value = column.fill
+    elif column.bounds is not None:
+        value = sum(column.bounds) / 2
+    else:
+        return np.nan
+    return float(scaled(np.array([value]), column, schema)[0])
+
+
+def one_hot(features: Floats, values: Values, column: Column) -> None:
+    places = {category: place for place, category in enumerate(column.categories)}
+    found = np.array([places.get(text, -1) for text in as_texts(values)], dtype=np.int64)
+    (rows,) = np.nonzero(found >= 0)
+    features[rows, found[rows]] = 1
+
+
+def numbers_of(path: Path, chunk: Chunk, column: Column) -> NDArray[np.float64]:
+    numbers, bad = as_numbers(chunk.columns[column.name])
+    if bad is not None:
+        raise ValueError(
+            f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number. Fix: correct it, or make the "
+            "column a category or drop it in the schema."
+        )
+    return numbers
+
+
+def targets_of(path: Path, chunk: Chunk, target: Column) -> NDArray[np.int64] | NDArray[np.float32]:
+    if target.bounds is not None:
+        numbers = numbers_of(path, chunk, target)
+        if np.isnan(numbers).any():
+            record = chunk.first + int(np.argmax(np.isnan(numbers)))
+            raise ValueError(f"{path}: record {record} has no value of the target {target.name!r}; drop the record.")
+        return to_unit(np.clip(numbers, *target.bounds), target.bounds).astype(np.float32)
+    places = {name: place for place, name in enumerate(target.classes)}
+    labels = as_texts(chunk.columns[target.name])
+    y = np.array([places.get(label, -1) for label in labels], dtype=np.int64)
+    if (y < 0).any():
+        record = chunk.first + int(np.argmax(y < 0))
+        raise ValueError(
+            f"{path}: record {record} has a label outside the declared classes {', '.join(target.classes)}; "
+            "add it to the classes or drop the record. (Labels are compared as text: 1.0 is not 1.)"
+        )
+    return y
+
+
+def persons_of(path: Path, chunk: Chunk, person: str) -> list[str]:
+    persons = as_texts(chunk.columns[person])
+    nobody = next((place for place, name in enumerate(persons) if not name), None)
+    if nobody is not None:
+        raise ValueError(
+            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is empty. Fix: give it a person "
+            "of its own, or drop it."
+        )
+    return persons

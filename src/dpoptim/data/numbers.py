@@ -1,0 +1,38 @@
+"""Columns as numbers and as text, however a file holds them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.data.columns import Values
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
+
+
+def as_numbers(values: Values) -> tuple[NDArray[np.float64], int | None]:
+    """Numbers with NaN for what is missing; and the place of the first value that is neither, or None."""
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float64), None
+    try:
+        return np.fromiter(map(float, values), np.float64, len(values)), None
+    except ValueError:
+        pass
+    numbers = np.full(len(values), np.nan)
+    for place, text in enumerate(values):
+        if text.strip().lower() in MISSING:
+            continue
+        try:
+            numbers[place] = float(text)
+        except ValueError:
+            return numbers, place
+    return numbers, None
+
+
+def as_texts(values: Values) -> list[str]:
+    """Values as text, without blanks around them."""
+    if isinstance(values, np.ndarray):
+        return [str(value) for value in values.tolist()]
+    return [text.strip() for text in values]
+
+
+def is_missing(text: str) -> bool:
+    return text.strip().lower() in MISSING

@@ -1,0 +1,172 @@
+"""What happens to each record's array by itself before a model sees it, so that prediction can do it again."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpoptim.data.scattering import Scattering
+
+Floats = NDArray[np.float32]
+CHUNK = 32  # images at a time; a fixed shape, so that no record's last bits depend on how many others there are
+
+
+class Step(Protocol):
+    """A map of each record alone: a frozen dataclass whose fields JSON can hold."""
+
+    def __call__(self, x: Floats) -> Floats:
+        """New arrays (records, ...) of old ones."""
+        ...
+
+    def describe(self) -> str:
+        """A few words for reports."""
+        ...
+
+
+@dataclass(frozen=True)
+class Divide:
+    """Divide by a public number, such as 255 for bytes."""
+
+    by: float
+
+    def __call__(self, x: Floats) -> Floats:
+        return x.astype(np.float32) / np.float32(self.by)
+
+    def describe(self) -> str:
+        return f"divided by {self.by:g}"
+
+
+@dataclass(frozen=True)
+class ChannelsFirst:
+    """Give images of (height, width) an axis of channels, and move one that comes last to the front."""
+
+    def __call__(self, x: Floats) -> Floats:
+        if x.ndim == 3:
+            return x[:, None]
+        if x.ndim == 4 and x.shape[-1] in (1, 3, 4):
+            return np.ascontiguousarray(np.moveaxis(x, -1, 1))
+        return x
+
+    def describe(self) -> str:
+        return "images"
+
+
+@dataclass(frozen=True)
+class SquareRoot:
+    """sqrt(p) - 0.4 for pixels p in [0, 1]: evens out what clipped gradients see."""
+
+    def __call__(self, x: Floats) -> Floats:
+        return np.sqrt(np.clip(x, 0, 1)) - np.float32(0.4)
+
+    def describe(self) -> str:
+        return "sqrt(pixel) - 0.4"
+
+
+@dataclass(frozen=True)
+class UnitNorm:
+    """Scale each record to Euclidean norm 1; zeros stay."""
+
+    def __call__(self, x: Floats) -> Floats:
+        flat = x.reshape(len(x), -1).astype(np.float64)
+        norms = np.linalg.norm(flat, axis=1, keepdims=True)
+        return (flat / np.where(norms > 0, norms, 1)).astype(np.float32).reshape(x.shape)
+
+    def describe(self) -> str:
+        return "each record scaled to norm 1"
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Scattering coefficients of images (see `Scattering`), each record normalised in groups of planes, to norm 1.
+
+    Attributes:
+        groups: of planes; each group of each record is brought to mean 0 and deviation 1. Divides the planes.
+    """
+
+    scales: int = 2
+    angles: int = 8
+    groups: int = 27
+
+    def __call__(self, x: Floats) -> Floats:
+        if x.ndim != 4:
+            raise ValueError(f"scattering takes images (records, channels, height, width), got shape {x.shape}.")
+        transform = Scattering(*x.shape[2:], scales=self.scales, angles=self.angles)
+        planes = x.shape[1] * transform.planes
+        if planes % self.groups:
+            raise ValueError(f"groups={self.groups} must divide the {planes} planes of coefficients.")
+        features = np.empty((len(x), planes, *transform.size), dtype=np.float32)
+        return self.into(features, x, transform)
+
+    def into(self, features: Floats, x: Floats, transform: Scattering) -> Floats:
+        """Fill ``features``, chunk by chunk."""
+        size = math.sqrt(math.prod(features.shape[1:]))
+        for start in range(0, len(x), CHUNK):
+            part = np.zeros((CHUNK, *x.shape[1:]), dtype=np.float32)
+            rows = min(CHUNK, len(x) - start)
+            part[:rows] = x[start : start + rows]
+            planes = torch.nn.functional.group_norm(transform(torch.from_numpy(part)), self.groups)
+            features[start : start + rows] = planes[:rows].numpy() / np.float32(size)
+        return features
+
+    def describe(self) -> str:
+        return f"scattering, J={self.scales}, L={self.angles}, normalised in {self.groups} groups"
+
+
+STEPS: dict[str, Callable[..., Step]] = {
+    "channels-first": ChannelsFirst,
+    "divide": Divide,
+    "square-root": SquareRoot,
+    "unit-norm": UnitNorm,
+    "scatter": Scatter,
+}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Steps that turn arrays (records, ...) of ``shape`` into features.
+
+    **Guarantee.** A record's features are a function of that record and public settings.
+    """
+
+    shape: tuple[int, ...]
+    steps: tuple[Step, ...] = ()
+
+    def __call__(self, x: NDArray[Any]) -> Floats:
+        """Features of records as they are in a file.
+
+        Raises:
+            ValueError: they have another shape, or a value that is not finite.
+        """
+        if x.shape[1:] != self.shape:
+            raise ValueError(f"records have shape {x.shape[1:]}; the model was trained on {self.shape}.")
+        with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused
+            features: Floats = x.astype(np.float32)
+        finite = np.isfinite(features.reshape(len(features), -1)).all(1)
+        if not finite.all():
+            record = int(np.argmin(finite)) + 1
+            raise ValueError(f"record {record} has a feature that is NaN or infinite; clean or drop it.")
+        for step in self.steps:
+            features = step(features)
+        return features
+
+    def describe(self) -> str:
+        return ", ".join(step.describe() for step in self.steps) or "as in the file"
+
+    def to_json(self) -> dict[str, Any]:
+        names = {kind: name for name, kind in STEPS.items()}
+        steps = [{"step": names[type(step)], **asdict(step)} for step in self.steps]  # type: ignore[call-overload]
+        return {"shape": list(self.shape), "steps": steps}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Preparation":
+        return cls(tuple(data["shape"]), steps_of(data["steps"]))
+
+
+def steps_of(entries: Sequence[Mapping[str, Any]]) -> tuple[Step, ...]:
+    return tuple(
+        STEPS[entry["step"]](**{name: value for name, value in entry.items() if name != "step"}) for entry in entries
+    )

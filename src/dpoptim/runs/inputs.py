@@ -1,0 +1,153 @@
+"""From the options of ``dpoptim train`` to the data set, encoded record by record."""
+
+from pathlib import Path
+
+from dpoptim.data import (
+    FASHION_MNIST_DIRECTORY,
+    Data,
+    hold_out_fifth,
+    load_arrays,
+    load_digits,
+    load_fashion_mnist,
+    load_table,
+    read_schema,
+    schema_without_file,
+)
+from dpoptim.data.columns import is_table
+from dpoptim.data.preparation import ChannelsFirst, Divide, Scatter, SquareRoot, Step, UnitNorm
+from dpoptim.data.schema import Schema
+from dpoptim.runs.options import TrainRequest
+
+BUNDLED = ("digits", "fashion-mnist")
+SCATTERING = "scattering"
+REGRESSION = "regression"
+UNSCALED = (
+    "Note: without public bounds each record is scaled to norm 1 by itself, which suits features of one unit only. "
+    "Draft a schema with: dpoptim schema new {data} --target {target}"
+)
+
+
+def load(options: TrainRequest) -> Data:
+    """Load the data set that the options name; public ones without a hold-out of their own lose a fifth to one.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file or option and the fix.
+    """
+    if options.data in BUNDLED:
+        return load_bundled(options)
+    path = Path(options.data)
+    data = load_described(path, options) if is_table(path) else load_unnamed(path, options)
+    if options.task is not None and (options.task == REGRESSION) != (data.target_bounds is not None):
+        raise ValueError(
+            f"--task {options.task} does not fit the target. Fix: regression needs bounds of the target (in the schema, or "
+            "--target-bounds), classification needs classes."
+        )
+    return hold_out_fifth(data, options.seed) if data.public and data.x_test is None else data
+
+
+def load_bundled(options: TrainRequest) -> Data:
+    for name, value in (
+        ("--target", options.target),
+        ("--classes", options.classes),
+        ("--schema", options.schema),
+        ("--person-column", options.person_column),
+        ("--target-bounds", options.target_bounds),
+    ):
+        if value is not None:
+            raise ValueError(f"{name} is for a table of your own; {options.data} brings its labels.")
+    steps = pixel_steps(options)
+    if options.data == "digits":
+        return load_digits(options.seed, steps)
+    return load_fashion_mnist(options.data_dir or FASHION_MNIST_DIRECTORY, steps)
+
+
+def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
+    """What happens to images with pixels in [0, 1]: fixed maps of each image alone."""
+    if options.features == SCATTERING:
+        return (Scatter(),)
+    return () if options.raw_pixels else (SquareRoot(),)
+
+
+def load_described(path: Path, options: TrainRequest) -> Data:
+    """A table with named columns, by its schema."""
+    if options.features is not None:
+        raise ValueError(f"--features {options.features} is for images; {path} is a table.")
+    schema = schema_of(path, options)
+    return load_table(path, schema, public=options.data_is_public)
+
+
+def schema_of(path: Path, options: TrainRequest) -> Schema:
+    if options.schema is not None:
+        for name, value in (("--classes", options.classes), ("--target-bounds", options.target_bounds)):
+            if value is not None:
+                raise ValueError(f"{name} is given twice: the schema {options.schema} describes the target.")
+        return named_by_options(read_schema(options.schema), options)
+    return schema_without_file(
+        path,
+        options.target,
+        classes=options.class_names,
+        target_bounds=options.bounds_of_target,
+        public=options.data_is_public,
+        person=options.person_column,
+        regression=options.task == REGRESSION,
+        scaling=None if options.normalise else "none",
+    )
+
+
+def named_by_options(schema: Schema, options: TrainRequest) -> Schema:
+    """The schema, whose target and person must be those of the options where both name one."""
+    named = (
+        ("--target", options.target, None if schema.target is None else schema.target.name),
+        ("--person-column", options.person_column, schema.person),
+    )
+    for option, given, described in named:
+        if given is not None and given != described:
+            raise ValueError(
+                f"{option} {given} is not what the schema says ({described or 'none'}). Fix: change the column's kind "
+                f"in {options.schema}."
+            )
+    return schema
+
+
+def load_unnamed(path: Path, options: TrainRequest) -> Data:
+    """Arrays without column names."""
+    for name, value in (
+        ("--schema", options.schema),
+        ("--person-column", options.person_column),
+        ("--target-bounds", options.target_bounds),
+    ):
+        if value is not None:
+            raise ValueError(f"{name} is for tables with named columns (.csv, .parquet, .arrow), not for {path}.")
+    return load_arrays(
+        path,
+        options.target,
+        classes=options.class_names,
+        public=options.data_is_public,
+        pixels=(ChannelsFirst(), Divide(255.0), *pixel_steps(options)),
+        numbers=number_steps(path, options),
+    )
+
+
+def number_steps(path: Path, options: TrainRequest) -> tuple[Step, ...]:
+    if options.features == SCATTERING:
+        return (ChannelsFirst(), Scatter())
+    return (UnitNorm(),) if options.normalise else ()
+
+
+def describe_encoding(data: Data) -> str:
+    """How features were made, for reports."""
+    if isinstance(data.encoding, Schema):
+        return {
+            "bounds": "numbers scaled by public bounds, categories one by one",
+            "unit-norm": "each record scaled to norm 1 by itself",
+            "none": "as in the file",
+        }[data.encoding.scaling]
+    return "as in the file" if data.encoding is None else data.encoding.describe()
+
+
+def advice(data: Data, options: TrainRequest) -> str | None:
+    """What the owner of the data should know before the budget is spent, or None."""
+    by_itself = isinstance(data.encoding, Schema) and data.encoding.scaling == "unit-norm"
+    if by_itself and options.schema is None:
+        return UNSCALED.format(data=options.data, target=options.target)
+    return None

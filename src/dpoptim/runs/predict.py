@@ -1,0 +1,141 @@
+"""``dpoptim predict``: a trained model read new records by column name, a chunk at a time, into a CSV file."""
+
+import csv
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpoptim.data import Floats, Preparation, Schema
+from dpoptim.data.columns import is_table
+from dpoptim.data.encoding import encode_table
+from dpoptim.data.npz_files import read_features
+from dpoptim.data.reading import kind_of
+from dpoptim.estimators.table import clip_rows
+from dpoptim.runs.saved_model import SavedModel, load_model
+
+CHUNK = 8192  # records at a time, of arrays
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """How a file of predictions came out. ``score``: accuracy or R2 where the true values were public; else None."""
+
+    records: int
+    score: float | None
+
+
+def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> Predicted:
+    """Predict every record of ``data`` and write ``out``: one line a record, in order.
+
+    Columns: ``prediction``; and for classification ``probability of CLASS`` for each class.
+
+    Args:
+        run: a run directory, or its ``model.pt``.
+        data: a table with the columns that the model was trained on, in any order; or arrays in a .npz file.
+        public: the owner declares ``data`` public, true values included: compute the score, if they are there.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file, the column and the fix. ``out`` is then as it was.
+
+    **Guarantee.** The model is private already, and nothing here touches its training data. The predictions are as private
+    as the records in ``data``: whoever may see those may see these.
+    """
+    saved = load_model(run)
+    if saved.encoding is None:
+        raise ValueError(f"{run} does not say how features are made of records; train again with this version.")
+    score = Score(saved) if public else None
+    records = 0
+    temporary = out.with_name(f".dpoptim-{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("x", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["prediction", *(f"probability of {name}" for name in saved.class_names)])
+            for x, y in features_of(saved, data, with_targets=public):
+                outputs = outputs_of(saved, x)
+                writer.writerows(lines_of(saved, outputs))
+                records += len(x)
+                if score is not None and y is not None:
+                    score.add(outputs, y)
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Predicted(records, None if score is None else score.value())
+
+
+def features_of(
+    saved: SavedModel, data: Path, *, with_targets: bool
+) -> Iterator[tuple[Floats, NDArray[np.int64] | NDArray[np.float32] | None]]:
+    """The records as the model takes them, in chunks, with their targets where asked for and there."""
+    if not data.is_file():
+        raise FileNotFoundError(f"{data} does not exist; --data takes a file with the records to predict.")
+    if isinstance(saved.encoding, Schema):
+        if not is_table(data):
+            raise ValueError(f"{data}: the model was trained on a table; give one with the same columns.")
+        for encoded in encode_table(data, saved.encoding, labels=with_targets):
+            yield encoded.x, encoded.y
+        return
+    assert isinstance(saved.encoding, Preparation)
+    if kind_of(data) != ".npz":
+        raise ValueError(f"{data}: the model was trained on arrays; give a .npz file with features 'x'.")
+    if with_targets:
+        raise ValueError("--data-is-public scores tables; for arrays, leave it out and compare the predictions.")
+    x = read_features(data)
+    for start in range(0, len(x), CHUNK):
+        try:
+            yield saved.encoding(x[start : start + CHUNK]), None
+        except ValueError as error:
+            raise ValueError(f"{data}, from record {start + 1} on: {error}") from None
+
+
+@torch.no_grad()
+def outputs_of(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
+    """Probabilities of the classes, float64 of shape (records, classes); or predicted numbers, shape (records, 1)."""
+    if saved.row_norm is not None:
+        x = clip_rows(x.reshape(len(x), -1), saved.row_norm).astype(np.float32).reshape(x.shape)
+    outputs = saved.model(torch.from_numpy(np.ascontiguousarray(x))).double()
+    if saved.target_bounds is None:
+        return outputs.softmax(1).numpy()
+    low, high = saved.target_bounds
+    return (((outputs + 1) / 2 * (high - low)) + low).clamp(low, high).numpy()
+
+
+def lines_of(saved: SavedModel, outputs: NDArray[np.float64]) -> Iterator[list[str]]:
+    if saved.target_bounds is not None:
+        yield from ([f"{value:.9g}"] for value in outputs[:, 0].tolist())
+        return
+    for best, row in zip(outputs.argmax(1).tolist(), outputs.tolist(), strict=True):
+        yield [saved.class_names[best], *(f"{value:.6g}" for value in row)]
+
+
+class Score:
+    """Accuracy, or R2, of public records as they come."""
+
+    def __init__(self, saved: SavedModel) -> None:
+        self._bounds = saved.target_bounds
+        self._right = self._count = 0
+        self._sums = np.zeros(3)  # of squared errors, of targets, of their squares
+
+    def add(self, outputs: NDArray[np.float64], y: NDArray[np.int64] | NDArray[np.float32]) -> None:
+        self._count += len(y)
+        if self._bounds is None:
+            self._right += int((outputs.argmax(1) == y).sum())
+            return
+        low, high = self._bounds
+        unit = (outputs[:, 0] - low) / (high - low) * 2 - 1
+        targets = y.astype(np.float64)
+        self._sums += [np.square(unit - targets).sum(), targets.sum(), np.square(targets).sum()]
+
+    def value(self) -> float | None:
+        if self._count == 0:
+            return None
+        if self._bounds is None:
+            return self._right / self._count
+        errors, total, squares = self._sums
+        spread = squares - total**2 / self._count
+        return float(1 - errors / spread) if spread > 0 else None

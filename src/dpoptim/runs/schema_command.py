@@ -1,0 +1,42 @@
+"""``dpoptim schema new``: a draft for the owner of a table to complete."""
+
+from pathlib import Path
+
+from dpoptim.data.columns import TABLE_ENDINGS, is_table
+from dpoptim.data.schema import FILL_IN
+from dpoptim.data.schema_files import draft, from_public_table, to_toml
+from dpoptim.files import write_atomically
+
+
+def new_schema(
+    data: Path,
+    *,
+    target: str | None,
+    person: str | None,
+    public: bool,
+    regression: bool,
+    out: Path | None,
+    overwrite: bool,
+) -> tuple[Path, int]:
+    """Write a schema for ``data``; returns its file, and in how many columns something is left to fill in.
+
+    Raises:
+        FileNotFoundError, ValueError: no table, no such column, or the file to write is there already.
+
+    **Guarantee.** Unless the data is declared public, the result depends on the names and types of the columns alone.
+    """
+    if not data.is_file():
+        raise FileNotFoundError(f"{data} does not exist; give a table ({', '.join(TABLE_ENDINGS)}).")
+    if not is_table(data):
+        raise ValueError(f"{data} is no table with named columns; give one of {', '.join(TABLE_ENDINGS)}.")
+    file = data.with_name(f"{data.name.split('.')[0]}.schema.toml") if out is None else out
+    if file.exists() and not overwrite:
+        raise ValueError(f"{file} exists; name another file with --out, or allow --overwrite.")
+    if public:
+        if target is None:
+            raise ValueError("--target is missing: name the column to predict.")
+        text = to_toml(from_public_table(data, target=target, person=person, regression=regression))
+    else:
+        text = draft(data, target=target, person=person)
+    write_atomically(file, text)
+    return file, sum(FILL_IN in table for table in text.split("[columns.")[1:])

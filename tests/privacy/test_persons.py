@@ -1,0 +1,48 @@
+"""A plan for persons is kept for persons: from the plan to the certificate."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.unit import Unit
+
+
+def plan_for_persons(n: int = 8) -> dpoptim.Plan:
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=n, batch_size=n, steps=1, noise_multiplier=1.0, delta=1e-5)
+    return replace(plan, unit=Unit("person", 3))
+
+
+def test_the_plan_says_whom_it_protects() -> None:
+    records = dpoptim.DPSGD(clip_norm=1.0).plan(n=1000, batch_size=100, steps=10, noise_multiplier=1.0, delta=1e-5)
+    persons = replace(records, unit=Unit("person", 8))
+    assert "per person" in str(persons.guarantee)
+    assert "per person" not in str(records.guarantee)
+    assert persons.guarantee.epsilon == records.guarantee.epsilon
+    assert not any("no person contributed more than one" in each.text for each in persons.basis)
+    assert any("owner of every row" in each.text for each in persons.basis)
+    assert dpoptim.Plan.from_json(persons.to_json()) == persons
+    assert dpoptim.Plan.from_json(records.to_json()) == records
+
+
+def test_a_plan_for_persons_does_not_run_on_records() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.zeros(16, 2), torch.zeros(16))
+    with pytest.raises(ValueError, match=r"protects persons with at most 3 rows.*persons=..., rows_per_record=3"):
+        dpoptim.attach(plan_for_persons(), model, optimizer, data)
+    owners = np.arange(16) % 8
+    with pytest.raises(ValueError, match="rows_per_record=3"):
+        dpoptim.attach(plan_for_persons(), model, optimizer, data, persons=owners, rows_per_record=4)
+    with dpoptim.attach(plan_for_persons(), model, optimizer, data, persons=owners, rows_per_record=3) as private:
+        texts = [each.text for each in private.basis]
+        assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("unit", [("household", 2), ("person", 0), ("person", 1.5)])
+def test_other_units_are_refused(unit: tuple[str, int]) -> None:
+    with pytest.raises(ValueError, match="unit"):
+        Unit(*unit)

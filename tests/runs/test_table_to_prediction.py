@@ -1,0 +1,185 @@
+"""From a table to predictions on new records in four commands, as well as without privacy."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpoptim.cli import app
+from dpoptim.runs.saved_model import load_model
+from patients import COLUMNS, SCHEMA, records, write_table
+
+
+def run(*args: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
+    assert result.exit_code == code, (result.output, result.exception)
+    return re.sub(r"\s+", " ", result.output)
+
+
+def completed(draft: str, person: bool) -> str:
+    """The draft as its owner completes it, from what is publicly known."""
+    assert draft.count("[columns.") == len(COLUMNS)
+    assert "FILL-IN" in draft
+    return SCHEMA if person else SCHEMA.replace('kind = "person"', 'kind = "drop"')
+
+
+def four_commands(folder: Path, rows: int, *, person: bool, n: int) -> float:
+    """Draft, complete, train, predict; returns the share of new records predicted right."""
+    data = write_table(folder / "patients.csv", records(rows, 1))
+    schema, out = folder / "patients.schema.toml", folder / "run"
+    owner = ["--person-column", "patient"] if person else []
+    run("schema", "new", str(data), "--target", "outcome", *owner)
+    schema.write_text(completed(schema.read_text(), person))
+    run("schema", "check", str(schema))
+    text = run(
+        *("train", "--data", str(data), "--schema", str(schema), "--epsilon", "2", "--delta", "1e-6"),
+        *("--n", str(n), "--out", str(out), "--noise-seed", "7"),
+    )
+    assert ("per person" in text) is person
+    new = records(rows, 2)
+    run("predict", str(out), str(write_table(folder / "new.csv", new, COLUMNS[::-1])), "--out", str(folder / "p.csv"))
+    with (folder / "p.csv").open(newline="") as file:
+        predicted = [row["prediction"] for row in csv.DictReader(file)]
+    return float(np.mean([a == b[-1] for a, b in zip(predicted, new, strict=True)]))
+
+
+def without_privacy(rows: int) -> float:
+    """scikit-learn's pipeline on the same columns."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    def split(seed: int) -> tuple[np.ndarray, list[str]]:  # type: ignore[type-arg]
+        table = records(rows, seed)
+        numbers = [[float(v) if v not in ("", "NA") else np.nan for v in row[2:6]] for row in table]
+        return np.array([[*a, *row[6:8]] for a, row in zip(numbers, table, strict=True)], object), [r[-1] for r in table]
+
+    numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+    columns = ColumnTransformer([("n", numbers, [0, 1, 2, 3]), ("c", OneHotEncoder(), [4, 5])])
+    pipeline = make_pipeline(columns, LogisticRegression(max_iter=1000))
+    x, y = split(1)
+    x_new, y_new = split(2)
+    return float(pipeline.fit(x, y).score(x_new, y_new))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("person", "n", "points"), [(False, 20_000, 2), (True, 5_000, 4)])
+def test_four_commands_come_close_to_training_without_privacy(tmp_path: Path, person: bool, n: int, points: int) -> None:
+    """At epsilon 2 for everything."""
+    private = four_commands(tmp_path, 20_000, person=person, n=n)
+    assert private >= without_privacy(20_000) - points / 100
+    guarantee = json.loads((tmp_path / "run" / "certificate.json").read_text())["guarantee"]
+    assert guarantee["epsilon"] <= 2
+    assert guarantee["unit"] == ("person" if person else "record")
+
+
+def test_the_same_on_a_small_table(tmp_path: Path) -> None:
+    assert four_commands(tmp_path, 1_500, person=True, n=375) > 0.55
+    saved = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert "columns.age" in saved["schema"]
+    assert (tmp_path / "run" / "schema.toml").read_text() == saved["schema"]
+    assert "owner of every row" in (tmp_path / "run" / "certificate.json").read_text()
+    assert "follows from its settings" in run("verify", str(tmp_path / "run"))
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "per person" in report
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_table(folder / "t.csv", records(400, 1))
+    (folder / "s.toml").write_text(SCHEMA)
+    run(
+        *("train", "--data", str(data), "--schema", str(folder / "s.toml"), "--epsilon", "8", "--delta", "1e-4"),
+        *("--epochs", "2", "--out", str(folder / "run")),
+    )
+    return folder / "run"
+
+
+def test_prediction_is_by_column_name_and_record_by_record(trained: Path, tmp_path: Path) -> None:
+    rows = records(60, 3)
+    tables = {
+        "whole": write_table(tmp_path / "a.csv", rows),
+        "reversed": write_table(tmp_path / "b.csv", rows, COLUMNS[::-1]),
+        "tail": write_table(tmp_path / "c.csv", rows[40:]),
+        "only features": write_table(tmp_path / "d.csv", rows, COLUMNS[2:8]),
+    }
+    lines = {}
+    for name, path in tables.items():
+        run("predict", str(trained), str(path), "--out", str(tmp_path / "p.csv"))
+        lines[name] = (tmp_path / "p.csv").read_text().splitlines()
+    assert lines["whole"] == lines["reversed"] == lines["only features"]
+    assert lines["whole"][41:] == lines["tail"][1:]
+    assert lines["whole"][0] == "prediction,probability of healthy,probability of ill"
+
+
+def test_scores_need_public_truth(trained: Path, tmp_path: Path) -> None:
+    table = str(write_table(tmp_path / "a.csv", records(60, 3)))
+    assert "(accuracy" not in run("predict", str(trained), table, "--out", str(tmp_path / "p.csv"))
+    assert "(accuracy" in run("predict", str(trained), table, "--out", str(tmp_path / "p.csv"), "--data-is-public")
+
+
+def test_what_cannot_be_predicted_is_refused(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.csv"
+    out.write_text("kept")
+    short = write_table(tmp_path / "a.csv", records(5, 3), ("age", "bmi"))
+    assert "has no column 'income'" in run("predict", str(trained), str(short), "--out", str(out), code=2)
+    bad = write_table(tmp_path / "b.csv", [["V", "P", "old", "1", "2", "3", "north", "no", "ill"]])
+    assert "column 'age' is not a number" in run("predict", str(trained), str(bad), "--out", str(out), code=2)
+    assert "does not exist" in run("predict", str(trained), str(tmp_path / "no.csv"), "--out", str(out), code=2)
+    assert "does not exist" in run("predict", str(tmp_path), str(bad), "--out", str(out), code=2)
+    (tmp_path / "model.pt").write_bytes(b"damaged")
+    assert "no model that dpoptim train wrote" in run("predict", str(tmp_path), str(bad), "--out", str(out), code=2)
+    assert out.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "model.pt", "p.csv"]
+
+
+def test_a_number_is_predicted_in_its_units(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 10, 2000)
+    path = tmp_path / "t.csv"
+    path.write_text("x,price\n" + "".join(f"{a:.3f},{1000 * a + 500:.1f}\n" for a in x))
+    text = run(
+        *("train", "--data", str(path), "--target", "price", "--task", "regression", "--data-is-public"),
+        *("--epsilon", "4", "--delta", "1e-5", "--n", "1600", "--out", str(tmp_path / "run")),
+    )
+    assert "R2, private" in text
+    assert run("predict", str(tmp_path / "run"), str(path), "--out", str(tmp_path / "p.csv"), "--data-is-public")
+    predicted = np.array([float(line) for line in (tmp_path / "p.csv").read_text().split()[1:]])
+    assert np.abs(predicted - (1000 * x + 500)).mean() < 1000
+    assert load_model(tmp_path / "run").target_bounds is not None
+    refused = run("train", "--data", str(path), "--target", "price", "--task", "regression", "--delta", "1e-5", code=2)
+    assert "--target-bounds is missing" in refused
+
+
+def test_the_npz_that_everybody_has(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (300, 8, 8), dtype=np.uint8)
+    labels = (images[:, :, :4].mean((1, 2)) > images[:, :, 4:].mean((1, 2))).astype(np.uint8)
+    np.savez(tmp_path / "mnist.npz", x_train=images[:250], y_train=labels[:250], x_test=images[250:], y_test=labels[250:])
+    text = run(
+        *("train", "--data", str(tmp_path / "mnist.npz"), "--data-is-public", "--epsilon", "8", "--delta", "1e-4"),
+        *("--epochs", "2", "--out", str(tmp_path / "run"), "--model", "cnn"),
+    )
+    assert "accuracy, private" in text
+    run("predict", str(tmp_path / "run"), str(tmp_path / "mnist.npz"), "--out", str(tmp_path / "p.csv"))
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 51  # of x_test
+    np.savez(tmp_path / "other.npz", x=np.zeros((3, 9, 9), np.uint8))
+    text = run("predict", str(tmp_path / "run"), str(tmp_path / "other.npz"), "--out", str(tmp_path / "p.csv"), code=2)
+    assert "records have shape (9, 9)" in text
+
+
+def test_persons_need_a_method_that_samples_them(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEMA)
+    path = write_table(tmp_path / "t.csv", records(100, 1))
+    common = ["train", "--data", str(path), "--schema", str(tmp_path / "s.toml"), "--delta", "1e-4"]
+    assert "one record a person" in run(*common, "--method", "noisy-gd", code=2)
+    assert "not what the schema says" in run(*common, "--person-column", "visit_id", code=2)
+    assert "does not fit the target" in run(*common, "--task", "regression", code=2)
