@@ -11,6 +11,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.products import margin
+from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -49,16 +50,17 @@ def engine_sums(
     model: nn.Module,
     loss: Loss,
     batch: Any,
-    rows: int,
+    records: int,
     clipping: Clipping,
     reduction: Reduction,
     isolation: Isolation | None = None,
+    rows: RowsOfRecords = ONE_ROW,
 ) -> list[Tensor]:
     """What the engine makes of one backward pass over the whole batch."""
-    engine = Engine(model, clipping, capacity=rows, reduction=reduction, isolation=isolation)
+    engine = Engine(model, clipping, capacity=records, reduction=reduction, isolation=isolation, rows=rows)
     engine.attach()
     try:
-        engine.begin_microbatch(rows)
+        engine.begin_microbatch(records)
         loss(model, batch).backward()
         return engine.split(engine.take())
     finally:

@@ -11,7 +11,9 @@ from torch.utils.data import Dataset
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice
+from dpoptim.gradients.oracle import Loss
 from dpoptim.plan import Plan
+from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.streams import is_stream, records_of_stream
 
@@ -22,6 +24,8 @@ def attach(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     train_set: Dataset[Any],
     *,
+    loss: Loss | None = None,
+    collate_fn: Collate | None = None,
     loss_reduction: Reduction | None = None,
     ledger: Ledger | None = None,
     label: str = "training run",
@@ -50,6 +54,12 @@ def attach(
         train_set: a map-style data set; or, for one pass of disjoint batches in the given order
             (``DPFTRL(..., order="given")``), a stream: an ``IterableDataset``, or what else is iterated over.
             Under add-or-remove-one its length is never compared with the plan's n.
+        loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,), or a scalar. It is checked
+            here, as `check` does, on made-up records (also of unequal lengths) and on a few of ``train_set``, collated alone
+            and in company: no record's gradient may depend on other records. That it passed on the data set is one bit
+            about the program, and listed as such. None: "loss not checked" heads what is taken on trust.
+        collate_fn: what makes a batch of a list of records, for ``private.batches``; checked with ``loss``, and otherwise
+            listed among what is taken on trust. None: torch's.
         loss_reduction: for losses that are not handed over as one value a record: whether the scalar is the ``"mean"``
             or the ``"sum"`` over the rows of a batch. None: ``private.backward`` reads it off the scalar's graph, or
             refuses; a ``loss.backward()`` by itself is taken to be of a mean.
@@ -102,18 +112,20 @@ def attach(
         model,
         optimizers,
         train_set,
-        loss_reduction,
-        ledger,
-        label,
-        noise_seed,
-        partial_backward,
-        resume,
-        checkpoint_key,
-        rows_per_record,
-        rows_reduction,
-        persons,
-        isolation,
-        batch_axis,
+        loss=loss,
+        collate_fn=collate_fn,
+        loss_reduction=loss_reduction,
+        ledger=ledger,
+        label=label,
+        noise_seed=noise_seed,
+        partial_backward=partial_backward,
+        resume=resume,
+        checkpoint_key=checkpoint_key,
+        rows_per_record=rows_per_record,
+        rows_reduction=rows_reduction,
+        persons=persons,
+        isolation=isolation,
+        batch_axis=batch_axis,
     )
 
 

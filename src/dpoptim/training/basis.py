@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from dpoptim.assumptions import Assumption
-from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.training.loss_check import LossCheck
 
 ESCAPES = Assumption("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
 MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of losses has none)"
@@ -13,23 +14,30 @@ NOT_CHECKED = (
     "comparing of records)"
 )
 
+CHECKED = "the loop computes the loss that was checked: in it, no record's gradient depended on others (on {})"
+COLLATE = "collate_fn not checked: what it makes of a record is the same in any company (padding, order, mixing)"
 SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
 
-def basis_of_loss(declared: Reduction | None, caveats: Mapping[str, bool], isolation: Isolation) -> tuple[Assumption, ...]:
+def basis_of_loss(
+    checked: LossCheck | None, declared: Reduction | None, caveats: Mapping[str, bool], isolation: Isolation
+) -> tuple[Assumption, ...]:
     """Of the loss, as it was handed over so far.
 
     Args:
+        checked: what `attach` found out about the loss that it was given, if it was.
         declared: what `attach` was told.
-        caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was handed over) and
-            ``"mean"``.
+        caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was handed over),
+            ``"mean"``, and ``"collate"`` (a function collated that was not checked).
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
         return (Assumption("trusted", SHAPES), Assumption("trusted", NOTHING_ELSE), Assumption("trusted", NOTHING_KEPT))
-    items = [Assumption("trusted", NOT_CHECKED)]
+    items = [Assumption("trusted", NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
+    if caveats["collate"]:
+        items.append(Assumption("trusted", COLLATE))
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
         stated = f"the loss is the {declared or 'mean'} over the batch of one term per record{usual} (private.backward sees)"
@@ -46,6 +54,19 @@ def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
     """What is enforced, then what is taken on trust, then what is unproven; otherwise as given."""
     kinds = ("enforced", "trusted", "unproven")
     return tuple(sorted(items, key=lambda item: kinds.index(item.kind)))
+
+
+def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool]:
+    """What a run has done so far that must be said of its guarantee: see `basis_of_loss` and `basis_of_caveats`."""
+    return {
+        "seeded": seeded,
+        "partial_backward": engine.partial_backward,
+        "rounded": engine.recorder.rounded,
+        "bare": any(how == "bare" for how, _ in engine.handed_over),
+        "scalar": any(how == "scalar" for how, _ in engine.handed_over),
+        "mean": any(reduction == "mean" for _, reduction in engine.handed_over),
+        "collate": collate,
+    }
 
 
 def basis_of_ledger(durable: bool) -> Assumption:

@@ -1,18 +1,20 @@
 """Do records see each other? Compare a batch with its records taken one at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.utils import _pytree as pytree
 
 from dpoptim.clipping import Clipping
-from dpoptim.errors import SamplesInteractError
+from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.hook_manager import watch_batch_statistics
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import (
     Loss,
     clipped_sums,
@@ -22,42 +24,181 @@ from dpoptim.gradients.oracle import (
     trainable,
     worst_mismatch,
 )
+from dpoptim.gradients.rows_of_records import RowsOfRecords
+from dpoptim.gradients.values import Values
+from dpoptim.training import records as forms
 from dpoptim.training.fixed_noise import FixedNoise
+from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 
 COPIED_PARAMETERS = 1 << 26
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # of the bound, for each record
 
+Units = Sequence[Sequence[Any]]  # the rows of each record
+WAYS = (Isolation.of("rules"), Isolation.of("vmap"))  # of keeping records apart, either of which will do
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a training loop does with records.
+
+    Attributes:
+        loss: ``loss(model, batch)``: one value a record, or a scalar.
+        collate: makes a batch of a list of rows.
+        ways: of keeping records apart in the model; the first one that gives each record its own gradient counts.
+    """
+
+    model: nn.Module
+    loss: Loss
+    collate: Collate
+    ways: Sequence[Isolation] = WAYS
+
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What `check` found: the reduction to pass to `attach`, and how many records it compared."""
+    """What `check` found.
 
-    loss_reduction: Reduction
+    Attributes:
+        loss_reduction: how the loss combines its records: ``"none"`` for one value a record, else what to pass to `attach`.
+        records: how many were compared.
+    """
+
+    loss_reduction: Literal["none", "mean", "sum"]
     records: int
 
 
-def check(model: nn.Module, loss: Loss, batch: Any) -> CheckResult:
+def check(model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None) -> CheckResult:
     """Test that model and loss treat the records of a batch independently, and find the loss's reduction.
 
-    The engine's clipped sum over a batch is compared with the sum over micro-batches of one. Dropout is off meanwhile (a
-    model that draws random numbers otherwise is tested in evaluation mode); nothing about the model changes.
+    The engine's clipped sum over a batch is compared with the sum over micro-batches of one: of the records as they are, and
+    of the same with padding that was made up (masks that end early, labels to be ignored; with ``collate_fn`` also shorter
+    sequences), so that batches of equally long records show what they would do to others. Dropout is off meanwhile (a model
+    that draws random numbers otherwise is tested in evaluation mode); nothing about the model changes.
+
+    What this cannot find: a coupling that none of these records shows (of the rarest class, of records beyond some size),
+    or that model and loss have in training only while they draw random numbers.
 
     Args:
         model: the model that will be attached (not attached yet).
-        loss: ``loss(model, batch) -> scalar tensor``, as the training loop computes it.
-        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at least two records; every
-            one takes a backward pass of its own, so some tens will do. Have different lengths, classes and masks among
-            them. Use public or made-up records: pass or fail is not private.
+        loss: ``loss(model, batch)``, as the training loop computes it: one loss a record, shape (rows,), or a scalar.
+        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at least two records; or,
+            with ``collate_fn``, a list of records. Every one takes a backward pass of its own, so some tens will do. Have
+            different lengths, classes and masks among them. Use public or made-up records: pass or fail is not private.
+        collate_fn: what makes a batch of a list of records, if it is not torch's; it is tested as well.
 
     Returns:
-        the reduction, ``"mean"`` or ``"sum"``.
+        the reduction, and how many records were compared.
 
     Raises:
         SamplesInteractError: the gradient of a record depends on the others, or a layer's first axis is not the record:
             the message names the parameter where it shows.
         ValueError: a batch without a common first axis.
     """
+    records, collate = (single_records(batch), stacked) if collate_fn is None else (list(batch), collate_fn)
+    if len(records) < 2:
+        raise ValueError(f"batch must hold at least 2 records, got {len(records)}.")
+    units, program = [[record] for record in records], Program(model, loss, collate)
+    found = compare(program, units)
+    for changed in with_padding(units, sequences=collate_fn is not None):
+        compare_if_possible(program, changed)
+    return found
+
+
+def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
+    """The same records, ever more of which are padding; and cut to shorter sequences, if ``sequences``."""
+
+    def changed(change: Callable[[Any, int], Any]) -> Units:
+        return [
+            [change(row, max(1, (length := forms.length_of(row)) - i * max(1, length // len(records)))) for row in rows]
+            for i, rows in enumerate(records)
+        ]
+
+    rows = [row for rows in records for row in rows]
+    if min(map(forms.length_of, rows)) > 1:
+        if any(map(forms.has_masks, rows)):
+            yield changed(forms.masked_after)
+        if sequences:
+            yield changed(forms.cut)
+
+
+def compare_if_possible(program: Program, records: Units) -> str:
+    """Compare records that may not be what model and loss take. Returns why they could not be compared; empty if they were.
+
+    Raises:
+        PrivacyError: they were, and see each other.
+    """
+    try:
+        compare(program, records)
+    except PrivacyError:
+        raise
+    except Exception as error:  # whatever the user's code raises on made-up input
+        return f"{type(error).__name__} was raised on them"
+    return ""
+
+
+def compare(program: Program, records: Units) -> CheckResult:
+    """Compare the batch of ``records`` (some repeated, so that it is unlike every other axis) with each of them alone.
+
+    Args:
+        records: the rows of each, of all equally many.
+
+    Raises:
+        SamplesInteractError: a record's gradient depends on the others, or on batches before.
+        ArithmeticError: their losses are not finite, so that there is nothing to compare.
+    """
+    model, loss, collate, per_record = program.model, program.loss, program.collate, len(records[0])
+    leaves = [leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)]
+    count = odd_batch_size(model, leaves, least=len(records), times=per_record)
+    order = [i % len(records) for i in range(count)]
+    together = collate([row for i in order for row in records[i]])
+    alone = [collate(list(rows)) for rows in records]
+    watch_batch_statistics(model)
+    with quiet(model, lambda: [loss(model, together)]):
+        refuse_memory(model, lambda: loss(model, together))
+        losses = loss(model, together)
+        if int(losses.isfinite().sum()) < min(2, losses.numel()):
+            raise ArithmeticError("the losses are not finite")
+        if losses.dim() == 0:
+            compared = Comparison(model, loss, alone, together, order, per_record, program.ways)
+            found = compared.reduction(("mean", "sum"))
+            return CheckResult(found, count)
+        if losses.shape not in {(count,), (count * per_record,)}:
+            raise SamplesInteractError(
+                f"loss must return one value for each record, shape (rows,), or a scalar; of {count} records it returned "
+                f'shape {tuple(losses.shape)}. Fix: reduction="none", and dpoptim.losses.per_sample_mean where a record has '
+                "several losses."
+            )
+
+        def summed(model: nn.Module, batch: Any) -> Tensor:
+            return loss(model, batch).sum()
+
+        Comparison(model, summed, alone, together, order, per_record, program.ways).reduction(("sum",))
+        return CheckResult("none", count)
+
+
+def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
+    """Refuse models that write down what they see, or give the same batch another loss the second time."""
+    values = Values([*model.named_buffers(), *model.named_parameters()])
+    outputs = list[Tensor]()
+    for _ in range(2):
+        torch.manual_seed(0)
+        outputs.append(run().detach())
+        written = values.changed()
+        if written is not None:
+            raise SamplesInteractError(
+                f"the forward pass writes into {written!r}: records would see each other through it, and it would carry "
+                "them out of the model without noise. Fix: use layers that keep no running statistics; initialise from "
+                "public data before attaching."
+            )
+    if not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise SamplesInteractError(
+            "the same batch has another loss the second time: model or loss remember what they saw, so that records see "
+            "each other. Fix: keep nothing from batch to batch; draw random numbers from torch's generator alone."
+        )
+
+
+def single_records(batch: Any) -> list[Any]:
+    """The records of a batch of tensors."""
     leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves}
     if len(sizes) != 1 or min(sizes) < 2:
@@ -65,27 +206,47 @@ def check(model: nn.Module, loss: Loss, batch: Any) -> CheckResult:
             f"batch must hold tensors, in tuples, lists and dicts, with one common first axis of at least 2 records; got a "
             f"{type(batch).__name__} with first axes {sorted(sizes)}. A mapping of another type: dict(batch)."
         )
-    given = sizes.pop()
-    rows = odd_batch_size(model, leaves, least=given)
 
-    def take(indices: list[int]) -> Any:
-        return pytree.tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) else leaf, batch)
+    def take(i: int) -> Any:
+        return pytree.tree_map(lambda leaf: leaf[i] if isinstance(leaf, Tensor) else leaf, batch)
 
-    order = [i % given for i in range(rows)]
-    compare = Comparison(model, loss, [take([i]) for i in order], take(order), rows)
-    watch_batch_statistics(model)
-    with quiet(model, lambda: [loss(model, compare.together)]):
-        return CheckResult(compare.reduction(("mean", "sum")), rows)
+    return [take(i) for i in range(sizes.pop())]
+
+
+def stacked(records: list[Any]) -> Any:
+    """The batch that `single_records` took apart."""
+
+    def stack(*leaves: Any) -> Any:
+        return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    return pytree.tree_map(stack, *records)
 
 
 class Comparison:
     """One batch, and the same records one at a time: under a bound that really clips, and under one that does not.
 
+    Args:
+        alone: batches of one.
+        together: a batch of records.
+        order: which of those alone each of them is.
+        per_record: rows of a record.
+        ways: of keeping records apart, see `Program`.
+
     Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off by the batch size.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, alone: list[Any], together: Any, rows: int) -> None:
-        self.model, self.loss, self.alone, self.together, self.rows = model, loss, alone, together, rows
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        alone: list[Any],
+        together: Any,
+        order: list[int],
+        per_record: int,
+        ways: Sequence[Isolation],
+    ) -> None:
+        self.model, self.loss, self.alone, self.together, self.rows = model, loss, alone, together, len(order)
+        self._order, self._per_record, self._ways = order, per_record, ways
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.
@@ -93,14 +254,24 @@ class Comparison:
         Raises:
             SamplesInteractError: none does.
         """
-        gradients = gradients_alone(self.model, self.loss, self.alone)
+        gradients = [g[self._order] for g in gradients_alone(self.model, self.loss, self.alone)]
         norms = squared_norms(gradients).sqrt()
         bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
-        worst = ""
-        for candidate in candidates:
-            worst = next(filter(None, (self._mismatch(gradients, C, candidate) for C in bounds)), "")
-            if not worst:
-                return candidate
+        worst, refused = "", None
+        for way in self._ways:
+            try:
+                for candidate in candidates:
+                    if way.enforced and not self._adds_up(gradients, candidate):
+                        continue  # apart, but not what the loss says: each record would be normalised by itself, say
+                    worst = next(filter(None, (self._mismatch(gradients, C, candidate, way) for C in bounds)), "")
+                    if not worst:
+                        return candidate
+            except SamplesInteractError:
+                raise
+            except PrivacyError as error:
+                refused = refused or error
+        if refused is not None and not worst:
+            raise refused
         if self._weighs_records(gradients):
             raise SamplesInteractError(
                 "the loss is a weighted mean over the records of a batch, and how much a record weighs depends on the "
@@ -117,23 +288,34 @@ class Comparison:
             "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
         )
 
-    def _weighs_records(self, gradients: list[Tensor]) -> bool:
-        """Whether the batch's gradient is made of the records' own, with weights that add up to 1."""
+    def _ordinary(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The records' own gradients, shape (rows, entries), and that of the whole batch as autograd has it."""
         parameters = list(trainable(self.model).values())
         found = torch.autograd.grad(self.loss(self.model, self.together), parameters, allow_unused=True)
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
         rows = torch.cat([g.double().reshape(self.rows, -1).cpu() for g in gradients], 1)
-        target = torch.cat([g.double().flatten().cpu() for g in whole])
+        return rows, torch.cat([g.double().flatten().cpu() for g in whole])
+
+    def _adds_up(self, gradients: list[Tensor], reduction: Reduction) -> bool:
+        """Whether the batch's gradient is the mean or sum of the records' own."""
+        rows, target = self._ordinary(gradients)
+        expected = rows.mean(0) if reduction == "mean" else rows.sum(0)
+        return float((expected - target).norm()) <= 1e-3 * float(rows.norm(dim=1).sum())
+
+    def _weighs_records(self, gradients: list[Tensor]) -> bool:
+        """Whether the batch's gradient is made of the records' own, with weights that add up to 1."""
+        rows, target = self._ordinary(gradients)
         weights = torch.linalg.pinv(rows @ rows.T, hermitian=True, rtol=1e-9) @ (rows @ target)
         explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
-    def _mismatch(self, gradients: list[Tensor], clip_norm: float, reduction: Reduction) -> str:
+    def _mismatch(self, gradients: list[Tensor], clip_norm: float, reduction: Reduction, way: Isolation) -> str:
         """The parameter where engine and truth differ most under this bound; empty if they agree."""
         clipping = Clipping(clip_norm)
         named = trainable(self.model)
         truth = clipped_sums(gradients, clipping, self.rows, reduction)
-        ours = engine_sums(self.model, self.loss, self.together, self.rows, clipping, reduction)
+        rows = RowsOfRecords(self._per_record, reduction)  # a loss reduces a record's rows as it reduces all
+        ours = engine_sums(self.model, self.loss, self.together, self.rows, clipping, reduction, way, rows)
         worst, distance = worst_mismatch(named, ours, truth)
         allowed = clip_norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
         return "" if distance <= allowed else worst
@@ -159,7 +341,7 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
             for device in elsewhere:
                 generators.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
             for module in modes:
-                if isinstance(module, nn.modules.dropout._DropoutNd):
+                if isinstance(module, nn.modules.dropout._DropoutNd | _SpectralNorm):
                     module.eval()
             if draws_random_numbers(run):
                 generators.enter_context(FixedNoise())

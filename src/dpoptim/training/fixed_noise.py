@@ -13,7 +13,8 @@ VALUE = 0.5  # of whatever is drawn; a uniform number, and a normal one that is 
 class FixedNoise(TorchDispatchMode):
     """Fills what random operators return with constants: a record's noise is the same in any batch.
 
-    Dropout keeps everything, permutations leave the order, and choices take the first. What draws inside a fused kernel
+    Dropout keeps everything, permutations turn the order round, so that what mixes
+    records by them is seen, and choices take the first. What draws inside a fused kernel
     stays random.
     """
 
@@ -34,7 +35,7 @@ class FixedNoise(TorchDispatchMode):
 
     def _fix(self, drawn: Tensor, name: str) -> None:
         if name.startswith("randperm"):
-            drawn.copy_(torch.arange(len(drawn), device=drawn.device))
+            drawn.copy_(torch.arange(len(drawn), device=drawn.device).flip(0))
         elif name.startswith("bernoulli") or drawn.dtype == torch.bool:
             drawn.fill_(1)
         else:

@@ -141,11 +141,13 @@ def accepted(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in batch.items() if key in parameters}
 
 
-def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3) -> int:
-    """The smallest batch size from ``least`` on that is unlike every other axis in sight: none can pass for the batch."""
+def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3, times: int = 1) -> int:
+    """The smallest number of records from ``least`` on, each of so many rows, of which no other axis in sight has as many
+    or as many rows: none can pass for the batch.
+    """
     taken = {size for leaf in leaves for size in leaf.shape[1:]}
     taken |= {size for p in model.parameters() for size in p.shape}
-    return next(size for size in range(max(3, least), 10**6) if size not in taken)
+    return next(size for size in range(max(3, least), 10**6) if not {size, size * times} & taken)
 
 
 def random_like(x: Tensor, rows: int) -> Tensor:

@@ -21,14 +21,16 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice, require_choice
+from dpoptim.gradients.oracle import Loss
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
-from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, in_order
+from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, caveats_of, in_order
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.engines import engine_for
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
 from dpoptim.training.logical_steps import LogicalSteps
+from dpoptim.training.loss_check import check_loss
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.optimizer_hooks import OptimizerHooks, refuse_blind_hooks
 from dpoptim.training.probe import show_the_batch_axis
@@ -59,6 +61,9 @@ class PrivateTraining:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         train_set: Dataset[Any],
+        *,
+        loss: Loss | None,
+        collate_fn: Collate | None,
         loss_reduction: Reduction | None,
         ledger: Ledger | None,
         label: str,
@@ -82,9 +87,10 @@ class PrivateTraining:
         row = self._units.a_row(train_set)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)
         self._train_set = train_set
-        self._reduction = loss_reduction
+        self._collate_fn = collate_fn
         self._seeded = noise_seed is not None
         self._loop = 0  # counts calls of batches()
+        self._collates_unchecked = collate_fn is not None and loss is None
         # Where a seeded run goes on, it must not repeat the noise that it began with.
         later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
         coins = key_stream(noise_seed, "poisson coins" + later)
@@ -93,8 +99,13 @@ class PrivateTraining:
         queue = BatchQueue(plan.sampler, coins, self._units.count, plan.steps, bring)
         self._batches = queue
         self._chosen = choose_isolation(model, [row], isolation, batch_axis)  # type: ignore[arg-type]
+        way = self._chosen.isolation
+        self._loss = (
+            None if loss is None else check_loss(model, loss, train_set, collate_fn, loss_reduction, self._units, way)
+        )
+        self._reduction = loss_reduction or (None if self._loss is None else self._loss.scalar_reduction)
         self._engine = engine_for(
-            plan, model, self._chosen, loss_reduction or "mean", partial_backward=partial_backward, rows=self._units.rows
+            plan, model, self._chosen, self._reduction or "mean", partial_backward=partial_backward, rows=self._units.rows
         )
         refuse_blind_hooks(self._engine)
         refuse_foreign_parameters(self._engine, self.optimizers)
@@ -161,7 +172,8 @@ class PrivateTraining:
             physical_batch_size: rows that memory holds; a larger logical batch arrives in microbatches, and only the step
                 after the last one moves the model. None: one. It changes speed and memory, not the update.
             num_workers, collate_fn, pin_memory, prefetch_factor, persistent_workers, multiprocessing_context,
-            worker_init_fn, timeout: as for ``torch.utils.data.DataLoader``.
+            worker_init_fn, timeout: as for ``torch.utils.data.DataLoader``. Give ``collate_fn`` to `attach` instead, with
+            a loss, to have it checked; another one here is listed among what is taken on trust.
 
         Returns:
             an iterator; ``len`` is the number of steps that remain, where each is one batch. One runs through the whole
@@ -173,7 +185,7 @@ class PrivateTraining:
         """
         options = LoaderOptions(
             num_workers,
-            collate_fn,
+            self._collate(collate_fn),
             pin_memory,
             prefetch_factor,
             persistent_workers,
@@ -210,6 +222,13 @@ class PrivateTraining:
             pin_memory=pin_memory,
         )
         return LogicalSteps(self, batches, self.plan.steps)
+
+    def _collate(self, collate_fn: Collate | None) -> Collate | None:
+        """What collates: what was given, or what `attach` was given."""
+        if collate_fn is not None:
+            self._collates_unchecked |= self._loss is None or collate_fn is not self._loss.collate_fn
+            self._collate_fn = collate_fn
+        return self._collate_fn
 
     @property
     def step_is_complete(self) -> bool:
@@ -306,15 +325,7 @@ class PrivateTraining:
 
     def _all_caveats(self) -> dict[str, bool]:
         """What must be said of the guarantee, of all parts of the run."""
-        handed_over = self._engine.handed_over
-        found = {
-            "seeded": self._seeded,
-            "partial_backward": self._engine.partial_backward,
-            "rounded": self._engine.recorder.rounded,
-            "bare": any(how == "bare" for how, _ in handed_over),
-            "scalar": any(how == "scalar" for how, _ in handed_over),
-            "mean": any(reduction == "mean" for _, reduction in handed_over),
-        }
+        found = caveats_of(self._engine, seeded=self._seeded, collate=self._collates_unchecked)
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
@@ -368,7 +379,8 @@ class PrivateTraining:
     def basis(self) -> tuple[Assumption, ...]:
         """What the guarantee rests on, with what attaching has found out."""
         caveats = self._all_caveats()
-        loss, ledger = basis_of_loss(self._reduction, caveats, self._engine.isolation), basis_of_ledger(self._ledger.durable)
+        loss = basis_of_loss(self._loss, self._reduction, caveats, self._engine.isolation)
+        ledger = basis_of_ledger(self._ledger.durable)
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
         return in_order((*loss, *self._units.basis(self.plan.basis), ESCAPES, *self._chosen.basis, ledger, *others))
 

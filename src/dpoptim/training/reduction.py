@@ -165,6 +165,14 @@ READERS: dict[str, Callable[[Any, int], Reading | None]] = {
 }
 
 
+def disagreement(found: str, declared: str) -> PrivacyError:
+    return PrivacyError(
+        f'the loss is a {found} over the batch, but attach was told loss_reduction="{declared}": gradients would be clipped '
+        f'at the wrong scale. Fix: loss_reduction="{found}"; or private.backward(losses) with one loss for each record '
+        '(reduction="none"), which needs no such argument.'
+    )
+
+
 def agreed_reduction(reading: Reading | None, declared: Reduction | None) -> Reduction:
     """The reduction of a scalar loss, by what was read and what was declared.
 
@@ -172,11 +180,7 @@ def agreed_reduction(reading: Reading | None, declared: Reduction | None) -> Red
         PrivacyError: they disagree, or neither says.
     """
     if reading is not None and declared is not None and reading.reduction != declared:
-        raise PrivacyError(
-            f'the loss is a {reading.reduction} over the batch, but attach was told loss_reduction="{declared}": gradients '
-            f'would be clipped at the wrong scale. Fix: loss_reduction="{reading.reduction}"; or private.backward(losses) '
-            'with one loss for each record (reduction="none"), which needs no such argument.'
-        )
+        raise disagreement(reading.reduction, declared)
     reduction = declared if reading is None else reading.reduction
     if reduction is None:
         raise PrivacyError(

@@ -119,6 +119,13 @@ class Units:
         item = train_set[0]
         return item if self.stacked == 1 else split_rows(item, self.stacked)[0]
 
+    def some_rows(self, train_set: Dataset[Any], unit: int) -> list[Any]:
+        """As many rows as a unit brings to a step, its own where every item is one. Private."""
+        K, items = self.rows.per_record, len(train_set)  # type: ignore[arg-type]
+        if self.persons is not None:
+            return [train_set[(unit + k) % items] for k in range(K)]
+        return split_rows(train_set[unit], K) if K > 1 else [train_set[unit]]
+
     def stated(self, guarantee: Guarantee) -> Guarantee:
         """The guarantee, with its unit named."""
         return replace(guarantee, unit=self.name)

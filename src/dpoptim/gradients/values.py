@@ -1,0 +1,128 @@
+"""Whether tensors still hold the values they held. ``_version`` does not see who writes through ``.data``; this does."""
+
+import hashlib
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+LANES = 1021  # a prime: no row of a matrix is as long by habit
+COPIED = 8 * LANES  # 64-bit words up to which all are compared
+
+
+@dataclass
+class _Memory:
+    """What is read of the tensors on one device, and where it goes.
+
+    Attributes:
+        sources: pieces of 64-bit words (or bytes, at ends that are not aligned) that are copied.
+        summed: tables of words, shape (k, LANES), whose columns are added.
+    """
+
+    sources: list[Tensor] = field(default_factory=list)
+    summed: list[Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of the tensors, in the order of what is read
+
+    def read(self) -> Tensor:
+        """Shape (words,): first what is copied, then the sums."""
+        parts = [source.to(torch.int64) for source in self.sources]
+        parts += [table.sum(0) for table in self.summed]
+        return torch.cat(parts)
+
+    def name_at(self, place: int) -> str:
+        sizes = [len(source) for source in self.sources] + [LANES] * len(self.summed)
+        for name, size in zip(self.names, sizes, strict=True):
+            if place < size:
+                return name
+            place -= size
+        raise IndexError(place)
+
+
+class Values:
+    """The values of some tensors at one time, to be compared with those of later ones.
+
+    Of large tensors 1,021 sums are kept, over the 64-bit words whose places are equal modulo 1,021: a change passes unseen
+    only if it leaves every one of these sums as it was. Smaller ones are compared word by word. It costs as much as reading
+    the tensors.
+
+    Args:
+        tensors: what to watch, by name.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        self._tensors = list(tensors)
+        self._addresses: list[int] | None = None
+        self._memories: dict[torch.device, _Memory] = {}
+        self._odd: list[tuple[str, Tensor]] = []  # whose memory is not one dense piece
+        self.note()
+
+    @torch.no_grad()
+    def note(self) -> None:
+        """What the tensors hold now is what they shall hold."""
+        addresses = [address(tensor) for _, tensor in self._tensors]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._look_up()
+        self._noted = {device: memory.read() for device, memory in self._memories.items()}
+        self._noted_odd = [digest(tensor) for _, tensor in self._odd]
+
+    @torch.no_grad()
+    def changed(self) -> str | None:
+        """The name of a tensor that holds something else than noted, or lies elsewhere; None if none does."""
+        assert self._addresses is not None
+        for (name, tensor), noted in zip(self._tensors, self._addresses, strict=True):
+            if address(tensor) != noted:
+                return name
+        for device, memory in self._memories.items():
+            now = memory.read()
+            if not torch.equal(now, self._noted[device]):
+                return memory.name_at(int((now != self._noted[device]).nonzero()[0]))
+        for (name, tensor), digested in zip(self._odd, self._noted_odd, strict=True):
+            if digest(tensor) != digested:
+                return name
+        return None
+
+    def _look_up(self) -> None:
+        self._memories, self._odd = {}, []
+        summed: dict[torch.device, list[str]] = {}
+        for name, tensor in self._tensors:
+            flat = bytes_of(tensor)
+            if flat is None:
+                self._odd.append((name, tensor))
+                continue
+            memory = self._memories.setdefault(flat.device, _Memory())
+            start = min(len(flat), -flat.storage_offset() % 8)
+            end = start + (len(flat) - start) // 8 * 8
+            words = flat[start:end].view(torch.int64)
+            rows = len(words) // LANES if len(words) > COPIED else 0
+            if rows:
+                memory.summed.append(words[: rows * LANES].view(rows, LANES))
+                summed.setdefault(flat.device, []).append(name)
+            for rest in (flat[:start], words[rows * LANES :], flat[end:]):
+                if len(rest):
+                    memory.sources.append(rest)
+                    memory.names.append(name)
+        for device, names in summed.items():
+            self._memories[device].names += names
+
+
+def address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout == torch.strided else 0
+
+
+def bytes_of(tensor: Tensor) -> Tensor | None:
+    """A tensor's memory as bytes, without a copy; None where it is not one dense piece."""
+    flat = tensor.detach()
+    if flat.layout != torch.strided or flat.is_quantized or flat.is_meta:
+        return None
+    flat = flat.permute(sorted(range(flat.dim()), key=flat.stride, reverse=True))
+    return flat.reshape(-1).view(torch.uint8) if flat.is_contiguous() else None
+
+
+def digest(value: object) -> bytes:
+    """Of anything that can be pickled."""
+    if isinstance(value, Tensor):
+        value = (value.detach().cpu().to_dense() if value.layout != torch.strided else value.detach().cpu()).clone()
+    return hashlib.sha256(pickle.dumps(value)).digest()

@@ -1,0 +1,124 @@
+"""What `attach` does with the loss and the collate function that it is given: `check`, on records of its own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.oracle import Loss
+from dpoptim.training.check import CheckResult, Program, compare, compare_if_possible, with_padding
+from dpoptim.training.loading import Collate
+from dpoptim.training.records import made_up
+from dpoptim.training.reduction import disagreement
+from dpoptim.training.streams import StreamRecords
+from dpoptim.training.units import Units
+
+MADE_UP, TAKEN = 5, 4  # records
+BY_COLLATE = ", collated alone and in company (padding must change nothing: own lengths, masks, own last positions)"
+
+
+@dataclass(frozen=True)
+class LossCheck:
+    """What was found out about a loss.
+
+    Attributes:
+        loss_reduction: how it combines its records: ``"none"`` for one value a record, else as a scalar.
+        collate_fn: what made the batches; None: torch's.
+        text: on what records, for the list of what a guarantee rests on.
+    """
+
+    loss_reduction: str
+    collate_fn: Collate | None
+    text: str
+
+    @property
+    def scalar_reduction(self) -> Reduction | None:
+        """What a scalar loss is; None where the loss is one value a record."""
+        return {"mean": "mean", "sum": "sum"}.get(self.loss_reduction)  # type: ignore[return-value]
+
+
+def check_loss(
+    model: nn.Module,
+    loss: Loss,
+    train_set: Dataset[Any],
+    collate_fn: Collate | None,
+    declared: Reduction | None,
+    units: Units,
+    isolation: Isolation,
+) -> LossCheck:
+    """Check the loss of a run to come on made-up records, also of unequal lengths, and on a few of the data set, collated
+    alone and in company.
+
+    Args:
+        model: not attached.
+        loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,), or a scalar.
+        declared: what a scalar was said to be.
+        units: of the data set; the rows of one may meet each other.
+        isolation: how the model will keep records apart. Those that pass alone meet nobody, so there is nothing to check.
+
+    Raises:
+        SamplesInteractError: a record's gradient depends on other records.
+        PrivacyError: loss or collate function cannot be run on records of the data set; without what was raised, which
+            might quote one.
+
+    **Guarantee.** Only whether the program treats records independently is told: one bit about the program.
+    """
+    if isolation.alone:
+        return LossCheck("none", collate_fn, "")
+    program = Program(model, loss, default_collate if collate_fn is None else collate_fn, (isolation,))
+    on, skipped = [], ""
+    try:
+        generator = torch.Generator().manual_seed(0)
+        form = units.a_row(train_set)
+        invented = [[made_up(form, generator) for _ in range(units.rows.per_record)] for _ in range(MADE_UP)]
+    except TypeError as error:
+        skipped = f"nobody can make up {error}"
+    else:
+        with saying("on made-up records"):
+            skipped = compare_if_possible(program, invented)
+        if not skipped:
+            on.append("made-up records")
+            with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
+                variations = with_padding(invented, sequences=collate_fn is not None)
+                if "" in [compare_if_possible(program, changed) for changed in variations]:
+                    on = ["made-up records, also of unequal lengths"]
+    apart = 1 if isinstance(train_set, StreamRecords) else max(1, units.count // TAKEN)
+    taken = [units.some_rows(train_set, min(i * apart, units.count - 1)) for i in range(TAKEN)]
+    with saying(f"on records of the data set{BY_COLLATE}"):
+        found = compare_private(program, taken)
+    if declared is not None and found.loss_reduction not in ("none", declared):
+        raise disagreement(found.loss_reduction, declared)
+    on.append("a few of the data set, where passing is one bit about the program")
+    if skipped:
+        on.append(f"not on made-up ones: {skipped}")
+    return LossCheck(found.loss_reduction, collate_fn, "; ".join(on))
+
+
+@contextmanager
+def saying(where: str) -> Iterator[None]:
+    """Add to what is said of records that see each other."""
+    try:
+        yield
+    except SamplesInteractError as error:
+        raise SamplesInteractError(f"{where}: {error}") from None
+
+
+def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckResult:
+    """`compare`, of whose errors none tells anything of the records."""
+    try:
+        return compare(program, taken)
+    except PrivacyError:
+        raise
+    except Exception as error:
+        raise PrivacyError(
+            f"loss or collate_fn raised {type(error).__name__} on records of train_set, and what it says might quote one. "
+            "Fix: try loss(model, collate_fn([record, record])) on a record that is public; the loss takes the batch as the "
+            "loop does, and moves it to the model's device."
+        ) from None

@@ -1,0 +1,115 @@
+"""Single records of any form (tensors, numbers, tuples, mappings, dataclasses, nests of them), and others of that form."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IGNORED_LABEL = -100  # that torch's losses and Hugging Face's models leave out
+Path = tuple[str, ...]
+
+
+def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """The record with ``change(path, leaf)`` in the place of each leaf; its containers keep their types."""
+
+    def below(key: object, value: Any) -> Any:
+        return map_leaves(value, change, (*path, str(key)))
+
+    if isinstance(record, Mapping):
+        changed = {key: below(key, value) for key, value in record.items()}
+        return changed if type(record) is dict else type(record)(changed)  # type: ignore[call-arg]
+    if isinstance(record, tuple) and hasattr(record, "_fields"):
+        return type(record)(*(below(key, getattr(record, key)) for key in record._fields))
+    if isinstance(record, tuple | list):
+        # The last one of several is what is to be predicted, as in (x, y).
+        last = len(record) - 1
+        return type(record)(below("label" if 0 < i == last else i, value) for i, value in enumerate(record))
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        fields = [field.name for field in dataclasses.fields(record) if field.init]
+        return dataclasses.replace(record, **{key: below(key, getattr(record, key)) for key in fields})
+    return change(path, record)
+
+
+def leaves_of(record: Any) -> list[tuple[Path, Any]]:
+    found: list[tuple[Path, Any]] = []
+    map_leaves(record, lambda path, leaf: found.append((path, leaf)))
+    return found
+
+
+def is_mask(path: Path) -> bool:
+    return bool(path) and "mask" in path[-1].lower()
+
+
+def is_label(path: Path) -> bool:
+    return bool(path) and any(word in path[-1].lower() for word in ("label", "target"))
+
+
+def made_up(record: Any, generator: torch.Generator) -> Any:
+    """A random record of this one's form: whole numbers are 0 or 1, which every vocabulary and label set has; masks are 1.
+
+    Raises:
+        TypeError: a leaf that is neither a tensor nor an array nor a number, which nobody can make up.
+
+    **Guarantee.** Of the record, only structure, names, shapes and dtypes are used.
+    """
+
+    def fresh(path: Path, leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return fresh(path, torch.from_numpy(leaf)).numpy()
+        if isinstance(leaf, np.generic):
+            return type(leaf)(fresh(path, leaf.item()))
+        if isinstance(leaf, bool | int | float):
+            return type(leaf)(fresh(path, torch.tensor(leaf)).item())
+        if not isinstance(leaf, Tensor):
+            raise TypeError(type(leaf).__name__)
+        if is_mask(path) or leaf.dtype == torch.bool:
+            return torch.ones_like(leaf)
+        if leaf.is_floating_point():
+            return torch.randn(leaf.shape, generator=generator).to(leaf)
+        return torch.randint(0, 2, leaf.shape, generator=generator).to(leaf)
+
+    return map_leaves(record, fresh)
+
+
+def length_of(record: Any) -> int:
+    """The first axis of the record's first tensor that has one; 0 where none has."""
+    shapes = [leaf.shape for _, leaf in leaves_of(record) if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim]
+    return int(shapes[0][0]) if shapes else 0
+
+
+def cut(record: Any, length: int) -> Any:
+    """The record with all axes that are as long as the first one cut to ``length``: a shorter sequence."""
+    whole = length_of(record)
+
+    def shorter(path: Path, leaf: Any) -> Any:
+        sequence = isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 and leaf.shape[0] == whole
+        return leaf[:length] if sequence else leaf
+
+    return map_leaves(record, shorter)
+
+
+def masked_after(record: Any, length: int) -> Any:
+    """The record with its masks 0, and its labels to be ignored, from position ``length`` on: a sequence with padding."""
+
+    def masked(path: Path, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor | np.ndarray) or leaf.ndim == 0:
+            return leaf
+        whole_numbers = leaf.dtype in (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))
+        filler = 0 if is_mask(path) else IGNORED_LABEL if is_label(path) and whole_numbers else None
+        if filler is None:
+            return leaf
+        changed = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
+        changed[length:] = filler
+        return changed
+
+    return map_leaves(record, masked)
+
+
+def has_masks(record: Any) -> bool:
+    """Whether `masked_after` changes anything."""
+    whole = [leaf for _, leaf in leaves_of(record)]
+    masked = [leaf for _, leaf in leaves_of(masked_after(record, 0))]
+    return any(a is not b for a, b in zip(whole, masked, strict=True))

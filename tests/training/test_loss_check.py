@@ -1,0 +1,380 @@
+"""`attach(..., loss=, collate_fn=)` finds by itself what a loop would leak, on records of every form."""
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, TensorDataset
+
+import dpoptim
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.training.loss_check import check_loss
+from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.units import units_of
+
+N, WORDS, WIDTH = 24, 11, 8
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class Records(Dataset[Any]):
+    def __init__(self, records: list[Any]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.records[index]
+
+
+class Sequences(nn.Module):
+    """An LSTM over characters, and a head on the last position, or on each record's own last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(WORDS, WIDTH), nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        h = self.lstm(self.embed(ids))[0]
+        last = h[:, -1] if lengths is None else h[torch.arange(len(h)), lengths - 1]
+        return self.head(last)
+
+
+class Words(nn.Module):
+    """Scores at each position, from the record's own words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        h = self.embed(input_ids).cumsum(1)
+        return self.head(h)
+
+
+def attach(model: nn.Module, records: Dataset[Any], **options: Any) -> PrivateTraining:
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5)
+    return dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), records, **options)
+
+
+def trusted(private: PrivateTraining) -> list[str]:
+    return [item.text for item in private.basis if item.kind == "trusted"]
+
+
+# ---- padding -----------------------------------------------------------------------------------------------------
+
+
+def characters(*, equal: bool) -> Records:
+    torch.manual_seed(0)
+    lengths = [6 if equal else 2 + i % 5 for i in range(N)]
+    return Records([(torch.randint(1, WORDS, (n,)), i % 3) for i, n in enumerate(lengths)])
+
+
+def padding(batch: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    ids = pad_sequence([x for x, _ in batch], batch_first=True)
+    return ids, torch.tensor([len(x) for x, _ in batch]), torch.tensor([y for _, y in batch])
+
+
+def last_position(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[2], reduction="none")
+
+
+def own_last_position(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0], batch[1]), batch[2], reduction="none")
+
+
+@pytest.mark.parametrize("equal", [True, False], ids=["equal lengths", "unequal lengths"])
+def test_a_padding_collate_function_is_found(equal: bool) -> None:
+    """A char-LSTM, padding, and the last position: 3.8 C, where the data set's own lengths need not show it."""
+    torch.manual_seed(0)
+    with pytest.raises(dpoptim.SamplesInteractError, match="unequal lengths, collated alone and in company(.|\n)*own last"):
+        attach(Sequences(), characters(equal=equal), loss=last_position, collate_fn=padding)
+    with attach(Sequences(), characters(equal=equal), loss=own_last_position, collate_fn=padding) as private:
+        assert "also of unequal lengths" in trusted(private)[0]
+        assert not any("not checked" in text for text in trusted(private))
+        assert next(private.batches())[0].dim() == 2  # the collate function is the loop's
+
+
+def test_check_finds_padding() -> None:
+    records = [characters(equal=True)[i] for i in range(5)]
+    with pytest.raises(dpoptim.SamplesInteractError):
+        dpoptim.check(Sequences(), last_position, records, collate_fn=padding)
+    assert dpoptim.check(Sequences(), own_last_position, records, collate_fn=padding).loss_reduction == "none"
+
+
+def test_a_collate_function_nobody_checked_is_named() -> None:
+    with attach(Sequences(), characters(equal=False), collate_fn=padding) as private:
+        assert trusted(private)[0].startswith("loss not checked")
+        assert trusted(private)[1].startswith("collate_fn not checked")
+    with attach(Sequences(), characters(equal=False), loss=own_last_position, collate_fn=padding) as private:
+        next(private.batches(collate_fn=lambda batch: padding(batch[::-1])))
+        assert any(text.startswith("collate_fn not checked") for text in trusted(private))
+
+
+# ---- losses ------------------------------------------------------------------------------------------------------
+
+
+def token_mean(model: nn.Module, batch: Any) -> Tensor:
+    """As Hugging Face's models reduce it."""
+    scores = model(batch["input_ids"], batch["attention_mask"])
+    return F.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+
+
+def record_means(model: nn.Module, batch: Any) -> Tensor:
+    scores = model(batch["input_ids"], batch["attention_mask"])
+    losses = F.cross_entropy(scores.transpose(1, 2), batch["labels"], ignore_index=-100, reduction="none")
+    return dpoptim.losses.per_sample_mean(losses, batch["labels"] != -100)
+
+
+def texts() -> Records:
+    """All as long: nothing in them shows what a mean over tokens does."""
+    torch.manual_seed(0)
+    ids = [torch.randint(1, WORDS, (7,)) for _ in range(N)]
+    return Records([{"input_ids": x, "attention_mask": torch.ones(7).long(), "labels": x} for x in ids])
+
+
+def test_token_means_of_equally_long_records_are_found() -> None:
+    with pytest.raises(dpoptim.SamplesInteractError, match="unequal lengths(.|\n)*tokens of the whole batch"):
+        attach(Words(), texts(), loss=token_mean)
+    with attach(Words(), texts(), loss=record_means) as private:
+        assert "also of unequal lengths" in trusted(private)[0]
+    batch = torch.utils.data.default_collate([texts()[i] for i in range(5)])
+    with pytest.raises(dpoptim.SamplesInteractError, match="tokens of the whole batch"):
+        dpoptim.check(Words(), token_mean, batch)
+    assert dpoptim.check(Words(), record_means, batch).loss_reduction == "none"
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def table() -> TensorDataset:
+    torch.manual_seed(0)
+    return TensorDataset(torch.randn(N, 5), torch.arange(N) % 3)
+
+
+def losses(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def mixup(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    other, share = torch.randperm(len(x)), torch.rand(())
+    mixed = model(share * x + (1 - share) * x[other])
+    both = [F.cross_entropy(mixed, target, reduction="none") for target in (y, y[other])]
+    return share * both[0] + (1 - share) * both[1]
+
+
+def hard_mining(model: nn.Module, batch: Any) -> Tensor:
+    each = losses(model, batch)
+    return torch.where(each >= each.detach().median(), each, 0.0)
+
+
+def contrastive(model: nn.Module, batch: Any) -> Tensor:
+    z = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="none")
+
+
+def balanced(model: nn.Module, batch: Any) -> Tensor:
+    counts = torch.bincount(batch[1], minlength=3)
+    return losses(model, batch) / counts[batch[1]]
+
+
+def centred(model: nn.Module, batch: Any) -> Tensor:
+    scores = model(batch[0])
+    return F.cross_entropy(scores - scores.mean(0), batch[1], reduction="none")
+
+
+def broadcast(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0])[:, :1] - batch[1].float()).square().mean(1)
+
+
+@pytest.mark.parametrize("loss", [mixup, hard_mining, contrastive, balanced, centred, broadcast], ids=lambda f: f.__name__)
+def test_vectors_whose_terms_are_made_of_each_other_are_found(loss: Loss) -> None:
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(classifier(), table(), loss=loss)
+
+
+def test_loss_reductions_are_found_and_must_agree() -> None:
+    def mean(model: nn.Module, batch: Any) -> Tensor:
+        return losses(model, batch).mean()
+
+    with pytest.raises(dpoptim.PrivacyError, match='is a mean over the batch, but attach was told loss_reduction="sum"'):
+        attach(classifier(), table(), loss=mean, loss_reduction="sum")
+    model = classifier()
+    with attach(model, table(), loss=lambda m, b: losses(m, b).sum() * 1.0) as private:
+        batch = next(private.batches())
+        private.backward(losses(model, batch).sum() * 1.0)  # which no graph shows
+        assert ("scalar", "sum") in private._engine.handed_over
+
+
+def test_a_loss_of_another_shape_is_refused() -> None:
+    with pytest.raises(dpoptim.PrivacyError, match=r"one value for each record.*Fix"):
+        attach(classifier(), table(), loss=lambda m, b: m(b[0]))
+
+
+# ---- what a model remembers ----------------------------------------------------------------------------------------
+
+
+class RunningMean(nn.Module):
+    """Normalises by what it saw before: in a buffer, behind autograd's back, or in an attribute."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.register_buffer("seen", torch.zeros(5))
+        self.hidden = torch.zeros(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "attribute":
+            self.hidden = 0.5 * self.hidden + 0.5 * x.detach().mean(0)
+            return x - self.hidden
+        (self.seen if self.where == "buffer" else self.seen.data).lerp_(x.detach().mean(0), 0.5)
+        return x - self.seen
+
+
+@pytest.mark.parametrize(
+    ("where", "said"), [("buffer", "writes into '0.seen'"), ("data", "writes into '0.seen'"), ("attribute", "second time")]
+)
+def test_couplings_through_what_a_model_remembers_are_found(where: str, said: str) -> None:
+    model = nn.Sequential(RunningMean(where), nn.Linear(5, 3))
+    with pytest.raises(dpoptim.PrivacyError, match=f"{said}|records see each other in the forward pass"):
+        attach(model, table(), loss=losses)
+    with pytest.raises(dpoptim.SamplesInteractError, match=said):
+        dpoptim.check(model, losses, table()[:6])
+
+
+# ---- forms of records ----------------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+@dataclasses.dataclass
+class Example:
+    x: Tensor
+    y: int
+
+
+FORMS: dict[str, tuple[Callable[[Tensor, int], Any], Loss]] = {
+    "tuple": (lambda x, y: (x, y), losses),
+    "list": (lambda x, y: [x, y], losses),
+    "named tuple": (Pair, lambda m, b: losses(m, (b.x, b.y))),
+    "mapping": (lambda x, y: {"x": x, "y": y}, lambda m, b: losses(m, (b["x"], b["y"]))),
+    "nested": (lambda x, y: {"in": {"x": x}, "out": (y,)}, lambda m, b: losses(m, (b["in"]["x"], b["out"][0]))),
+    "arrays": (lambda x, y: (x.numpy(), np.int64(y)), losses),
+    "dataclass": (Example, lambda m, b: losses(m, b)),
+}
+
+
+def gathered(batch: list[Any]) -> Any:
+    if dataclasses.is_dataclass(batch[0]):
+        return torch.stack([e.x for e in batch]), torch.tensor([e.y for e in batch])
+    return torch.utils.data.default_collate(batch)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_records_of_any_form_are_made_up_and_checked(form: str) -> None:
+    make, loss = FORMS[form]
+    records = Records([make(x, int(y)) for x, y in zip(*table().tensors, strict=True)])
+    with attach(classifier(), records, loss=loss, collate_fn=gathered) as private:
+        assert "(on made-up records" in trusted(private)[0]
+        assert "one bit about the program" in trusted(private)[0]
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(classifier(), records, loss=lambda m, b: loss(m, b) * loss(m, b).mean(), collate_fn=gathered)
+
+
+def test_records_that_nobody_can_make_up_are_taken_from_the_data() -> None:
+    def spelled(batch: list[str]) -> tuple[Tensor, Tensor]:
+        return torch.stack([torch.full((5,), float(len(word))) for word in batch]), torch.zeros(len(batch)).long()
+
+    words = Records(["a" * (i + 1) for i in range(N)])
+    with attach(classifier(), words, loss=losses, collate_fn=spelled) as private:
+        assert "a few of the data set" in trusted(private)[0]
+        assert "nobody can make up str" in trusted(private)[0]
+    with pytest.raises(dpoptim.SamplesInteractError, match="records of the data set"):
+        attach(classifier(), words, loss=balanced_by_length, collate_fn=spelled)
+
+
+def balanced_by_length(model: nn.Module, batch: Any) -> Tensor:
+    return losses(model, batch) * batch[0].mean()
+
+
+def test_errors_on_private_records_say_nothing_of_them() -> None:
+    def raising(model: nn.Module, batch: Any) -> Tensor:
+        raise ValueError(f"cannot handle {batch}")
+
+    secret = Records([("secret", 0)] * N)
+    with pytest.raises(dpoptim.PrivacyError, match="raised ValueError on records of train_set") as caught:
+        attach(classifier(), secret, loss=raising)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_the_values_of_records_are_not_used_for_made_up_ones() -> None:
+    """Neither their labels nor how many of them are padding."""
+    seen: list[Any] = []
+
+    def noting(model: nn.Module, batch: Any) -> Tensor:
+        seen.append([t.clone() for t in batch])
+        return losses(model, batch)
+
+    for value in (0.0, 5.0):
+        data = TensorDataset(torch.full((N, 5), value), torch.zeros(N).long())
+        with attach(classifier(), data, loss=noting):
+            pass
+    half = len(seen) // 2
+    for first, second in zip(seen[:half], seen[half:], strict=True):
+        constant = [bool((batch[0] == batch[0].flatten()[0]).all()) for batch in (first, second)]
+        assert constant[0] == constant[1]
+        if not constant[0]:
+            assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_nothing_about_model_or_random_numbers_changes() -> None:
+    model = classifier().train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    data = table()
+    random_before = torch.get_rng_state()
+    check_loss(model, losses, data, None, None, units_of(data, 1, "mean", None), Isolation.of("rules"))
+    assert torch.equal(torch.get_rng_state(), random_before)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+# ---- several rows ----------------------------------------------------------------------------------------------------
+
+
+def within_records(model: nn.Module, batch: Any) -> Tensor:
+    """Pairs of rows are compared with each other: one loss for each pair."""
+    z = F.normalize(model(batch[0]), dim=1).unflatten(0, (-1, 2))
+    return (z[:, 0] * z[:, 1]).sum(1)
+
+
+def across_records(model: nn.Module, batch: Any) -> Tensor:
+    z = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(z)) ^ 1, reduction="none")
+
+
+def test_rows_of_a_record_may_meet_each_other() -> None:
+    torch.manual_seed(0)
+    views = TensorDataset(torch.randn(N, 2, 5), (torch.arange(2 * N) % 3).view(N, 2))
+    for loss in (losses, within_records):
+        with attach(classifier(), views, loss=loss, rows_per_record=2) as private:
+            assert "(on made-up records" in trusted(private)[0]
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(classifier(), views, loss=across_records, rows_per_record=2)
+    owners = [i // 3 for i in range(N)]
+    with attach(classifier(), table(), loss=losses, rows_per_record=3, persons=owners) as private:
+        assert "(on made-up records" in trusted(private)[0]
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(classifier(), table(), loss=centred, rows_per_record=3, persons=owners)
