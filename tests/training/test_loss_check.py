@@ -378,3 +378,23 @@ def test_rows_of_a_record_may_meet_each_other() -> None:
         assert "(on made-up records" in trusted(private)[0]
     with pytest.raises(dpoptim.SamplesInteractError):
         attach(classifier(), table(), loss=centred, rows_per_record=3, persons=owners)
+
+
+def test_the_first_records_of_a_stream_are_tried() -> None:
+    plan = dpoptim.DPFTRL(clip_norm=1.0, order="given").plan(
+        n=N, batch_size=6, epochs=1, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    )
+    records = list(zip(*table().tensors, strict=True))
+    for loss in (losses, centred):
+        model, seen = classifier(), 0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if loss is centred:
+            with pytest.raises(dpoptim.SamplesInteractError):
+                dpoptim.attach(plan, model, optimizer, iter(records), loss=loss)
+            continue
+        with dpoptim.attach(plan, model, optimizer, iter(records), loss=loss) as private:
+            for batch in private.batches():
+                seen += len(batch[0])
+                private.backward(loss(model, batch))
+                optimizer.step()
+        assert seen == N
