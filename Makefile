@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test check lint audit bench docs clean
+.PHONY: demo test check lint audit torture bench docs clean
 
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
@@ -24,6 +24,10 @@ lint: $(READY)
 audit: $(READY)
 	$(BIN)/dpoptim audit all
 	$(BIN)/python -m pytest tests/audit
+
+# Kills, damaged files, full disks and exhausted memory: minutes; TORTURE="--seed 1 --only kills" for others.
+torture: $(READY)
+	cd tests && ../$(BIN)/python -m torture $(TORTURE)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'

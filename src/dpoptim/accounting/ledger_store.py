@@ -40,10 +40,12 @@ from dpoptim.accounting.ledger_schema import (
 )
 from dpoptim.accounting.ledger_settings import LedgerError, Settings
 from dpoptim.files import create_whole
+from dpoptim.printable import printable
 
 __all__ = ["LedgerStore"]
 
 BUSY_SECONDS = 30.0
+LONGEST_REASON = 200
 _MAGIC, _ROLLBACK_JOURNAL = b"SQLite format 3\0", b"\x01\x01"  # bytes 0 to 15, and 18 and 19
 # What reading a damaged file may raise below sqlite3 and above it.
 _FAILURES = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
@@ -264,7 +266,7 @@ def _read_settings(connection: sqlite3.Connection) -> Settings:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, (sqlite3.Error, OSError)):
-        return str(error)
+        return printable(str(error))[:LONGEST_REASON]  # SQLite may quote what it could not read
     return f"file is malformed ({type(error).__name__})"
 
 
@@ -281,6 +283,7 @@ def _advice(error: BaseException) -> str:
         "empty": "restore it from a backup; if it never was a ledger, delete it",
         "of this kind": "it belongs to something else and was not touched; choose another path",
         "not a database": "it is no ledger and was not touched; choose another path, or restore a backup",
+        "could not decode": "it is damaged and was not touched; restore it from a backup",
         "malformed": "it is damaged and was not touched; restore it from a backup",
         "no such table": "it is damaged and was not touched; restore it from a backup",
         "-wal": "put the ledger file back beside it: together they hold the reservations",

@@ -47,6 +47,7 @@ class ReleasedGradients:
     def take(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a share waits for this optimizer, which is about to step; it waits no longer."""
         if self._moving is not None and self._moving.optimizer is optimizer:
+            self._moving.clean_up()
             return True  # its update failed, and is done again from the same noisy gradient
         if optimizer not in self._waiting:
             return False
@@ -76,7 +77,7 @@ class ReleasedGradients:
         """Refuse to go on after an update that failed: its noisy sum is released and counted."""
         if self._moving is None:
             return
-        state = "may have moved in part" if self._moving.touched() else "are where they were"
+        state = "may have moved in part" if self._moving.clean_up() else "are where they were"
         raise PrivacyError(
             "the optimizer failed after the step's noisy sum was released: the step is counted, and the weights "
             f"{state}. Fix: free memory and call optimizer.step() again, which redoes the update from the noisy gradient "
@@ -92,7 +93,7 @@ class ReleasedGradients:
         return {
             "gradients": {name: p.grad for name, p in gradients if p.grad is not None},
             "optimizers": [number for number, one in enumerate(self._optimizers) if one in left],
-            "touched": self._moving.touched(),
+            "touched": self._moving.clean_up(),
         }
 
     def redo(self, unfinished: dict[str, Any] | None) -> None:
@@ -140,10 +141,20 @@ class Moving:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self._remembered = {p: tuple(state) for p, state in optimizer.state.items()}
         self._before = versions(optimizer)
 
-    def touched(self) -> bool:
-        """Whether a parameter, or what the optimizer remembers of one, was written since."""
+    def clean_up(self) -> bool:
+        """Take out what the optimizer began to remember, since it cannot go on with half of it. Returns whether a
+        parameter, or what was remembered of one before, was written.
+        """
+        for p in list(self.optimizer.state):
+            if p not in self._remembered:
+                del self.optimizer.state[p]
+            else:
+                state = self.optimizer.state[p]
+                for name in [name for name in state if name not in self._remembered[p]]:
+                    del state[name]
         return versions(self.optimizer) != self._before
 
 
