@@ -18,6 +18,7 @@ from dpoptim.documents import DIGEST, dump, load, with_digest
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.registry import entry
+from dpoptim.notebook import as_table
 from dpoptim.sampling import Sampler
 from dpoptim.unit import RECORD, Unit
 
@@ -216,6 +217,10 @@ class Plan:
         known = self.basis if basis is None else basis
         lines += [f"  {item.kind:<12} {item.text}" for item in known]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: `describe` as a table."""
+        return as_table(self.describe())
 
     def to_json(self) -> str:
         """The plan as a JSON document that `from_json` turns back into an equal plan."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
+from dpoptim.notebook import as_table
+
 __all__ = ["SEEDED", "Guarantee", "neighboring_name", "parse_neighboring"]
 
 SEEDED = "seeded: not for release"  # a note on runs whose noise was made repeatable
@@ -93,6 +95,19 @@ class Guarantee:
         text = f"epsilon={rounded_up(self.epsilon)} at delta={_trimmed(self.delta)} ({', '.join(basis)})"
         remarks = ([] if self.status == "proven" else [self.status]) + list(self.notes)
         return "; ".join([text, *remarks])
+
+    def __repr__(self) -> str:
+        return f"Guarantee({self})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        lines = [
+            f"epsilon = {rounded_up(self.epsilon)} at delta = {_trimmed(self.delta)}",
+            f"  protects  one {self.unit} ({neighboring_name(self.neighboring)})",
+            f"  status  {self.status}, by {self.accountant}",
+            *(f"  note  {note}" for note in self.notes),
+        ]
+        return as_table("\n".join(lines))
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary that strict JSON can hold; `from_json` gives an equal guarantee back."""

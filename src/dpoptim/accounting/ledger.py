@@ -36,6 +36,7 @@ from dpoptim.accounting.ledger_schema import Entry, Kind
 from dpoptim.accounting.ledger_settings import LedgerError, Wanted
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.accounting.ledger_verify import verify
+from dpoptim.notebook import as_table
 from dpoptim.printable import printable, storable
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerError", "Remaining", "Reservation"]
@@ -245,6 +246,13 @@ class Ledger:
             runs = self._sync()
             charges = [] if self.budget is None else runs.charges(self.budget)
             return Remaining.of(self.budget, charges, len(runs.by_id))
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {printable(self.dataset)!r} ({self.neighboring}): {self.remaining()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: `describe` as a table."""
+        return as_table(self.describe())
 
     def describe(self) -> str:
         """The ledger for a person: budget, what is left, and each run."""

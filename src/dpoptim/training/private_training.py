@@ -3,17 +3,18 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dpoptim.accounting.guarantee import SEEDED, Guarantee
+from dpoptim.accounting.guarantee import SEEDED, Guarantee, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import whole_number
 from dpoptim.assumptions import Assumption
@@ -23,6 +24,7 @@ from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice, require_choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.noise.stream import KeyStream
+from dpoptim.notebook import as_table
 from dpoptim.plan import Plan
 from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, caveats_of, in_order
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
@@ -34,6 +36,7 @@ from dpoptim.training.loss_check import check_loss
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.optimizer_hooks import OptimizerHooks, refuse_blind_hooks
 from dpoptim.training.probe import show_the_batch_axis
+from dpoptim.training.progress import show_progress
 from dpoptim.training.reduction import differentiate
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
@@ -387,6 +390,23 @@ class PrivateTraining:
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""
         return self.plan.describe(self.basis)
+
+    def __repr__(self) -> str:
+        return f"<PrivateTraining: {self.steps_done} of {self.plan.steps} steps, {self.spent()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: `describe` as a table."""
+        return as_table(self.describe())
+
+    def progress(self, items: Iterable[Any], console: Console | None = None) -> Iterator[Any]:
+        """The items of `batches` or `steps` beside a progress bar of public figures: steps, time, epsilon reserved.
+
+        Example::
+
+            for batch in private.progress(private.batches()): ...
+        """
+        label = f"private steps (epsilon {rounded_up(self.plan.guarantee.epsilon)} reserved)"
+        return show_progress(items, lambda: self.steps_done, self.plan.steps, label, console)
 
     # ---- leaving ---------------------------------------------------------------------------------------------
 

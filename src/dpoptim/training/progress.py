@@ -1,0 +1,34 @@
+"""A progress bar of a run: steps of the plan, time left, and the epsilon that is reserved; nothing private."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+def show_progress(
+    items: Iterable[Any], done: Callable[[], int], total: int, label: str, console: Console | None = None
+) -> Iterator[Any]:
+    """The items, one after the other, beside a bar that counts what ``done`` says.
+
+    Args:
+        items: of a loop; microbatches or steps.
+        done: steps of the plan so far.
+        total: steps of the plan.
+        label: shown before the bar.
+        console: where; None: the terminal or notebook.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(label, total=total, completed=done())
+        for item in items:
+            yield item
+            bar.update(task, completed=done())
+        bar.update(task, completed=done())
