@@ -17,8 +17,8 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.documents import DIGEST, dump, load, with_digest
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
-from dpoptim.registry import entry
 from dpoptim.notebook import as_table
+from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
 from dpoptim.unit import RECORD, Unit
 
