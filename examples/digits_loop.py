@@ -27,7 +27,7 @@ def main() -> float:
 
     # 1,400 is what everybody knows of the data; the exact number of records is private.
     plan = dpoptim.DPSGD(clip_norm=0.5).plan(n=1_400, batch_size=350, epochs=30, epsilon=4.0, delta=1e-5)
-    with dpoptim.attach(plan, model, optimizer, train_set) as private:
+    with dpoptim.attach(plan, model, optimizer, train_set, loss=loss) as private:
         for batch in private.batches():
             private.backward(loss(model, batch))
             optimizer.step()

@@ -43,8 +43,8 @@ def main() -> None:
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
     plan = dpoptim.DPSGD(clip_norm=0.5).plan(n=1_000, batch_size=200, steps=30, epsilon=4.0, delta=1e-5)
     train_set = Sentences(1_000)
-    with dpoptim.attach(plan, model, optimizer, train_set) as private:
-        for step in private.steps(physical_batch_size=64, collate_fn=collate):
+    with dpoptim.attach(plan, model, optimizer, train_set, loss=losses_from_labels, collate_fn=collate) as private:
+        for step in private.steps(physical_batch_size=64):
             for batch in step:
                 private.backward(losses_from_labels(model, batch))
             optimizer.step()

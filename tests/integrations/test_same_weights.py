@@ -1,5 +1,6 @@
-"""Trainer, Accelerate and a plain loop: one plan, one seed, the same released weights."""
+"""Trainer, Lightning, Accelerate and a plain loop: one plan, one seed, the same released weights."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from integrations.small_language import RECORDS, Sentences, adapted, causal, cla
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
+lightning = pytest.importorskip("lightning.pytorch")
 accelerate = pytest.importorskip("accelerate")
 
 from dpoptim.integrations.language import losses_from_labels  # noqa: E402
+from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
 
 Weights = dict[str, Tensor]
@@ -38,8 +41,10 @@ def plain(
     model: nn.Module, data: Sentences, physical: int | None, *, save: Path | None = None, stop: int = 10**9, **options: Any
 ) -> Weights:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    with dpoptim.attach(plan(), model, optimizer, data, noise_seed=5, **options) as private:
-        for step in private.steps(collate_fn=collate, physical_batch_size=physical):
+    with dpoptim.attach(
+        plan(), model, optimizer, data, loss=losses_from_labels, collate_fn=collate, noise_seed=5, **options
+    ) as private:
+        for step in private.steps(physical_batch_size=physical):
             for batch in step:
                 private.backward(losses_from_labels(model, batch))
             optimizer.step()
@@ -76,12 +81,56 @@ def trainer(model: Any, data: Sentences, folder: Path, physical: int, **options:
     )
 
 
+class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    def __init__(self, model: Any, automatic: bool = True) -> None:
+        super().__init__()
+        self.model, self.automatic_optimization = model, automatic
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.automatic_optimization:
+            return losses_from_labels(self.model, batch)
+        for piece in batch:
+            self.private.backward(losses_from_labels(self.model, piece))
+        self.optimizers().step()
+        return None
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
+
+
+def by_lightning(
+    model: Any,
+    data: Sentences,
+    folder: Path,
+    physical: int,
+    *,
+    automatic: bool = True,
+    resume: Path | None = None,
+    **trainer: Any,
+) -> tuple[Weights, Any]:
+    callback = PrivateCallback(plan(), data, physical_batch_size=physical, collate_fn=collate, noise_seed=5)
+    options = {"max_epochs": 2, "enable_checkpointing": False, **trainer}
+    fit = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=[callback, *options.pop("more", [])],
+        **options,
+    )
+    fit.fit(Module(model, automatic), callback.loader, ckpt_path=None if resume is None else str(resume))
+    return weights(model), fit
+
+
 def by_accelerate(model: Any, data: Sentences, physical: int) -> Weights:
     accelerator = accelerate.Accelerator(cpu=True)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     model, optimizer = accelerator.prepare(model, optimizer)  # the usual order
-    with dpoptim.attach(plan(), model, optimizer, data, noise_seed=5) as private:
-        for batch in private.batches(collate_fn=collate, physical_batch_size=physical):
+    with dpoptim.attach(
+        plan(), model, optimizer, data, loss=losses_from_labels, collate_fn=collate, noise_seed=5
+    ) as private:
+        for batch in private.batches(physical_batch_size=physical):
             with accelerator.accumulate(model):
                 private.backward(losses_from_labels(model, batch))
                 optimizer.step()
@@ -109,6 +158,10 @@ def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None
         trainer(model, data, tmp_path / f"trainer{physical}", physical).train()
         close(expected, weights(model))
     close(expected, by_accelerate(make(), data, 4))
+    for automatic in (True, False):
+        found, fit = by_lightning(make(), data, tmp_path, 4, automatic=automatic)
+        assert fit.global_step == plan().steps
+        close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -129,6 +182,15 @@ def test_every_loop_resumes_to_the_same_weights(task: str, tmp_path: Path) -> No
     assert again.state.global_step == plan().steps
     close(expected, weights(later))
 
+    folder = tmp_path / "lightning"
+    save = lightning.callbacks.ModelCheckpoint(dirpath=folder, every_n_train_steps=stop, save_top_k=-1)
+    by_lightning(make(), data, folder, 4, enable_checkpointing=True, more=[save])
+    (checkpoint,) = folder.glob(f"*step={stop}.ckpt")
+    later = make()
+    found, fit = by_lightning(later, data, folder, 4, resume=checkpoint)
+    assert fit.global_step == plan().steps
+    close(expected, {name.removeprefix("model."): value for name, value in found.items()})
+
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
@@ -140,6 +202,24 @@ def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
         assert entry["epsilon_reserved"] == run.private.spent().epsilon
     assert output.training_loss != output.training_loss
     assert run.state.total_flos == 0
+    assert not any("not checked" in item.text for item in run.private.basis)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_loss_cannot_be_logged_in_lightning(tmp_path: Path) -> None:
+    class Telling(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            losses = super().training_step(batch, batch_idx)
+            self.log("train_loss", losses.mean())
+            return losses
+
+    callback = PrivateCallback(plan(), Sentences(), collate_fn=collate)
+    fit = lightning.Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False, enable_checkpointing=False,
+        default_root_dir=tmp_path, callbacks=[callback],
+    )  # fmt: skip
+    with pytest.raises(dpoptim.PrivacyError, match="logs what it computed"):
+        fit.fit(Telling(classifier()), callback.loader)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -148,3 +228,11 @@ def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
         trainer(classifier(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)
     with pytest.raises(ValueError, match="more than the plan's"):
         trainer(classifier(), Sentences(), tmp_path, 4, max_steps=1000)
+    callback = PrivateCallback(plan(), Sentences(), collate_fn=collate)
+    for option in ({"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}):
+        fit = lightning.Trainer(
+            accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path,
+            callbacks=[callback], **option,
+        )  # fmt: skip
+        with pytest.raises(ValueError, match=next(iter(option))), contextlib.suppress(SystemExit):
+            fit.fit(Module(classifier()), callback.loader)

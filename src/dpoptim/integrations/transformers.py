@@ -100,6 +100,8 @@ class PrivateTrainerMixin:
             self.model,  # type: ignore[attr-defined]
             getattr(optimizer, "optimizer", optimizer),
             dataset,
+            loss=self.per_sample_losses,
+            collate_fn=collate,
             ledger=self._ledger,
             label=self._label,
             noise_seed=self._noise_seed,
@@ -107,7 +109,6 @@ class PrivateTrainerMixin:
         )
         args = self.args  # type: ignore[attr-defined]
         self._loader.steps = self.private.steps(
-            collate_fn=collate,
             physical_batch_size=args.per_device_train_batch_size,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),

@@ -1,0 +1,167 @@
+"""Lightning's Trainer, made private by a callback and a loader."""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.errors import PrivacyError
+from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.plan import Plan
+from dpoptim.training.attach import attach
+from dpoptim.training.logical_steps import LogicalStep
+from dpoptim.training.private_training import PrivateTraining
+
+Collate = Callable[[list[Any]], Any]
+
+
+class PrivateCallback(pl.Callback):
+    """Trains a LightningModule privately.
+
+    Each batch of the loop is one step of the plan, so ``global_step``, schedulers, ``max_steps`` and the progress bar count
+    steps of the plan. In automatic optimization ``training_step`` returns one loss a record, shape (rows,) (or
+    ``{"loss": losses}``), and is called for each microbatch. In manual optimization it is given the whole step: iterate over
+    its microbatches, call ``self.private.backward(losses)`` for each, and ``step()`` each optimizer once.
+
+    Args:
+        plan: from ``dpoptim.DPSGD(...).plan(...)``.
+        train_set: the records; a map-style data set.
+        physical_batch_size: rows that memory holds; None: a whole step at once.
+        collate_fn, num_workers: as for ``torch.utils.data.DataLoader``.
+        loss: ``loss(module, batch)`` returns one loss a record: `attach` then checks that records do not see each other.
+        ledger, label, noise_seed: as for `dpoptim.attach`.
+
+    Example::
+
+        private = PrivateCallback(plan, train_set)
+        trainer = lightning.Trainer(max_epochs=10, callbacks=[private])
+        trainer.fit(module, private.loader)
+
+    **Guarantee.** That of `dpoptim.attach` for the plan. ``self.log`` inside ``training_step`` is refused: what it would
+    show is private. Checkpoints of the Trainer hold what is released; the private state lies beside them, in files named
+    ``private-step=N.checkpoint``, which are secret.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        train_set: Dataset[Any],
+        *,
+        physical_batch_size: int | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        loss: Callable[..., Tensor] | None = None,
+        ledger: Ledger | None = None,
+        label: str = "lightning trainer",
+        noise_seed: int | None = None,
+    ) -> None:
+        self.plan = plan
+        self.loader = PlanLoader(plan, steps_per_epoch=max(1, round(plan.n / plan.batch_size)))
+        self.private: PrivateTraining | None = None
+        self._train_set, self._physical, self._collate = train_set, physical_batch_size, collate_fn
+        self._workers, self._loss, self._ledger = num_workers, loss, ledger
+        self._label, self._noise_seed = label, noise_seed
+        self._resume: Path | None = None
+        self._undo: list[Callable[[], Any]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        refuse_options(trainer)
+        self.private = attach(
+            self.plan,
+            pl_module,
+            list(trainer.optimizers),
+            self._train_set,
+            loss=self._loss,
+            collate_fn=self._collate,
+            ledger=self._ledger,
+            label=self._label,
+            noise_seed=self._noise_seed,
+            resume=self._resume,
+        )
+        self.loader.steps = self.private.steps(physical_batch_size=self._physical, num_workers=self._workers)
+        own = vars(pl_module)
+        own["private"] = self.private
+        self._undo.append(lambda: own.pop("private", None))
+        if pl_module.automatic_optimization:
+            own["training_step"] = functools.partial(self._training_step, trainer, pl_module, pl_module.training_step)
+            self._undo.append(lambda: own.pop("training_step", None))
+
+    def _training_step(
+        self, trainer: pl.Trainer, module: pl.LightningModule, user: Callable[..., Any], step: LogicalStep, *rest: int
+    ) -> Tensor:
+        """All microbatches of a step through the module's own ``training_step``; the loss that leaves is 0."""
+        assert self.private is not None
+        own = vars(module)
+        own["log"] = own["log_dict"] = refuse_log
+        try:
+            for microbatch in step:
+                batch = trainer.precision_plugin.convert_input(microbatch)
+                found = user(trainer.strategy.batch_to_device(batch), *rest)
+                self.private.backward(found["loss"] if isinstance(found, Mapping) else found)
+        finally:
+            own.pop("log")
+            own.pop("log_dict")
+        return torch.zeros((), device=module.device, requires_grad=True)  # the Trainer differentiates it
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        assert self.private is not None
+        if self.private.steps_done == self.plan.steps:
+            trainer.should_stop = True
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the private state beside the Trainer's checkpoints, which themselves hold what is released only."""
+        if self.private is None or trainer.checkpoint_callback is None:
+            return
+        folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"private-step={self.private.steps_done}.checkpoint"
+        self.private.save(path)
+        checkpoint["dpoptim_private_checkpoint"] = str(path)
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        path = checkpoint.get("dpoptim_private_checkpoint")
+        if path is None:
+            raise PrivacyError(
+                "this checkpoint was written without dpoptim's PrivateCallback, so it does not say what was released. "
+                "Fix: load the weights, and start a new run."
+            )
+        self._resume = Path(path)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._leave()
+        if self.private is not None:
+            self.private.__exit__(None, None, None)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._leave()
+        if self.private is not None:
+            self.private.detach()
+
+    def _leave(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def refuse_log(*args: Any, **kwargs: Any) -> NoReturn:
+    raise PrivacyError(
+        "training_step logs what it computed from private records. Fix: log in validation_step, on public records; "
+        "private.spent() and trainer.global_step are public, and may be logged in on_train_batch_end."
+    )
+
+
+def refuse_options(trainer: pl.Trainer) -> None:
+    """What a Trainer does to gradients that are clipped and noised already."""
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError("accumulate_grad_batches must be 1: a step of the plan arrives whole. Fix: physical_batch_size=...")
+    if trainer.gradient_clip_val:
+        raise ValueError("gradient_clip_val would find no gradients. Fix: leave it out; the plan clips each record's.")
+    if "16-mixed" in str(trainer.precision) and not str(trainer.precision).startswith("bf16"):
+        raise ValueError(
+            "precision='16-mixed' needs a GradScaler, whose scale would change what is clipped. Fix: precision='bf16-mixed'."
+        )
