@@ -33,6 +33,10 @@ class SamplesInteractError(PrivacyError):
     """The gradient of one record depends on other records in the batch, so clipping it bounds nothing."""
 
 
+class RankError(PrivacyError):
+    """Another process of the run has failed, has left or does something else; the message names it by its rank."""
+
+
 def axes_of(x: Tensor) -> str:
     """All that a message may say of the shape of a tensor that holds records: how many axes it has."""
     return "1 axis" if x.dim() == 1 else f"{x.dim()} axes"

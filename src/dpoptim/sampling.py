@@ -33,6 +33,14 @@ class Position:
     drawn: int = 0
 
 
+class Draws(Protocol):
+    """Where batches come from."""
+
+    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+        """See `Sampler.batches`."""
+        ...
+
+
 class Sampler(Protocol):
     """Who takes part in which step; frozen, and made of public numbers only."""
 
@@ -70,6 +78,13 @@ class Sampler(Protocol):
             coins: decide.
             records: in the data set.
             position: where to start, kept up to date; a fresh one by default.
+        """
+        ...
+
+    def shard(self, records: int) -> Draws:
+        """What draws one process's part of every batch where processes hold ``records`` of all the records each.
+
+        **Guarantee.** Records take part as they would if one process drew: its coins decide about its own records alone.
         """
         ...
 
@@ -142,6 +157,9 @@ class PoissonSampling:
         while True:
             position.drawn += 1
             yield self.draw(coins, records)
+
+    def shard(self, records: int) -> "PoissonSampling":
+        return self
 
     def steps(self, epochs: float) -> int:
         return max(1, math.ceil(epochs / self.sample_rate - 1e-9))
@@ -230,6 +248,9 @@ class FixedBatches:
             position.drawn += 1
             yield position.order[start : start + self.batch_size]
 
+    def shard(self, records: int) -> "ShardOfFixedBatches":
+        return ShardOfFixedBatches(self)
+
     def _permutation(self, coins: KeyStream, records: int) -> Indices:
         if self.order == "given":
             return np.arange(records)
@@ -254,6 +275,28 @@ class FixedBatches:
 
     def releases(self, steps: int) -> str:
         return at_most(steps)
+
+
+@dataclass(frozen=True)
+class ShardOfFixedBatches:
+    """One process's part of `FixedBatches` of a data set whose records are shared out: as many batches a pass.
+
+    Each process cuts a permutation of its own records. All parts of a batch together may exceed ``whole.batch_size``, by
+    less than one record a process.
+    """
+
+    whole: FixedBatches
+
+    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+        """See `FixedBatches.batches`; with fewer records than steps, some batches are empty."""
+        position = position or Position()
+        steps = self.whole.steps_per_pass
+        while True:
+            step = position.drawn % steps
+            if position.order is None or (step == 0 and self.whole.order == "reshuffled"):
+                position.order = self.whole._permutation(coins, records)
+            position.drawn += 1
+            yield position.order[step * records // steps : (step + 1) * records // steps]
 
 
 @dataclass(frozen=True)
@@ -284,6 +327,9 @@ class AllRecords:
         while True:
             position.drawn += 1
             yield np.arange(records)
+
+    def shard(self, records: int) -> "AllRecords":
+        return self
 
     def steps(self, epochs: float) -> int:
         return max(1, math.ceil(epochs))

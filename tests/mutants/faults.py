@@ -16,13 +16,13 @@ from torch import Tensor
 
 from dpoptim import gate as gate_module
 from dpoptim.accounting import accountant
+from dpoptim.distributed import ranks
 from dpoptim.gate import Gate, GaussianSum
 from dpoptim.mechanisms import IndependentNoise
 from dpoptim.noise import ziggurat
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import PoissonSampling
-from dpoptim.training import private_training
+from dpoptim.sampling import Draws, PoissonSampling
 from dpoptim.training.microbatches import BatchQueue
 
 Fault = Callable[[], AbstractContextManager[Any]]
@@ -79,7 +79,7 @@ def global_seed() -> AbstractContextManager[Any]:
     def key_stream(seed: int | None, purpose: str) -> KeyStream:
         return KeyStream.from_seed(torch.initial_seed() if seed is None else seed, purpose)
 
-    return patch.object(private_training, "key_stream", key_stream)
+    return patch.object(ranks, "key_stream", key_stream)
 
 
 def query_of(change: Callable[[GaussianSum], GaussianSum]) -> Fault:
@@ -128,8 +128,8 @@ def more_steps_than_reserved() -> Iterator[None]:
     def lenient_gate(self: Gate, *, releases: int, **rest: Any) -> None:
         gate_init(self, releases=releases + 2, **rest)
 
-    def longer_queue(self: BatchQueue, sampler: PoissonSampling, coins: KeyStream, records: int, steps: int) -> None:
-        queue_init(self, sampler, coins, records, steps + 2)
+    def longer_queue(self: BatchQueue, sampler: Draws, coins: KeyStream, units: int, steps: int, *more: Any) -> None:
+        queue_init(self, sampler, coins, units, steps + 2, *more)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(Gate, "__init__", lenient_gate))

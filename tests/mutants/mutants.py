@@ -73,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("noise reused between tensors", ADD_NORMAL, _f.noisy_by(_f.same_noise_in_both_halves), "noise"),
     Mutant("noise drawn in float32", ADD_NORMAL, _f.noisy_by(_f.float32_noise), "noise"),
     Mutant("tail of the noise cut at 5.77 sigma", "noise.ziggurat.tail", _f.cut_tail, "noise"),
-    Mutant("noise seeded by a global generator", "training.private_training.key_stream", _f.global_seed, "noise"),
+    Mutant("noise seeded by a global generator", "distributed.ranks.key_stream", _f.global_seed, "noise"),
     # accounting and ledger
     Mutant(
         "replace-one accounted as add-or-remove",

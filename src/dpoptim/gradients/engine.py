@@ -21,13 +21,14 @@ from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
-from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, consecutive_groups, margin
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, consecutive_groups, margin
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.single_record_hooks import hooks_for
 from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.gradients.tied import longest_factors, merge
+from dpoptim.gradients.totals import MakeTotals, Totals
 
 Reduction = Literal["mean", "sum"]
 HandedOver = Literal["bare", "scalar", "vector"]  # loss.backward() by the caller, or how `backward` was given the loss
@@ -78,6 +79,7 @@ class Engine:
         rows: RowsOfRecords = ONE_ROW,
         twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
         isolation: Isolation | None = None,
+        totals: MakeTotals = Totals,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
         self.physical_records = capacity
@@ -102,16 +104,8 @@ class Engine:
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
         self._size = sum(p.numel() for p in self.parameters)
         self._narrowest = min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)
-        by_device: dict[torch.device, list[int]] = {}
-        for p in self.parameters:
-            by_device.setdefault(p.device, []).append(p.numel())
-        self._layout = list(by_device.items())
-        self._buffers = [
-            [torch.empty(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
-            for _ in clipping.directions[0]
-        ]
-        views = zip(*map(self.split, self._buffers), strict=True)  # of each parameter, one for each sum
-        self._sums = [Sums([view.view(-1) for view in each], clipping.directions) for each in views]
+        self.totals = totals(self.parameters, clipping.directions)
+        self._sums = self.totals.sums
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
         self._groups: Groups | None = None
         self.present: Tensor | None = None
@@ -340,29 +334,30 @@ class Engine:
 
     def take_sums(self) -> list[list[Tensor]]:
         """All sums of the clipping rule, each as `take` returns it."""
-        for sums in self._sums:
-            sums.settle()
-            sums.restart()
+        self._begin_step()
+        return self.totals.take()
+
+    def restart(self) -> None:
+        """Begin the logical batch again: what was added of it is forgotten."""
+        self._begin_step()
+        self.totals.restart()
+
+    def _begin_step(self) -> None:
         self.rows_open = 0
         if self.hooks is not None:
             self.hooks.written = None
-        return self._buffers
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
         """Write what the gate made of `take`'s sums into the parameters' ``.grad``, divided and rounded to their dtype."""
-        with torch.no_grad():
-            for p, total in zip(self.parameters, self.split(released), strict=True):
-                p.grad = total.to(p.dtype, copy=True).div_(divisor)  # in this order without a second float64 tensor
+        self.totals.write_means(released, divisor)
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of what `take` returned, one in the shape of each parameter."""
-        places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}
-        views = {device: iter(pieces) for device, pieces in places.items()}
-        return [next(views[p.device]).view(p.shape) for p in self.parameters]
+        return self.totals.split(buffers)
 
     def by_layer(self, buffers: list[Tensor]) -> list[list[Tensor]]:
         """Views of what `take` returned, flat: those of each layer's parameters together."""
         layers: dict[str, list[Tensor]] = {}
-        for layer, view in zip(self.layers, self.split(buffers), strict=True):
-            layers.setdefault(layer, []).append(view.view(-1))
+        for layer, view in zip(self.layers, self.totals.pieces(buffers), strict=True):
+            layers.setdefault(layer, []).append(view)
         return list(layers.values())

@@ -16,6 +16,7 @@ from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated,
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF
+from dpoptim.gradients.totals import MakeTotals, Totals
 
 LARGEST = 2.0**40  # records with longer activations count as zero: products with them would leave the float32 range
 MOST_MARGIN = 0.25
@@ -45,7 +46,7 @@ class ValueEngine(Engine):
 
     Args:
         model: see `layers_of`.
-        clipping, capacity: as for `Engine`.
+        clipping, capacity, totals: as for `Engine`.
         paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured slopes.
 
     **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over the batch.
@@ -53,9 +54,11 @@ class ValueEngine(Engine):
 
     takes_scalars = False
 
-    def __init__(self, model: nn.Module, clipping: ClippingRule, *, capacity: int, paper: bool) -> None:
+    def __init__(
+        self, model: nn.Module, clipping: ClippingRule, *, capacity: int, paper: bool, totals: MakeTotals = Totals
+    ) -> None:
         self._layers = layers_of(model)
-        super().__init__(model, clipping, capacity=capacity, reduction="sum")
+        super().__init__(model, clipping, capacity=capacity, reduction="sum", totals=totals)
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
         self._first: Tensor | None = None

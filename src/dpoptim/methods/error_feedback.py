@@ -65,6 +65,7 @@ from torch import Tensor
 from dpoptim.assumptions import Assumption
 from dpoptim.gate import GaussianSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
+from dpoptim.methods.sensitive_state import Peers
 from dpoptim.sampling import FixedBatches
 
 NORM_BLOCK = 4096  # entries whose squares are added before blocks are
@@ -173,10 +174,12 @@ class ErrorFeedback:
         self._per_layer = per_layer
         self._units: Callable[[list[Tensor]], list[list[Tensor]]] = lambda sums: [sums]
         self._error: list[Tensor] | None = None
+        self._norm: Callable[[Sequence[Tensor]], float] = norm
         self._fed: list[float] = []  # shares of its units that the last query fed back
         self._steps = 0
 
-    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]]) -> None:
+    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
+        self._norm = peers.norm
         if self._per_layer:
             self._units = by_layer
 
@@ -192,7 +195,7 @@ class ErrorFeedback:
         self._error = [error.to(total.device) for error, total in zip(self._error, clipped, strict=True)]  # after a resume
         errors = self._units(self._error)
         radius = self._feedback / math.sqrt(len(errors))
-        self._fed = [self._share(norm(unit), radius) for unit in errors]
+        self._fed = [self._share(self._norm(unit), radius) for unit in errors]
         for unit, totals, share in zip(errors, self._units(clipped), self._fed, strict=True):
             for error, total in zip(unit, totals, strict=True):
                 total.add_(error, alpha=share)

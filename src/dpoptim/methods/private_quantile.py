@@ -23,7 +23,7 @@ from dpoptim.arguments import number_from_zero, one_of, positive_number, proport
 from dpoptim.assumptions import Assumption
 from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.gradients.products import COMMON_FACTOR_ERROR
-from dpoptim.methods.sensitive_state import AdaptiveClipNorm
+from dpoptim.methods.sensitive_state import AdaptiveClipNorm, Peers
 
 LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
 LEAST_OCTAVE = -40.0  # log2 of the norm above which records vote, fully an octave further up
@@ -130,6 +130,8 @@ class QuantileSearch(AdaptiveClipNorm):
     ) -> None:
         self._settings, self._rule_of = quantile, rule_of
         self._batch_size = batch_size
+        self._total: Callable[[Tensor], Tensor] = lambda local: local
+        self._known: Callable[[Tensor, Tensor], Tensor] = lambda released, like: released
         self._shrunk = 1 / (1 + SLOPE * capacity * COMMON_FACTOR_ERROR)
         self._measuring = quantile.measuring_steps(steps)
         self._histogram = torch.zeros(BINS, dtype=torch.float64, device="cpu")
@@ -141,6 +143,9 @@ class QuantileSearch(AdaptiveClipNorm):
     @property
     def found(self) -> bool:
         return self._measuring == 0
+
+    def meet(self, peers: Peers) -> None:
+        self._total, self._known = peers.total, peers.known
 
     def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
         octaves = squared_norms.to("cpu", torch.float64).log2() / 2
@@ -165,17 +170,17 @@ class QuantileSearch(AdaptiveClipNorm):
         """
         if self._settings.when == "at the start":
             if self._measuring:
-                return [*(total.zero_() for total in sums), self.observed]
-            return [*sums, torch.zeros_like(self.observed)]
+                return [*(total.zero_() for total in sums), self._total(self.observed)]
+            return [*sums, self._total(torch.zeros_like(self.observed))]
         kept, spent = math.sqrt(1 - self._settings.share), math.sqrt(self._settings.share)
         count = torch.tensor([2 * spent * self._count], dtype=torch.float64, device="cpu")
-        return [*(total.mul_(kept) for total in sums), count]
+        return [*(total.mul_(kept) for total in sums), self._total(count)]
 
     def answer(self, released: list[Tensor]) -> list[Tensor] | None:
         norm = self.rule.norm
         *sums, counts = released
         if self._measuring:
-            self._histogram += counts
+            self._histogram += self._known(counts, self._histogram)
             self._measuring -= 1
             if not self._measuring:
                 self.rule = self._rule_of(quantile_of(self._histogram, self._settings.quantile))
@@ -185,7 +190,8 @@ class QuantileSearch(AdaptiveClipNorm):
         if self._settings.when == "at the start":
             return [total.mul_(norm) for total in sums]
         share = self._settings.share
-        below = float(counts) / (2 * math.sqrt(share)) / self._shrunk / self._batch_size + 0.5
+        below = float(self._known(counts, torch.zeros(1, dtype=torch.float64, device="cpu")))
+        below = below / (2 * math.sqrt(share)) / self._shrunk / self._batch_size + 0.5
         self.share_below = below
         factor = math.exp(-self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile))
         start = self._settings.start  # may lie outside of what is searched, and stays there where the rate is 0

@@ -1,6 +1,6 @@
 """What a run keeps private beside the engine: what a method remembers, and a clip norm that changes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -9,11 +9,31 @@ from dpoptim.assumptions import Assumption
 from dpoptim.clipping import ClippingRule
 
 
+class Peers(Protocol):
+    """The processes that hold a part of every vector each. All ask the same, in one order."""
+
+    def norm(self, parts: Sequence[Tensor]) -> float:
+        """The Euclidean norm of a vector of which this process has these parts; the same number in every process."""
+        ...
+
+    def total(self, local: Tensor) -> Tensor:
+        """The sum of a few numbers over all processes, in the one that releases it; an empty tensor in the others."""
+        ...
+
+    def known(self, released: Tensor, like: Tensor) -> Tensor:
+        """What that one released, in every process; shaped like ``like``."""
+        ...
+
+
 class SensitiveState(Protocol):
     """What a method keeps to itself during a run: never shown, saved in secret files only."""
 
-    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]]) -> None:
-        """Learn how a sum divides into the model's layers: views of it, a list for each layer."""
+    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
+        """Learn how a sum divides into the model's layers, and who has the rest of it.
+
+        Args:
+            by_layer: views of what of a sum is in this process, a list for each layer.
+        """
         ...
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
@@ -49,6 +69,10 @@ class AdaptiveClipNorm(Protocol):
     @property
     def found(self) -> bool:
         """Whether this step trains; else it only measures."""
+        ...
+
+    def meet(self, peers: Peers) -> None:
+        """Learn who observes other records of the same steps, and has the rest of the sums."""
         ...
 
     def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:

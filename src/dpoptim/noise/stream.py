@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK_WORDS", "KeyStream"]
+__all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 
 # Words handled at a time: this block and three more of its size stay in a 1 MiB second-level cache, while
 # the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
 BLOCK_WORDS = 1 << 14
+SECRET_BYTES = 32
 _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare keystream
 
 # Forks since the program began; with the process id it says which process is asking. The id alone would
@@ -65,7 +66,7 @@ class KeyStream:
     """
 
     def __init__(self) -> None:
-        self.seeded = False
+        self.seeded = self._repeats = False
         self._start(os.urandom(32), itertools.count(1), 0)
 
     @classmethod
@@ -83,11 +84,24 @@ class KeyStream:
             raise ValueError(f"seed must be an integer >= 0, got {seed}")
         if not isinstance(purpose, str) or not purpose:
             raise ValueError(f'purpose must be a non-empty string such as "noise", got {purpose!r}')
+        return cls._derived(str(operator.index(seed)).encode(), purpose, seeded=True)
+
+    @classmethod
+    def from_secret(cls, secret: bytes, purpose: str) -> KeyStream:
+        """The stream that all processes of a run have in common: same `secret` (`fresh_secret`), same words.
+
+        For coins that all of them must see fall alike, never for noise. As secret as the secret is.
+        """
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"secret must have {SECRET_BYTES} bytes, from fresh_secret(); got {len(secret)}")
+        return cls._derived(secret, purpose, seeded=False)
+
+    @classmethod
+    def _derived(cls, secret: bytes, purpose: str, *, seeded: bool) -> KeyStream:
         info = b"dpoptim noise stream: " + purpose.encode()
-        key = HKDF(SHA256(), length=32, salt=None, info=info).derive(str(operator.index(seed)).encode())
         stream = cls.__new__(cls)
-        stream.seeded = True
-        stream._start(key, itertools.count(1), 0)
+        stream.seeded, stream._repeats = seeded, True
+        stream._start(HKDF(SHA256(), length=32, salt=None, info=info).derive(secret), itertools.count(1), 0)
         return stream
 
     def branch(self) -> KeyStream:
@@ -99,7 +113,7 @@ class KeyStream:
         """
         self._check_process()
         child = type(self).__new__(type(self))
-        child.seeded = self.seeded
+        child.seeded, child._repeats = self.seeded, self._repeats
         child._start(self._key, self._branches, next(self._branches))
         return child
 
@@ -163,9 +177,9 @@ class KeyStream:
         """Never continue a parent's stream; called before taking the lock, which a fork may have frozen."""
         if self._process == (os.getpid(), _forks):
             return
-        if self.seeded:
+        if self._repeats:
             raise RuntimeError(
-                "a seeded KeyStream was used in a forked process, where it would repeat the parent's noise. "
+                "a seeded or shared KeyStream was used in a forked process, where it would repeat the parent's noise. "
                 'Make one there: KeyStream.from_seed(seed, purpose="noise of worker 1")'
             )
         with _taking_new_key:
@@ -186,6 +200,11 @@ class KeyStream:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         self.__copy__()
+
+
+def fresh_secret() -> bytes:
+    """What one process draws, and all processes of a run derive common streams from. From the operating system."""
+    return os.urandom(SECRET_BYTES)
 
 
 def _threshold(probability: float) -> int:

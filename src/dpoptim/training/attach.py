@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.wrapping import ranks_of
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
@@ -38,6 +40,8 @@ def attach(
     persons: Sequence[Any] | None = None,
     isolation: Choice = "auto",
     batch_axis: int | None = None,
+    process_group: ProcessGroup | None = None,
+    sharded: bool = False,
 ) -> PrivateTraining:
     """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
 
@@ -92,8 +96,13 @@ def attach(
             part of the model, tried on made-up records; where it is not rules for layers, a warning says why, and how much
             longer it takes.
         batch_axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); None: found out.
+        process_group: of the processes that train this model together, each calling `attach` in the same way. Default: all
+            that ``torch.distributed`` knows of. See docs/many-processes.md.
+        sharded: whether ``train_set`` holds this process's records only, no record in two processes; the plan's n is the
+            number in all of them. Default: every process has the same data set, in the same order.
 
     Raises:
+        RankError: the processes do not agree on what to do, or one has failed; the message names it.
         PrivacyError: something in model or optimizer would break the guarantee; the message names it and the fix.
         LedgerError: the budget does not cover the plan; the run to resume was completed, or did not save this checkpoint.
         ValueError, FileNotFoundError: ``resume`` is no checkpoint of this plan.
@@ -107,26 +116,33 @@ def attach(
         optimizers = [innermost(each) for each in optimizers]
     if isinstance(plan, Plan) and is_stream(train_set):
         train_set = records_of_stream(plan, train_set)
-    return PrivateTraining(
-        plan,
-        model,
-        optimizers,
-        train_set,
-        loss=loss,
-        collate_fn=collate_fn,
-        loss_reduction=loss_reduction,
-        ledger=ledger,
-        label=label,
-        noise_seed=noise_seed,
-        partial_backward=partial_backward,
-        resume=resume,
-        checkpoint_key=checkpoint_key,
-        rows_per_record=rows_per_record,
-        rows_reduction=rows_reduction,
-        persons=persons,
-        isolation=isolation,
-        batch_axis=batch_axis,
-    )
+    ranks = ranks_of(model, process_group)
+    try:
+        return PrivateTraining(
+            plan,
+            model,
+            optimizers,
+            train_set,
+            loss=loss,
+            collate_fn=collate_fn,
+            loss_reduction=loss_reduction,
+            ledger=ledger,
+            label=label,
+            noise_seed=noise_seed,
+            partial_backward=partial_backward,
+            resume=resume,
+            checkpoint_key=checkpoint_key,
+            rows_per_record=rows_per_record,
+            rows_reduction=rows_reduction,
+            persons=persons,
+            isolation=isolation,
+            batch_axis=batch_axis,
+            ranks=ranks,
+            sharded=sharded,
+        )
+    except BaseException:
+        ranks.leave(0, failed=True)
+        raise
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

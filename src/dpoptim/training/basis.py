@@ -75,6 +75,17 @@ def basis_of_ledger(durable: bool) -> Assumption:
     return Assumption("trusted", "other runs on this data are added up elsewhere: the ledger was in memory")
 
 
+def basis_of_ranks(size: int, *, sharded: bool) -> tuple[Assumption, ...]:
+    """Of training in ``size`` processes."""
+    if size == 1:
+        return ()
+    alike = "no record is in the data sets of two processes" if sharded else "all processes have the same data set"
+    return (
+        Assumption("enforced", f"{size} processes release every number once, with its whole noise, on one reservation"),
+        Assumption("trusted", f"{alike}; they, and the network between them, are on the side of the data"),
+    )
+
+
 def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Assumption, ...]:
     """Of what the user allowed.
 

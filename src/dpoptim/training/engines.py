@@ -5,6 +5,7 @@ from torch import nn
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
+from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.plan import Plan
@@ -31,12 +32,14 @@ def engine_for(
     *,
     partial_backward: bool = False,
     rows: RowsOfRecords = ONE_ROW,
+    totals: MakeTotals = Totals,
 ) -> Engine:
     """Return what turns backward passes into the plan's clipped sums.
 
     Args:
         chosen: how records are kept apart, and what a call of the model looks like.
         rows: that make up a record.
+        totals: where the sums live.
     """
     capacity, method = plan.sampler.capacity(plan.n), training_method(plan)
     if method.value_bound is not None:
@@ -46,7 +49,8 @@ def engine_for(
             raise ValueError("records of several rows are not for value clipping. Fix: dpoptim.DPSGD.")
         if chosen.isolation != Isolation():
             raise ValueError("isolation is not for value clipping, whose bound is proved for layers. Fix: leave it out.")
-        return ValueEngine(model, method.rule, capacity=capacity, paper=method.value_bound == "paper")
+        paper = method.value_bound == "paper"
+        return ValueEngine(model, method.rule, capacity=capacity, paper=paper, totals=totals)
     if chosen.isolation.alone and rows.per_record > 1:
         raise ValueError('isolation="alone" is not for records of several rows. Fix: isolation="vmap".')
     return Engine(
@@ -58,4 +62,5 @@ def engine_for(
         positions=positions_per_layer(model, chosen.sample),
         isolation=chosen.isolation,
         rows=rows,
+        totals=totals,
     )

@@ -14,7 +14,7 @@ from torch.utils.data import Sampler as IndexSampler
 from dpoptim.gradients.products import BLOCK_GROUPS
 from dpoptim.gradients.summation_groups import EXPECTED_GROUP, into_groups
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import Indices, Position, Sampler
+from dpoptim.sampling import Draws, Indices, Position
 from dpoptim.training.units import present_rows
 
 
@@ -55,7 +55,7 @@ class BatchQueue:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: Draws,
         coins: KeyStream,
         units: int,
         steps: int,

@@ -18,15 +18,25 @@ from dpoptim.accounting.guarantee import SEEDED, Guarantee, rounded_up
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import whole_number
 from dpoptim.assumptions import Assumption
+from dpoptim.distributed.agreement import facts_of
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.wrapping import OwnSynchronisation
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice, require_choice
 from dpoptim.gradients.oracle import Loss
-from dpoptim.noise.stream import KeyStream
 from dpoptim.notebook import as_table
 from dpoptim.plan import Plan
-from dpoptim.training.basis import ESCAPES, basis_of_caveats, basis_of_ledger, basis_of_loss, caveats_of, in_order
+from dpoptim.training.basis import (
+    ESCAPES,
+    basis_of_caveats,
+    basis_of_ledger,
+    basis_of_loss,
+    basis_of_ranks,
+    caveats_of,
+    in_order,
+)
 from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
 from dpoptim.training.engines import engine_for
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
@@ -40,6 +50,7 @@ from dpoptim.training.progress import show_progress
 from dpoptim.training.reduction import differentiate
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
+    refuse_checkpoints,
     refuse_devices,
     refuse_foreign_parameters,
     refuse_other_size,
@@ -48,7 +59,7 @@ from dpoptim.training.refusals import (
 )
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
-from dpoptim.training.units import units_of
+from dpoptim.training.units import Units, units_of
 
 
 class PrivateTraining:
@@ -79,42 +90,52 @@ class PrivateTraining:
         persons: Sequence[Any] | None,
         isolation: Choice,
         batch_axis: int | None,
+        ranks: Ranks,
+        sharded: bool,
     ) -> None:
         require_choice(isolation, batch_axis)
+        self._ranks, self._sharded = ranks, sharded
+        refuse_checkpoints(ranks.size if resume is not None else 1)
         checkpoint, digest = (None, "") if resume is None else read_checkpoint(Path(resume), key=checkpoint_key)
         self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
+        self._synchronisation = OwnSynchronisation(model)
+        model = self._synchronisation.module
         self._units = units_of(train_set, rows_per_record, rows_reduction, persons)
         refuse_other_unit(plan, self._units)
-        refuse_other_size(plan, self._units)
         row = self._units.a_row(train_set)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)
-        self._train_set = train_set
-        self._collate_fn = collate_fn
+        self._train_set, self._collate_fn = train_set, collate_fn
         self._seeded = noise_seed is not None
         self._loop = 0  # counts calls of batches()
         self._collates_unchecked = collate_fn is not None and loss is None
         # Where a seeded run goes on, it must not repeat the noise that it began with.
         later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
-        coins = key_stream(noise_seed, "poisson coins" + later)
-        self._group_coins = key_stream(noise_seed, "summation groups" + later)
-        bring = partial(self._units.bring, key_stream(noise_seed, "rows of persons" + later))
-        queue = BatchQueue(plan.sampler, coins, self._units.count, plan.steps, bring)
-        self._batches = queue
+        self._group_coins = ranks.own_stream(noise_seed, "summation groups" + later)
+        self._batches = queue = queue_of(plan, self._units, ranks, noise_seed, later, sharded=sharded)
         self._chosen = choose_isolation(model, [row], isolation, batch_axis)  # type: ignore[arg-type]
-        way = self._chosen.isolation
         self._loss = (
-            None if loss is None else check_loss(model, loss, train_set, collate_fn, loss_reduction, self._units, way)
+            None
+            if loss is None
+            else check_loss(model, loss, train_set, collate_fn, loss_reduction, self._units, self._chosen.isolation)
         )
         self._reduction = loss_reduction or (None if self._loss is None else self._loss.scalar_reduction)
         self._engine = engine_for(
-            plan, model, self._chosen, self._reduction or "mean", partial_backward=partial_backward, rows=self._units.rows
+            plan,
+            model,
+            self._chosen,
+            self._reduction or "mean",
+            partial_backward=partial_backward,
+            rows=self._units.rows,
+            totals=ranks.totals,
         )
         refuse_blind_hooks(self._engine)
         refuse_foreign_parameters(self._engine, self.optimizers)
         refuse_devices(plan, self._engine)
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
-        self._ledger = Ledger(neighboring=plan.neighboring) if ledger is None else ledger
+        ranks.arrive("dpoptim.attach")
+        self._agree(partial_backward, noise_seed)
+        self._ledger = ranks.ledger(Ledger(neighboring=plan.neighboring) if ledger is None else ledger)
         self._identity = identity_of(plan, self._engine, self.optimizers, self._units)
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
@@ -125,17 +146,18 @@ class PrivateTraining:
             query=plan.query,
             releases=plan.steps,
             ledger=None if plan.noise_multiplier == 0 else self._ledger,
-            noise=key_stream(noise_seed, "gaussian noise" + later),
+            noise=ranks.own_stream(noise_seed, "gaussian noise" + later),
             label=label,
             resume=None if checkpoint is None else checkpoint["gate"],
             checkpoint=digest,
         )
-        self._steps = Steps(plan, self._engine, queue, gate)
+        self._steps = Steps(plan, self._engine, queue, gate, ranks)
         self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]  # of the parts before
         self._saved_at = None if checkpoint is None else checkpoint["steps_done"]
         if checkpoint is not None:
             self._restore(checkpoint)
         self._engine.attach()
+        self._synchronisation.switch_off()
         if self._engine.hooks is not None:
             show_the_batch_axis(model, self._chosen.sample)
         if self._chosen.message:
@@ -143,6 +165,21 @@ class PrivateTraining:
         self._hooks = OptimizerHooks(self.optimizers, self._steps, self._released_gradients, self._engine)
         if checkpoint is not None:
             self._hooks.redo(checkpoint["unfinished"])
+        ranks.arrive("dpoptim.attach")
+
+    def _agree(self, partial_backward: bool, noise_seed: int | None) -> None:
+        """Refuse ranks that would do different things, or have another number of records together than was planned."""
+        units, ranks, sharded = self._units, self._ranks, self._sharded
+        options = {
+            "loss_reduction": self._reduction,
+            "partial_backward": partial_backward,
+            "noise_seed": noise_seed,
+            "rows_per_record": units.rows,
+            "isolation": self._engine.isolation,
+            "persons": units.persons is not None if sharded else units.digest,
+        }
+        ranks.agree(facts_of(self.plan, self._engine, self.optimizers, self._train_set, sharded=sharded, **options))
+        refuse_other_size(self.plan, ranks.added(units.count) if sharded else units.count, units.name)
 
     @property
     def steps_done(self) -> int:
@@ -249,7 +286,7 @@ class PrivateTraining:
         self._engine.physical_records = capacity if physical_batch_size is None else min(capacity, physical_batch_size)
         self._engine.refuse_writes()
         self._steps.restart()
-        groups = self._engine.number_of_groups(self.plan.batch_size, physical_batch_size)
+        groups = self._engine.number_of_groups(self.plan.batch_size / self._ranks.size, physical_batch_size)
         pieces = MicrobatchSampler(self._batches, groups, self._group_coins, physical_batch_size)
         self._loop = loop = self._loop + 1
         for batch, piece in load_microbatches(self._train_set, pieces, options, self._units.stacked):
@@ -313,6 +350,7 @@ class PrivateTraining:
                 "private.save was called in the middle of a step. Fix: save after optimizer.step() for the last piece of a "
                 "batch, such as where private.finished_step is true."
             )
+        refuse_checkpoints(self._ranks.size)
         refuse_changed_parameters(self._engine)
         contents = {
             "identity": self._identity,
@@ -385,7 +423,9 @@ class PrivateTraining:
         loss = basis_of_loss(self._loss, self._reduction, caveats, self._engine.isolation)
         ledger = basis_of_ledger(self._ledger.durable)
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
-        return in_order((*loss, *self._units.basis(self.plan.basis), ESCAPES, *self._chosen.basis, ledger, *others))
+        ranks = basis_of_ranks(self._ranks.size, sharded=self._sharded)
+        of_model = (ESCAPES, *self._chosen.basis)
+        return in_order((*loss, *self._units.basis(self.plan.basis), *of_model, ledger, *ranks, *others))
 
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""
@@ -413,6 +453,7 @@ class PrivateTraining:
     def detach(self) -> None:
         """Take everything off model and optimizer. Called by leaving the ``with``; harmless when repeated."""
         self._engine.detach()
+        self._synchronisation.restore()
         self._hooks.remove()
         if self._owns_ledger:
             self._ledger.close()
@@ -437,12 +478,23 @@ class PrivateTraining:
         try:
             if error is None:
                 self._engine.refuse_writes()
+            self._ranks.leave(self.steps_done, failed=error is not None)
             if error is None and (self._saved_at != self.steps_done or self.steps_done == self.plan.steps):
                 self._steps.gate.finish()  # else it may go on from the checkpoint
         finally:
             self.detach()
 
 
-def key_stream(seed: int | None, purpose: str) -> KeyStream:
-    """An OS-keyed stream, or a repeatable one; coins and noise never share a key."""
-    return KeyStream() if seed is None else KeyStream.from_seed(seed, purpose)
+def queue_of(plan: Plan, units: Units, ranks: Ranks, seed: int | None, later: str, *, sharded: bool) -> BatchQueue:
+    """This rank's part of the plan's batches. Coins for one thing never share a key with those for another.
+
+    Args:
+        units: of this rank's data set.
+        sharded: whether they are this rank's only.
+    """
+    bring = partial(units.bring, ranks.own_stream(seed, "rows of persons" + later))
+    if sharded:
+        coins = ranks.own_stream(seed, "poisson coins" + later)
+        return BatchQueue(plan.sampler.shard(units.count), coins, units.count, plan.steps, bring)
+    coins, deal = ranks.common_stream(seed, "poisson coins" + later), ranks.dealer(seed, "ranks of records" + later)
+    return BatchQueue(plan.sampler, coins, units.count, plan.steps, lambda batch: bring(deal(batch)))

@@ -46,14 +46,11 @@ def refuse_model(model: nn.Module) -> None:
     """Wrappers that would send gradients around the gate, and models that are attached already."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+    if isinstance(model, nn.DataParallel):
         raise PrivacyError(
-            f"model is wrapped in {type(model).__name__}, which would send gradients around the gate. "
-            "Fix: attach the bare module (model.module) in a single process."
+            "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: attach the bare module "
+            "(model.module), and start one process for each device: see docs/many-processes.md."
         )
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and torch.distributed.get_world_size() > 1:
-        raise PrivacyError("training across several processes is not supported yet. Fix: use one process.")
     for name, module in model.named_modules():
         refuse_wrapped(module, name or type(module).__name__)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -97,12 +94,23 @@ def refuse_other_unit(plan: Plan, units: Units) -> None:
         )
 
 
-def refuse_other_size(plan: Plan, units: Units) -> None:
-    """Where n is public, data of another size than planned; and so is this comparison."""
-    if plan.neighboring != "add-or-remove-one" and units.count != plan.n:
+def refuse_other_size(plan: Plan, count: int, name: str) -> None:
+    """Where n is public, data of another size than planned, in all processes; and so is this comparison.
+
+    Args:
+        count: records or persons; ``name`` says which.
+    """
+    if plan.neighboring != "add-or-remove-one" and count != plan.n:
         raise ValueError(
-            f"train_set has {units.count} {units.name}s but the plan was made for n={plan.n}; under {plan.neighboring} they "
-            f"must agree. Fix: plan(n={units.count}, ...)."
+            f"train_set has {count} {name}s but the plan was made for n={plan.n}; under {plan.neighboring} they must agree. "
+            f"Fix: plan(n={count}, ...)."
+        )
+
+
+def refuse_checkpoints(processes: int) -> None:
+    if processes > 1:
+        raise PrivacyError(
+            "checkpoints of runs in several processes are not supported yet. Fix: train in one process, or without them."
         )
 
 

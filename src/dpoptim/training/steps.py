@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
@@ -21,6 +22,7 @@ class Steps:
         engine: where microbatches are summed.
         queue: the batches, of which each is forgotten when its noisy sum is out.
         gate: what makes sums noisy.
+        ranks: the processes that train together.
 
     Attributes:
         done: noisy steps taken so far (public), those that only looked for the clip norm included.
@@ -29,16 +31,18 @@ class Steps:
     **Guarantee.** Each batch's sum goes to the gate once, and nothing remembers a step before its noise is drawn.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, queue: BatchQueue, gate: Gate) -> None:
+    def __init__(self, plan: Plan, engine: Engine, queue: BatchQueue, gate: Gate, ranks: Ranks) -> None:
         self._plan, self._engine, self._queue, self.gate = plan, engine, queue, gate
         self.done, self.moved = 0, False
+        self._ranks = ranks
         self._state: State = "idle"
         method = training_method(plan)
         self._side = method.sensitive_state(plan)
         if self._side is not None:
-            self._side.attach(engine.by_layer)
+            self._side.attach(engine.by_layer, ranks)
         self.choice = method.adaptive_clip_norm(plan)
         if self.choice is not None:
+            self.choice.meet(ranks)
             engine.clipping, engine.observer = self.choice.rule, self.choice.observe
 
     @property
@@ -50,7 +54,7 @@ class Steps:
         released.
         """
         self.refuse_interrupted()
-        self._engine.take()
+        self._engine.restart()
         if self.choice is not None:
             self.choice.forget()
         self._state = "idle"
@@ -67,6 +71,7 @@ class Steps:
 
         Nothing remembers the step before its noise is drawn: if that is interrupted, the step is done again.
         """
+        self._ranks.begin_release(self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
         sums = self._engine.take_sums()
         if self.choice is not None:

@@ -5,6 +5,7 @@ one after the other, of which some may not be there; its gradient is the mean (o
 are, clipped once.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,6 +110,12 @@ class Units:
     def stacked(self) -> int:
         """How many rows an item of the data set holds."""
         return self.rows.per_record if self.persons is None else 1
+
+    @property
+    def digest(self) -> str:
+        """Who owns which rows, hashed; as private as that. For processes to compare."""
+        owners = b"" if self.persons is None else self.persons.rows.tobytes() + self.persons.ends.tobytes()
+        return hashlib.sha256(owners).hexdigest()
 
     def bring(self, coins: KeyStream, units: Indices) -> Indices:
         """What these units bring to a step: items of the data set, shape (units,), or each person's, (units, K)."""

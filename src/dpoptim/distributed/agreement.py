@@ -1,0 +1,85 @@
+"""What all ranks of a run must have in common, as short public texts that can be compared."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from dpoptim.gradients.engine import Engine
+from dpoptim.plan import Plan
+from dpoptim.version import __version__
+
+SAMPLED = 256  # records of a TensorDataset that are compared
+
+
+def facts_of(
+    plan: Plan,
+    engine: Engine,
+    optimizers: Sequence[torch.optim.Optimizer],
+    train_set: Dataset[Any],
+    *,
+    sharded: bool,
+    **options: object,
+) -> dict[str, str]:
+    """What this rank is about to do; equal texts mean the same run.
+
+    Args:
+        sharded: whether each rank has records of its own, which are then not compared.
+        options: further arguments of `attach` that must be the same.
+
+    Data sets of tensors are compared by a digest of some of their records, which stays among the ranks.
+    """
+    names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
+    facts = {
+        "plan": digest(plan.to_json()),
+        "version": f"dpoptim {__version__}, torch {torch.__version__}",
+        "model": digest(repr([(name, tuple(t.shape), str(t.dtype)) for name, t in engine.model.state_dict().items()])),
+        "trainable parameters": digest(repr(engine.names)),
+        "values of the parameters": values_of(engine),
+        "optimizer": repr([type(optimizer).__name__ for optimizer in optimizers]),
+        "optimizer settings": digest(repr([settings_of(optimizer, names) for optimizer in optimizers])),
+        "sharded": str(sharded),
+        **{key: str(value) for key, value in options.items()},
+    }
+    if not sharded:
+        facts["data set"] = sample_of(train_set)
+    return facts
+
+
+def digest(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
+
+
+def values_of(engine: Engine) -> str:
+    """A digest of everything that the model holds."""
+    whole = hashlib.sha256()
+    for tensor in engine.model.state_dict().values():
+        if isinstance(tensor, Tensor):
+            whole.update(bytes_of(tensor))
+    return whole.hexdigest()[:16]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def settings_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, str]]:
+    return [
+        {key: repr([names.get(id(p)) for p in value] if key == "params" else value) for key, value in sorted(group.items())}
+        for group in optimizer.param_groups
+    ]
+
+
+def sample_of(train_set: Dataset[Any]) -> str:
+    """The number of records, and where they are stored tensors, a digest of some."""
+    records = len(train_set)  # type: ignore[arg-type]
+    if type(train_set) is not TensorDataset:
+        return f"{records} records"
+    rows = torch.linspace(0, records - 1, min(records, SAMPLED)).long()
+    whole = hashlib.sha256()
+    for tensor in train_set.tensors:
+        whole.update(bytes_of(tensor[rows.to(tensor.device)]))
+    return f"{records} records, {whole.hexdigest()[:16]}"

@@ -1,0 +1,278 @@
+"""The processes of one run under ``torch.distributed``.
+
+Two groups of processes are in use: the caller's, for vectors, and one of its own on the CPU, for agreement. So a rank that
+fails in the middle of a sum can still say so, and the others still hear it once their own sum has timed out.
+"""
+
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
+from dpoptim.clipping import Directions
+from dpoptim.distributed.ranks import key_stream, part_sizes
+from dpoptim.distributed.replicated import ReplicatedTotals
+from dpoptim.errors import RankError
+from dpoptim.gradients.summation_groups import Indices, into_groups
+from dpoptim.gradients.totals import Totals
+from dpoptim.methods.error_feedback import norm
+from dpoptim.noise.stream import KeyStream, fresh_secret
+
+Answer = TypeVar("Answer")
+ARRIVED, RELEASE, LEFT, FAILED = 1, 2, 3, 4  # what a rank is about to do
+ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
+
+
+class ProcessGroup:
+    """The ranks of a ``torch.distributed`` process group; see `Ranks`. Made on all of them together.
+
+    Args:
+        group: of the training processes. Its time-out holds for everything that they wait for here.
+
+    Raises:
+        RankError: a rank does not answer, before the group's time-out.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._broken = False
+        self._over = False  # whether a rank has left, or all have
+        with self._connected("making a group for agreement"):
+            self._control = control_group(group)
+        self._secret: bytes = self.from_first(fresh_secret)
+
+    # ---- agreement -------------------------------------------------------------------------------------------
+
+    def arrive(self, what: str) -> None:
+        signs = self._say(ARRIVED, 0)
+        failed = [rank for rank, (kind, _) in enumerate(signs) if kind != ARRIVED]
+        if failed:
+            self._over = True
+            raise RankError(f"{named(failed)} failed in {what}, and says why itself. Nothing was released.")
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        everyone: list[Any] = [None] * self.size
+        with self._connected("comparing what the ranks are about to do"):
+            dist.all_gather_object(everyone, dict(facts), group=self._control)
+        for key in facts:
+            other = [rank for rank, theirs in enumerate(everyone) if theirs.get(key) != everyone[0].get(key)]
+            if other:
+                raise RankError(
+                    f"{named(other)} would train with another {key} than rank 0. Fix: the same program, settings, "
+                    "first values of the model and data on every rank (sharded=True if each has records of its own)."
+                )
+
+    def from_first(self, ask: Callable[[], Answer]) -> Answer:
+        box: list[Any] = [None]
+        failure: Exception | None = None
+        if self.rank == 0:
+            try:
+                box[0] = (True, ask())
+            except Exception as error:
+                failure, box[0] = error, (False, portable(error))
+        with self._connected("waiting for rank 0"):
+            dist.broadcast_object_list(box, group=self._control, group_src=0)
+        if failure is not None:
+            raise failure
+        good, answer = box[0]
+        if not good:
+            raise answer
+        return answer
+
+    def begin_release(self, step: int) -> None:
+        signs = self._say(RELEASE, step)
+        if all(sign == (RELEASE, step) for sign in signs):
+            return
+        self._over = True
+        done = {LEFT: "left the run", FAILED: "left it with an error, and says why itself"}
+        others = [
+            f"rank {rank} {done.get(kind, 'releases')} (step {at})"
+            for rank, (kind, at) in enumerate(signs)
+            if (kind, at) != (RELEASE, step)
+        ]
+        raise RankError(
+            f"rank {self.rank} is about to release step {step}, but {'; '.join(others)}. Nothing of the step was released. "
+            "Fix: every rank must go through the same steps, and leave the run after the same one."
+        )
+
+    def leave(self, step: int, *, failed: bool) -> None:
+        if failed and (self._over or self._broken):
+            return
+        signs = self._say(FAILED if failed else LEFT, step, quietly=failed)
+        self._over = True
+        others = [rank for rank, sign in enumerate(signs) if sign != (LEFT, step)]
+        if others and not failed:
+            raise RankError(
+                f"rank {self.rank} leaves the run after step {step}, but {named(others)} failed, or goes on, or left after "
+                "another step: the run does not count as completed. Fix: leave it on all ranks after the same step."
+            )
+
+    def _say(self, kind: int, step: int, *, quietly: bool = False) -> list[tuple[int, int]]:
+        """Tell all ranks what this one is about to do; returns what all are. ``quietly``: an answer is not needed."""
+        if self._over:
+            raise RankError("this run has ended, or failed, on one of the ranks. Fix: see the first error; start it again.")
+        signs = torch.zeros(self.size, 2, dtype=torch.int64)
+        try:
+            with self._connected("agreeing on the next step"):
+                mine = torch.tensor([kind, step], dtype=torch.int64)
+                dist.all_gather_single(signs.view(-1), mine, group=self._control)
+        except RankError:
+            if not quietly:
+                raise
+        return [(int(kind), int(step)) for kind, step in signs.tolist()]
+
+    def added(self, number: int) -> int:
+        total = torch.tensor([number], dtype=torch.int64)
+        with self._connected("adding up the ranks' numbers of records"):
+            dist.all_reduce(total, group=self._control)
+        return int(total)
+
+    def most(self, number: int) -> int:
+        largest = torch.tensor([number], dtype=torch.int64)
+        with self._connected("agreeing on the number of pieces of a step"):
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
+        return int(largest)
+
+    # ---- what is written, and drawn ---------------------------------------------------------------------------
+
+    def ledger(self, ledger: Ledger) -> Ledger:
+        return LedgerOfRanks(ledger, self.from_first)
+
+    def own_stream(self, seed: int | None, purpose: str) -> KeyStream:
+        return key_stream(seed, f"{purpose} of rank {self.rank} of {self.size}")
+
+    def common_stream(self, seed: int | None, purpose: str) -> KeyStream:
+        return KeyStream.from_secret(self._secret, purpose) if seed is None else KeyStream.from_seed(seed, purpose)
+
+    def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
+        coins = self.common_stream(seed, purpose)
+        return lambda indices: into_groups(coins, indices, self.size)[self.rank]
+
+    # ---- sums ------------------------------------------------------------------------------------------------
+
+    def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
+        return ReplicatedTotals(self, parameters, directions)
+
+    def sum_parts(self, vector: Tensor) -> Tensor:
+        """See `Ranks`. The sum is written over the beginning of ``vector``.
+
+        Each rank sends every other one its part of the vector, and adds up what it gets in the order of the ranks. (On gloo
+        this takes two fifths of the time of its reduce-scatter, needs no padding, and the order of additions is known.)
+        """
+        sizes = part_sizes(len(vector), self.size)
+        mine = sizes[self.rank]
+        received = vector.new_empty(self.size * mine)
+        with self._connected("adding up a step's sums"):
+            dist.all_to_all_single(received, vector, [mine] * self.size, sizes, group=self.group)
+        total = vector[:mine]
+        for rank, part in enumerate(received.view(self.size, mine)):
+            if rank == 0:
+                total.copy_(part)
+            else:
+                total.add_(part)
+        return total
+
+    def join_parts(self, part: Tensor, entries: int) -> Tensor:
+        each = part_sizes(entries, self.size)[0]
+        if len(part) < each:
+            part = torch.cat([part, part.new_zeros(each - len(part))])
+        whole = part.new_empty(self.size * each)
+        with self._connected("handing out a step's release"):
+            dist.all_gather_single(whole, part.contiguous(), group=self.group)
+        return whole[:entries]  # parts are full but for the last ones, so padding is at the end
+
+    def norm(self, parts: Sequence[Tensor]) -> float:
+        lengths = torch.zeros(self.size, dtype=torch.float64)
+        with self._connected("measuring a vector"):
+            mine = torch.tensor([norm(parts)], dtype=torch.float64)
+            dist.all_gather_single(lengths, mine, group=self._control)
+        return math.hypot(*lengths.tolist())
+
+    def total(self, local: Tensor) -> Tensor:
+        everyone = torch.zeros(self.size, local.numel(), dtype=local.dtype)
+        with self._connected("adding up a step's counts"):
+            dist.all_gather_single(everyone.view(-1), local.reshape(-1).cpu(), group=self._control)
+        return everyone.sum(0).view(local.shape) if self.rank == 0 else local.new_empty(0)
+
+    def known(self, released: Tensor, like: Tensor) -> Tensor:
+        released = released if self.rank == 0 else torch.empty_like(like)
+        with self._connected("waiting for what rank 0 released"):
+            dist.broadcast(released, group=self._control, group_src=0)
+        return released
+
+    # ---- failure -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _connected(self, doing: str) -> Iterator[None]:
+        """Name who is missing where communication fails."""
+        try:
+            yield
+        except RankError:
+            raise
+        except RuntimeError as error:  # what torch.distributed raises, whatever the backend
+            self._broken = True
+            raise RankError(
+                f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was reserved stays charged. Fix: "
+                "see the error of that rank; then start all again, from a checkpoint if there is one. "
+                f"(The time-out is {time_out(self.group)}, the argument timeout of init_process_group.)"
+            ) from error
+
+    def _missing(self) -> str:
+        """Who does not answer a roll-call through the store, with which the processes met."""
+        calls = f"dpoptim/{self._control.group_name}/alive"
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.set(f"{calls}/{self.rank}", "1")
+        except Exception:  # stores raise what they like
+            return "the process that held the rendezvous (rank 0, unless torchrun does) is gone"
+        missing: list[int] = []
+        for rank in range(self.size):
+            try:
+                store.wait([f"{calls}/{rank}"], ROLL_CALL if not missing else timedelta(milliseconds=100))
+            except Exception:
+                missing.append(rank)
+        return f"{named(missing)} gave no sign of life" if missing else "all ranks live, but one was late"
+
+
+_control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same processes on the CPU, made once: torch finds its processes by a name that it uses again."""
+    if group not in _control_groups:
+        _control_groups[group] = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=time_out(group),
+            backend="gloo",
+            use_local_synchronization=True,
+            group_desc="dpoptim",
+        )
+    return _control_groups[group]
+
+
+def time_out(group: dist.ProcessGroup) -> timedelta:
+    """How long the caller lets ranks wait for each other."""
+    backends = [group._get_backend(device) for device in group._device_types]
+    return backends[0].options._timeout
+
+
+def named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def portable(error: Exception) -> Exception:
+    """The error as another process can raise it."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RankError("rank 0 failed, and says why itself.")

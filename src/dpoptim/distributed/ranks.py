@@ -1,0 +1,180 @@
+"""The processes of one run: what they agree on, add up and hand out.
+
+`OneProcess` is the ordinary case, in which nothing travels. `ProcessGroup` is any number of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.clipping import Directions
+from dpoptim.gradients.totals import Totals
+from dpoptim.methods.error_feedback import norm
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import Indices
+
+Answer = TypeVar("Answer")
+
+
+class Ranks(Protocol):
+    """The processes of one run, numbered from 0, as one of them sees them. All call the same methods in the same order."""
+
+    rank: int
+    size: int
+
+    def arrive(self, what: str) -> None:
+        """All ranks have got as far as this. A rank that cannot calls `leave` with ``failed=True``.
+
+        Raises:
+            RankError: one has failed; named.
+        """
+        ...
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Compare what the ranks are about to do, by name; the texts stay among them.
+
+        Raises:
+            RankError: on all ranks, naming those that differ from rank 0, and in what.
+        """
+        ...
+
+    def from_first(self, ask: Callable[[], Answer]) -> Answer:
+        """Ask on rank 0 alone, and have its answer, or its error, everywhere."""
+        ...
+
+    def ledger(self, ledger: Ledger) -> Ledger:
+        """A ledger that only rank 0 writes."""
+        ...
+
+    def own_stream(self, seed: int | None, purpose: str) -> KeyStream:
+        """Randomness of this rank, independent of that of all others; OS-keyed without a seed."""
+        ...
+
+    def common_stream(self, seed: int | None, purpose: str) -> KeyStream:
+        """Randomness that all ranks have in common: each finds the same words in it."""
+        ...
+
+    def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
+        """What takes this rank's part of one batch after the other, which all ranks draw alike.
+
+        **Guarantee.** Every record of a batch is in exactly one rank's part, chosen by a coin of its own.
+        """
+        ...
+
+    def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
+        """Where the sums of this rank's records live, and what makes them the sums of all ranks'."""
+        ...
+
+    def sum_parts(self, vector: Tensor) -> Tensor:
+        """Add up all ranks' vectors (float64, flat, equally long), and return this rank's part of the sum."""
+        ...
+
+    def join_parts(self, part: Tensor, entries: int) -> Tensor:
+        """All ranks' parts of a vector of so many entries, in order."""
+        ...
+
+    def norm(self, parts: Sequence[Tensor]) -> float:
+        """The Euclidean norm of a vector of which each rank has a part; the same number on every rank."""
+        ...
+
+    def total(self, local: Tensor) -> Tensor:
+        """The sum of a few numbers over all ranks, on rank 0; nothing (an empty tensor) on the others."""
+        ...
+
+    def known(self, released: Tensor, like: Tensor) -> Tensor:
+        """What rank 0 released, on every rank; shaped like ``like``."""
+        ...
+
+    def added(self, number: int) -> int:
+        """The sum of the ranks' numbers."""
+        ...
+
+    def most(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+        ...
+
+    def begin_release(self, step: int) -> None:
+        """All ranks are about to release this step.
+
+        Raises:
+            RankError: one is at another step, has left, or has failed; named.
+        """
+        ...
+
+    def leave(self, step: int, *, failed: bool) -> None:
+        """All ranks leave the run here.
+
+        Raises:
+            RankError: one goes on, or has failed; never if this rank failed itself.
+        """
+        ...
+
+
+class OneProcess:
+    """All there is to agree on is done."""
+
+    rank, size = 0, 1
+
+    def arrive(self, what: str) -> None:
+        pass
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        pass
+
+    def from_first(self, ask: Callable[[], Answer]) -> Answer:
+        return ask()
+
+    def ledger(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+    def own_stream(self, seed: int | None, purpose: str) -> KeyStream:
+        return key_stream(seed, purpose)
+
+    def common_stream(self, seed: int | None, purpose: str) -> KeyStream:
+        return self.own_stream(seed, purpose)
+
+    def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
+        return lambda indices: indices
+
+    def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
+        return Totals(parameters, directions)
+
+    def sum_parts(self, vector: Tensor) -> Tensor:
+        return vector
+
+    def join_parts(self, part: Tensor, entries: int) -> Tensor:
+        return part
+
+    def norm(self, parts: Sequence[Tensor]) -> float:
+        return norm(parts)
+
+    def total(self, local: Tensor) -> Tensor:
+        return local
+
+    def known(self, released: Tensor, like: Tensor) -> Tensor:
+        return released
+
+    def added(self, number: int) -> int:
+        return number
+
+    def most(self, number: int) -> int:
+        return number
+
+    def begin_release(self, step: int) -> None:
+        pass
+
+    def leave(self, step: int, *, failed: bool) -> None:
+        pass
+
+
+def key_stream(seed: int | None, purpose: str) -> KeyStream:
+    """An OS-keyed stream, or a repeatable one."""
+    return KeyStream() if seed is None else KeyStream.from_seed(seed, purpose)
+
+
+def part_sizes(entries: int, size: int) -> list[int]:
+    """How many entries of a vector each of ``size`` ranks owns: equally many, but for what the last ones lack."""
+    each = -(-entries // size)
+    return [min(each, max(0, entries - rank * each)) for rank in range(size)]

@@ -1,0 +1,50 @@
+"""Models that every rank holds whole: sums are added up part by part, and what is released of the parts is joined."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Directions
+from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.gradients.totals import Totals
+
+
+class ReplicatedTotals(Totals):
+    """Each rank sums its own records; `take` returns this rank's part of the sum over all of them.
+
+    Args:
+        ranks: that hold the same parameters.
+        parameters, directions: as for `Totals`.
+
+    **Guarantee.** Every entry of the sum is in exactly one rank's part. Adding W vectors up errs by at most W times 2^-53 of
+    the absolute values, which the theorem in `gradients.products` covers: its float64 additions are counted for as many
+    terms as there are records, at least.
+    """
+
+    def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter], directions: Directions) -> None:
+        super().__init__(parameters, directions)
+        self._ranks = ranks
+        self._dtypes = {device: {p.dtype for p in parameters if p.device == device} for device, _ in self._layout}
+
+    def take(self) -> list[list[Tensor]]:
+        return [[self._ranks.sum_parts(vector) for vector in each] for each in super().take()]
+
+    def pieces(self, taken: list[Tensor]) -> list[Tensor]:
+        """See `Totals.pieces`; empty where another rank has all of a parameter."""
+        views: dict[torch.device, Iterator[Tensor]] = {}
+        for (device, sizes), part in zip(self._layout, taken, strict=True):
+            before = sum(part_sizes(sum(sizes), self._ranks.size)[: self._ranks.rank])
+            ends = [min(max(end - before, 0), len(part)) for end in accumulate(sizes)]
+            views[device] = iter([part[start:end] for start, end in pairwise([0, *ends])])
+        return [next(views[p.device]) for p in self._parameters]
+
+    def write_means(self, released: list[Tensor], divisor: float) -> None:
+        """As `Totals.write_means`, from this rank's parts; every rank writes the same bits."""
+        means = []
+        for (device, sizes), part in zip(self._layout, released, strict=True):
+            of_device = self._dtypes[device]
+            dtype = next(iter(of_device)) if len(of_device) == 1 else torch.float64
+            means.append(self._ranks.join_parts(part.to(dtype, copy=True).div_(divisor), sum(sizes)))
+        super().write_means(means, 1.0)

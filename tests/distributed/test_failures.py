@@ -1,0 +1,71 @@
+"""Ranks that do not agree, fail, leave or die: an error on every other rank that names them, in time."""
+
+from pathlib import Path
+
+import pytest
+
+import distributed_work as work
+from ranks import run_ranks
+
+TIME_OUT = 8.0
+
+
+def test_ranks_that_differ_are_named_at_attach() -> None:
+    names = {
+        "plan": "plan",
+        "values": "values of the parameters",
+        "optimizer": "optimizer",
+        "settings": "optimizer settings",
+        "reduction": "loss_reduction",
+        "data": "data set",
+        "order": "data set",
+        "frozen": "trainable parameters",
+    }
+    for errors in run_ranks(3, work.differing):
+        for case, name in names.items():
+            assert errors[case].startswith("RankError: ranks 1, 2 would train with another " + name + " than"), case
+        assert "must agree" in errors["number of records"]
+        assert errors["works after all that"] == ""
+
+
+def test_what_one_rank_refuses_ends_attach_on_all() -> None:
+    first, second = run_ranks(2, work.differing)
+    assert first["refused"].startswith("RankError: rank 1 failed in dpoptim.attach")
+    assert "replace_batchnorm" in second["refused"]
+
+
+def test_rank_0_reserves_once_and_all_hear_its_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    everyone = run_ranks(3, work.budget, str(path))
+    assert len({each["first"] for each in everyone}) == 1
+    assert everyone[0]["entries"] == [("committed", everyone[0]["first"])]
+    for each in everyone:
+        assert each["second"].startswith("BudgetExceeded: ")
+        assert each["second"] == everyone[0]["second"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_rank_that_raises_is_named_by_the_others(wrapped: bool) -> None:
+    first, second, third = run_ranks(3, work.one_raises, "raises", wrapped, time_out=TIME_OUT)
+    assert second == "KeyError: 'of rank 1 alone'"
+    for other in (first, third):
+        assert other.startswith("RankError: ")
+        assert "rank 1 left it with an error" in other
+
+
+def test_a_rank_that_leaves_early_or_is_ahead_ends_the_run() -> None:
+    first, second = run_ranks(2, work.one_raises, "leaves", False, time_out=TIME_OUT)
+    assert "rank 1 left the run (step 2)" in first
+    assert "does not count as completed" in second
+    first, second = run_ranks(2, work.one_raises, "ahead", False, time_out=TIME_OUT)
+    assert "is about to release step 2, but rank 1 releases (step 3)" in first
+    assert "is about to release step 3, but rank 0 releases (step 2)" in second
+
+
+def test_a_rank_that_is_killed_is_named_by_the_survivors() -> None:
+    first, second, third = run_ranks(3, work.dies, time_out=TIME_OUT)
+    assert third == "died"
+    for survivor in (first, second):
+        assert survivor.startswith("RankError: ")
+        assert "rank 2 gave no sign of life" in survivor
+        assert "The time-out is 0:00:08" in survivor

@@ -1,0 +1,30 @@
+"""However many processes train: the sums are those of one."""
+
+import pytest
+import torch
+
+import distributed_work as work
+from ranks import run_ranks
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict:
+    return work.without_noise(0, list(work.METHODS), ["bare"])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_without_noise_any_number_of_ranks_trains_the_same_model(size: int, alone: dict) -> None:
+    """Same coins, no noise: every method, bare and wrapped, whole and in pieces, with one optimizer and several."""
+    everyone = run_ranks(size, work.without_noise, list(work.METHODS), list(work.WAYS))
+    for results in everyone:
+        for (method, way), result in results.items():
+            expected = alone[method, "bare"]
+            torch.testing.assert_close(
+                result["parameters"],
+                expected["parameters"],
+                rtol=1e-12,
+                atol=1e-12,
+                msg=lambda m, k=(method, way): f"{k}: {m}",
+            )
+            assert result["clip_norm"] == pytest.approx(expected["clip_norm"], rel=1e-12)
+            assert torch.equal(result["parameters"], everyone[0][method, way]["parameters"])  # the same bits everywhere

@@ -1,0 +1,86 @@
+"""Run a function on several ranks: processes that are forked, ready to go, from one that has imported everything."""
+
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SECONDS = 60  # for everything; a test that needs them has failed
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["ranks", "distributed_work"])
+
+
+def start_server() -> None:
+    """Once: the process that imports everything, and that ranks are forked from. It finds modules by PYTHONPATH alone."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        os.environ |= {} if before is None else {"PYTHONPATH": before}
+
+
+def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, time_out: float = 30.0) -> list[Any]:
+    """What ``function(rank, *arguments)`` returns on each rank, on gloo. Raises AssertionError with a rank's traceback.
+
+    Args:
+        function: of a module that a fresh process can import: `distributed_work`.
+        time_out: of the process group, in seconds.
+    """
+    start_server()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        ranks = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, rank, size, store, time_out, function, arguments))
+            process.start()
+            theirs.close()
+            ranks.append((process, ours))
+        try:
+            answers = [_answer(rank, ours) for rank, (_, ours) in enumerate(ranks)]
+        finally:
+            for process, ours in ranks:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+                ours.close()
+    failures = [text for good, text in answers if not good]
+    assert not failures, "\n".join(failures)
+    return [answer for _, answer in answers]
+
+
+def _answer(rank: int, connection: Connection) -> tuple[bool, Any]:
+    try:
+        if connection.poll(SECONDS):
+            return pickle.loads(connection.recv_bytes())  # tensors by value: their process is about to end
+    except EOFError:
+        return True, "died"
+    return False, f"rank {rank} did not answer within {SECONDS} s"
+
+
+def _work(
+    answer: Connection, rank: int, size: int, store: str, time_out: float, function: Callable[..., Any], arguments: Any
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        limit = timedelta(seconds=time_out)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+        answer.send_bytes(pickle.dumps((True, function(rank, *arguments))))
+    except BaseException:
+        answer.send_bytes(pickle.dumps((False, f"--- rank {rank} ---\n{traceback.format_exc()}")))
+    answer.close()
+    os._exit(0)  # what is left of a process group that lost a rank must not keep this process alive
