@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, get_args
 
+import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number, whole_number
@@ -29,6 +32,7 @@ from dpoptim.estimators.table import (
     table,
 )
 from dpoptim.methods import DPSGD
+from dpoptim.plan import Plan
 from dpoptim.recipes import recipe
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
@@ -59,15 +63,7 @@ class _Network(BaseEstimator):
         delta, said = stated_delta(self.delta, n)
         norm = public_norm(self.data_norm, features)
         rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
-        defaults = recipe("mlp", n)
-        plan = DPSGD(real_number("clip_norm", self.clip_norm)).plan(
-            n=n,
-            batch_size=min(defaults.batch_size, n) if self.batch_size is None else self.batch_size,
-            epochs=real_number("epochs", self.epochs),
-            epsilon=real_number("epsilon", self.epsilon),
-            delta=delta,
-            neighboring=self.neighboring,
-        )
+        plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
         network = self._start(features, outputs)
         if self.warm_start and network is getattr(self, "network_", None):
             said = (*said, "started from an earlier fit: the guarantee of that fit adds to this one's")
@@ -99,6 +95,33 @@ class _Network(BaseEstimator):
             guarantee = private.spent()
         self.network_ = network.eval()
         self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *notes, *said)), self.ledger)
+
+    def _plan(
+        self, n: int, delta: float, *, epsilon: float | None = None, noise_multiplier: float | None = None
+    ) -> Plan:
+        """The plan of a fit on ``n`` records, for an ``epsilon`` or with a ``noise_multiplier``."""
+        return DPSGD(real_number("clip_norm", self.clip_norm)).plan(
+            n=n,
+            batch_size=min(recipe("mlp", n).batch_size, n) if self.batch_size is None else self.batch_size,
+            epochs=real_number("epochs", self.epochs),
+            delta=delta,
+            neighboring=self.neighboring,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+        )
+
+    def epsilon_after(self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float) -> float:
+        """The epsilon of a fit that costs ``epsilon`` together with ``events``, which were fixed before; public.
+
+        For a pipeline that shares out one budget: composing the events costs less than adding up epsilons.
+        """
+
+        def whole(noise_multiplier: float) -> dp_accounting.DpEvent:
+            fit = self._plan(n, delta, noise_multiplier=noise_multiplier).event
+            return dp_accounting.ComposedDpEvent([*events, fit])
+
+        noise = calibrate_event(whole, epsilon=epsilon, delta=delta, neighboring=self.neighboring)
+        return compute_epsilon(self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring).epsilon
 
     def _start(self, features: int, outputs: int) -> nn.Sequential:
         """A new network, initialised from ``random_state`` alone; or the last one, to go on from."""

@@ -1,0 +1,89 @@
+"""How many records each public class has, as a noisy histogram knows it; and class weights from that."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number, real_number
+from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.estimators.table import stated_delta
+from dpoptim.statistics import Floats, histogram_bound, price_of, release_sum
+
+
+class DPClassCounts(BaseEstimator):
+    """Counts of labels with noise, such as for ``class_weight``.
+
+    Args:
+        classes: all classes, public.
+        epsilon: the budget, > 0.
+        delta: in (1e-14, 1), or ``"auto"``: n^-1.1.
+        neighboring, n, ledger, noise_seed: as for `DPStandardScaler`.
+
+    Attributes:
+        counts_: float64, shape (classes,), at least 1 each.
+        privacy_: `Guarantee` of the fit.
+
+    **Guarantee.** ``privacy_``, for every list of labels: a record adds 1 to one count at most (a label that is no class
+    adds nothing), so the vector of counts has one Gaussian.
+    """
+
+    privacy_: Guarantee
+
+    def __init__(
+        self,
+        classes: Sequence[Any] | None = None,
+        *,
+        epsilon: float = 0.1,
+        delta: float | Literal["auto"] = "auto",
+        neighboring: str = "zero-out",
+        n: int | None = None,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.classes = classes
+        self.epsilon = epsilon
+        self.delta = delta
+        self.neighboring = neighboring
+        self.n = n
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def fit(self, y: Any) -> Self:
+        """Count. Args: y of shape (n,).
+
+        Raises:
+            ValueError: no public classes, or a setting out of range.
+        """
+        if self.classes is None or len(self.classes) < 2:
+            raise ValueError("classes must be all classes, at least two, as public knowledge; y itself is private.")
+        labels = column_or_1d(y)
+        self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))
+        n = public_number_of_records(self.n, len(labels), self.neighboring)
+        delta, _ = stated_delta(self.delta, n)
+        counts = np.array([np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64)
+        released = release_sum(
+            counts,
+            norm_bound=histogram_bound(self.neighboring),
+            mu=price_of(real_number("epsilon", self.epsilon), delta),
+            delta=delta,
+            neighboring=self.neighboring,
+            label=type(self).__name__,
+            ledger=self.ledger,
+            noise_seed=self.noise_seed,
+        )
+        self.counts_: Floats = np.maximum(released.values, 1.0)
+        self.privacy_ = with_scope(released.guarantee, self.ledger)
+        return self
+
+    def class_weight(self, *, most: float = 10.0) -> dict[Any, float]:
+        """Weights that balance the classes, as ``class_weight`` takes them: n / (classes * count), at most ``most``."""
+        check_is_fitted(self)
+        balanced = self.counts_.sum() / (len(self.counts_) * self.counts_)
+        weights = np.minimum(balanced, positive_number("most", most))
+        return dict(zip(self.classes_.tolist(), weights.tolist(), strict=True))

@@ -1,0 +1,67 @@
+"""Missing values filled with the column's mean, as a noisy sum knows it."""
+
+import math
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.preprocessing.private_step import Bound, BoundedColumns
+from dpoptim.statistics import Floats
+
+
+class DPImputer(BoundedColumns):
+    """Fill missing values (NaN) with the column's privately measured mean.
+
+    Before a `DPStandardScaler` it is not needed: ``DPStandardScaler(missing="mean")`` fills at no further cost.
+
+    Args:
+        lower, upper: public range of the columns: one number, or one for each. What is learnt is of values cut to it.
+        epsilon, delta, neighboring, n, ledger, noise_seed: as for `DPStandardScaler`.
+
+    Attributes:
+        mean_: shape (columns,), as released.
+        privacy_: `Guarantee` of the fit.
+
+    **Guarantee.** ``privacy_``, for every table. A record adds (u, 0) for each column, u the value in half ranges from the
+    middle, or (0, 1) where it is missing: at most 1 long, and sqrt(columns) for all. One vector, one Gaussian.
+    """
+
+    def __init__(
+        self,
+        lower: Bound | None = None,
+        upper: Bound | None = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | Literal["auto"] = "auto",
+        neighboring: str = "zero-out",
+        n: int | None = None,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.lower = lower
+        self.upper = upper
+        self.epsilon = epsilon
+        self.delta = delta
+        self.neighboring = neighboring
+        self.n = n
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def norm_bound(self, columns: int) -> float:
+        return math.sqrt(columns)
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Measure. Args and errors as for `DPStandardScaler.fit`."""
+        x = self._numbers(X, reset=True)
+        middle, half = self._bounds(x.shape[1])
+        scaled, missing = self._in_range(x, middle, half)
+        released, n = self._release(np.hstack([scaled, missing]), type(self).__name__)
+        total, absent = released.values.reshape(2, -1)
+        self.mean_: Floats = middle + half * np.clip(total / np.clip(n - absent, max(1.0, 0.01 * n), n), -1.0, 1.0)
+        return self
+
+    def transform(self, X: Any) -> Floats:
+        """X with its gaps filled; shape (n, columns)."""
+        x = self._checked(X)
+        return np.where(np.isnan(x), self.mean_, x)

@@ -1,0 +1,103 @@
+"""Columns brought to [-1, 1]: by public bounds for nothing, or by privately chosen quantiles."""
+
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import real_number
+from dpoptim.preprocessing.private_step import Bound, BoundedColumns
+from dpoptim.quantiles import select_tails
+from dpoptim.statistics import Floats
+
+CANDIDATES = 256  # for a quantile, evenly over the public range
+
+
+class DPMinMaxScaler(BoundedColumns):
+    """Scale columns to [-1, 1]; values beyond the ends are cut.
+
+    Args:
+        lower, upper: public range of the columns: one number, or one for each.
+        quantile: None scales by the public range itself, which reads no record and is free. A number in (0, 0.5): the ends
+            are the column's quantiles ``quantile`` and ``1 - quantile``, chosen privately; for columns whose public range
+            is far wider than where their values are.
+        epsilon, delta, neighboring, n, ledger, noise_seed: as for `DPStandardScaler`; used with ``quantile`` only.
+
+    Attributes:
+        low_, high_: the ends, shape (columns,).
+        privacy_: `Guarantee` of the fit; None where nothing was read.
+
+    **Guarantee.** ``privacy_``, for every table: two exponential mechanisms a column on `CANDIDATES` public numbers r, with
+    score ``-|#{values < r} - rank|`` of sensitivity 1, exactly drawn, all paid from one filter.
+    """
+
+    privacy_: Guarantee | None  # type: ignore[assignment]
+    precision = 0.02
+
+    def __init__(
+        self,
+        lower: Bound | None = None,
+        upper: Bound | None = None,
+        *,
+        quantile: float | None = None,
+        epsilon: float | None = None,
+        delta: float | Literal["auto"] = "auto",
+        neighboring: str = "zero-out",
+        n: int | None = None,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.lower = lower
+        self.upper = upper
+        self.quantile = quantile
+        self.epsilon = epsilon
+        self.delta = delta
+        self.neighboring = neighboring
+        self.n = n
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    @property
+    def charged(self) -> bool:
+        return self.quantile is not None
+
+    def wanted_mu(self, columns: int, n: int) -> float:
+        """Enough for ranks that are `precision` of n off: a choice among 256 errs by about 12 over its epsilon."""
+        return 8.0 / (self.precision * n) * float(np.sqrt(2 * columns))
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Choose the ends. Args and errors as for `DPStandardScaler.fit`."""
+        x = self._numbers(X, reset=True)
+        middle, half = self._bounds(x.shape[1])
+        self.privacy_ = None
+        if self.quantile is None:
+            self.low_: Floats = middle - half
+            self.high_: Floats = middle + half
+            return self
+        quantile = real_number("quantile", self.quantile)
+        if not 0 < quantile < 0.5:
+            raise ValueError(f"quantile must be between 0 and 0.5, got {quantile:g}; 0.01 is a usual choice.")
+        n, mu, delta, said = self._price(len(x))
+        scaled, missing = self._in_range(x, middle, half)
+        low, high, guarantee = select_tails(
+            np.where(missing, np.nan, scaled),
+            np.linspace(-1.0, 1.0, CANDIDATES),
+            quantile * n,
+            mu=mu,
+            delta=delta,
+            neighboring=self.neighboring,
+            label=type(self).__name__,
+            ledger=self.ledger,
+            noise_seed=self.noise_seed,
+        )
+        crossed = high <= low  # too few values for the noise: the public range
+        self.low_ = middle + half * np.where(crossed, -1.0, low)
+        self.high_ = middle + half * np.where(crossed, 1.0, high)
+        self._state(guarantee, said)
+        return self
+
+    def transform(self, X: Any) -> Floats:
+        """X with the ends at -1 and 1, and cut to them; NaN stays; shape (n, columns)."""
+        x = self._checked(X)
+        return np.clip((x - self.low_) / (self.high_ - self.low_) * 2 - 1, -1.0, 1.0)

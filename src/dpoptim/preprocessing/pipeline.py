@@ -1,0 +1,137 @@
+"""A scikit-learn pipeline with one budget for everything that it learns from private records."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import dp_accounting
+import numpy as np
+from sklearn.pipeline import Pipeline
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.gaussian import gdp_epsilon
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number, real_number
+from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records, with_scope
+from dpoptim.estimators.table import stated_delta
+from dpoptim.preprocessing.private_step import PrivateStep
+from dpoptim.statistics import price_of
+
+MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
+LEFT = 1 - 1e-9  # so that rounding cannot end above the budget
+
+
+class PrivatePipeline(Pipeline):
+    """Transformers and an estimator of `dpoptim.estimators` that share one budget and one ledger.
+
+    Args:
+        steps: as for scikit-learn's ``Pipeline``; `ColumnTransformer` and the like may hold the transformers. Steps that
+            are not of `dpoptim` must not learn from the data: they are on trust.
+        epsilon, delta: the budget of everything that a fit learns. What the steps say of their own is not used.
+        shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None: what each needs for a
+            precision of a hundredth of the columns' ranges, at most 0.3 for all; functions of public numbers.
+        ledger: where everything is charged; None: nowhere.
+        memory, verbose, transform_input: as for ``Pipeline``.
+
+    Attributes:
+        privacy_: `Guarantee` of everything that the last ``fit`` learnt; also of the last step.
+        shares_: what each charged step was given.
+
+    **Guarantee.** ``privacy_``. The releases of a fit have parameters fixed by public numbers before the first of them, so
+    their events compose; charged steps are Gaussian, so their mu^2 add up.
+    """
+
+    privacy_: Guarantee
+
+    def __init__(
+        self,
+        steps: list[tuple[str, Any]],
+        *,
+        epsilon: float = 1.0,
+        delta: float | Literal["auto"] = "auto",
+        shares: Mapping[str, float] | None = None,
+        ledger: Ledger | None = None,
+        memory: Any = None,
+        verbose: bool = False,
+        transform_input: Any = None,
+    ) -> None:
+        super().__init__(steps, memory=memory, verbose=verbose, transform_input=transform_input)
+        self.epsilon = epsilon
+        self.delta = delta
+        self.shares = shares
+        self.ledger = ledger
+
+    def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
+        """Fit every step on its share of the budget.
+
+        Raises:
+            ValueError: a last step without a budget, steps under different neighbouring relations, or bad shares; before
+                anything is spent.
+        """
+        last = self.steps[-1][1]
+        if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
+            raise ValueError(
+                f"the last step must be an estimator of dpoptim.estimators, got {type(last).__name__}, which does not "
+                "learn privately."
+            )
+        charged = {
+            name: step for name, step in self.get_params(deep=True).items() if isinstance(step, PrivateStep) and step.charged
+        }
+        relation = last.neighboring
+        if other := next((name for name, step in charged.items() if step.neighboring != relation), None):
+            raise ValueError(f"step {other!r} must have neighboring={relation!r}, as the last step has.")
+        n = public_number_of_records(getattr(last, "n", None), len(X), relation)
+        delta, _ = stated_delta(self.delta, n)
+        epsilon = positive_number("epsilon", self.epsilon)
+        mu = price_of(epsilon, delta)
+        self.shares_ = self._divide(charged, np.shape(X)[1], n, mu)
+        spent = {name: mu * math.sqrt(share) for name, share in self.shares_.items()}
+        differ = 2.0 if relation == "replace-one" else 1.0
+        before = [dp_accounting.GaussianDpEvent(differ / price) for price in spent.values()]
+        rest = mu * math.sqrt(1 - math.fsum(self.shares_.values())) * LEFT
+        if hasattr(last, "epsilon_after"):
+            final = last.epsilon_after(before, n=n, epsilon=epsilon * LEFT, delta=delta)
+        else:
+            final = gdp_epsilon(rest, delta)
+        with Ledger(neighboring=relation) as own:
+            ledger = own if self.ledger is None else self.ledger
+            earlier = {entry.id for entry in ledger.entries()}
+            settings = [(step, gdp_epsilon(spent[name], delta)) for name, step in charged.items()]
+            with _budgets([*settings, (last, final)], delta, ledger, n, relation):
+                super().fit(X, y, **params)
+            events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
+        whole = compute_epsilon(dp_accounting.ComposedDpEvent(events), delta, relation)
+        said = [note for note in last.privacy_.notes if not note.startswith("all ") and note not in (ALONE, ON_TRUST)]
+        self.privacy_ = with_scope(replace(whole, notes=tuple(said)), self.ledger)
+        last.privacy_ = self.privacy_
+        return self
+
+    def _divide(self, charged: Mapping[str, PrivateStep], columns: int, n: int, mu: float) -> dict[str, float]:
+        """Shares of mu^2 by step."""
+        if self.shares is not None:
+            if set(self.shares) != set(charged):
+                raise ValueError(f"shares must name the charged steps {sorted(charged)}, got {sorted(self.shares)}.")
+            shares = {name: real_number("shares", share) for name, share in self.shares.items()}
+            if not all(share > 0 for share in shares.values()) or sum(shares.values()) >= 1:
+                raise ValueError("shares must be above 0, and less than 1 together: the rest is for the last step.")
+            return shares
+        wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
+        scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
+        return {name: share * scale for name, share in wanted.items()}
+
+
+@contextmanager
+def _budgets(steps: list[tuple[Any, float]], delta: float, ledger: Ledger, n: int, relation: str) -> Iterator[None]:
+    """The steps with these epsilons meanwhile; afterwards with their own settings again."""
+    kept = [(step, step.get_params(deep=False)) for step, _ in steps]
+    try:
+        for step, epsilon in steps:
+            public = {"n": n} if relation == "add-or-remove-one" and "n" in step.get_params(deep=False) else {}
+            step.set_params(epsilon=epsilon, delta=delta, ledger=ledger, **public)
+        yield
+    finally:
+        for step, own in kept:
+            step.set_params(**{name: own[name] for name in ("epsilon", "delta", "ledger", "n") if name in own})

@@ -1,0 +1,125 @@
+"""What private transformers share: public bounds for columns, a budget, and one release when they are fitted."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.arguments import real_number
+from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.estimators.table import stated_delta
+from dpoptim.statistics import BOUND_ROUNDING, Floats, NoisySum, bounded_sum, price_of, release_sum
+
+Bound = float | Sequence[float]
+
+
+class PrivateStep(TransformerMixin, BaseEstimator):
+    """A transformer that learns from private records, and is charged for it.
+
+    Subclasses have the settings ``epsilon``, ``delta``, ``neighboring``, ``n``, ``ledger`` and ``noise_seed``.
+    """
+
+    privacy_: Guarantee
+    precision: ClassVar[float] = 0.01  # standard deviation of what is learnt, in half ranges, that a pipeline pays for
+
+    @property
+    def charged(self) -> bool:
+        """Whether fitting releases anything."""
+        return True
+
+    def wanted_mu(self, columns: int, n: int) -> float:
+        """The price at which what is learnt is as precise as a pipeline wants it; public numbers only."""
+        return math.sqrt(self.norm_bound(columns)) / (self.precision * n)
+
+    def norm_bound(self, columns: int) -> float:
+        """How long the vector is that one record adds, at most."""
+        raise NotImplementedError
+
+    def _numbers(self, x: Any, *, reset: bool) -> Floats:
+        """``x`` as floats of shape (n, columns); NaN stands for a missing value."""
+        found: Floats = validate_data(
+            self, x, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=1
+        )
+        return found
+
+    def _release(self, rows: Floats, label: str) -> tuple[NoisySum, int]:
+        """The noisy sum of ``rows``, charged; and the public number of records. Sets ``privacy_``."""
+        n, mu, delta, said = self._price(len(rows))
+        bound = self.norm_bound(self.n_features_in_)
+        released = release_sum(
+            bounded_sum(rows, bound),
+            norm_bound=bound * BOUND_ROUNDING,
+            mu=mu,
+            delta=delta,
+            neighboring=self.neighboring,
+            label=label,
+            ledger=self.ledger,
+            noise_seed=self.noise_seed,
+        )
+        self._state(released.guarantee, said)
+        return released, n
+
+    def _price(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
+        """(n, mu, delta, what must be said of delta)."""
+        if self.epsilon is None:
+            raise ValueError(
+                f"epsilon is missing: {type(self).__name__} learns from private records. Fix: epsilon=, or put it into "
+                "a dpoptim.preprocessing.PrivatePipeline, which shares its budget out."
+            )
+        n = public_number_of_records(self.n, rows, self.neighboring)
+        delta, said = stated_delta(self.delta, n)
+        return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
+
+    def _state(self, guarantee: Guarantee, said: tuple[str, ...]) -> None:
+        self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *said)), self.ledger)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = self.noise_seed is None
+        return tags
+
+
+class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
+    """A step whose columns have public bounds, ``lower`` and ``upper``."""
+
+    def _bounds(self, columns: int) -> tuple[Floats, Floats]:
+        """Middle and half width of each column's public range, shape (columns,) each.
+
+        Raises:
+            ValueError: missing bounds, as many as there are not columns, or a range without width.
+        """
+        ends = []
+        for name in ("lower", "upper"):
+            given = getattr(self, name)
+            if given is None:
+                raise ValueError(
+                    f"{name} is missing: the public range of every column, from what can be known without the data. Fix: "
+                    f"{name}=, one number or one for each column."
+                )
+            values = np.asarray(given, dtype=np.float64)
+            if values.shape not in ((), (columns,)) or not np.isfinite(values).all():
+                raise ValueError(f"{name} must be one finite number, or one for each of the {columns} columns.")
+            ends.append(np.broadcast_to(values, (columns,)))
+        lower, upper = ends
+        if not (lower < upper).all():
+            column = int(np.argmax(~(lower < upper)))
+            raise ValueError(f"lower must be below upper; column {column} has {lower[column]:g} and {upper[column]:g}.")
+        return (lower + upper) / 2, (upper - lower) / 2
+
+    def _in_range(self, x: Floats, middle: Floats, half: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+        """``x`` in half widths from the middle, cut to [-1, 1], 0 where missing; and which values are missing."""
+        missing = np.isnan(x)
+        with np.errstate(over="ignore"):
+            scaled = np.clip((np.where(missing, 0.0, x) - middle) / half, -1.0, 1.0)
+        return np.where(missing, 0.0, scaled), missing
+
+    def _checked(self, x: Any) -> Floats:
+        check_is_fitted(self)
+        return self._numbers(x, reset=False)

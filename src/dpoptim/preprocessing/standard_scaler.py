@@ -1,0 +1,93 @@
+"""Columns brought to mean 0 and standard deviation 1, as a noisy sum knows them."""
+
+import math
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.preprocessing.private_step import Bound, BoundedColumns
+from dpoptim.statistics import Floats
+
+Missing = Literal["keep", "mean"]
+LEAST_SPREAD = 1e-3  # standard deviation, in half ranges, that a column is taken to have at least
+
+
+class DPStandardScaler(BoundedColumns):
+    """Scale columns by their privately measured means and standard deviations.
+
+    Args:
+        lower, upper: public range of the columns: one number, or one for each. Values beyond are cut to it.
+        epsilon: the budget, > 0; None where a `PrivatePipeline` decides.
+        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public.
+        missing: ``"keep"`` leaves missing values (NaN) missing; ``"mean"`` fills them with the column's mean, which is 0
+            after scaling and costs nothing more.
+        neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public ``n``.
+        n: public number of records; needed where the relation hides it.
+        ledger: where it is charged; None: nowhere.
+        noise_seed: repeatable noise, for tests.
+
+    Attributes:
+        mean_, scale_: shape (columns,), as released.
+        privacy_: `Guarantee` of the fit.
+
+    **Guarantee.** ``privacy_``, for every table. With u the value in half ranges from the middle, a record adds
+    ``(u, u^2 - 1/2, 0)`` for each column, or ``(0, 0, 1)`` where its value is missing: at most sqrt(5/4) long, and
+    sqrt(5/4 columns) for all, which every record is scaled down to. One vector, one Gaussian.
+    """
+
+    def __init__(
+        self,
+        lower: Bound | None = None,
+        upper: Bound | None = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | Literal["auto"] = "auto",
+        missing: Missing = "keep",
+        neighboring: str = "zero-out",
+        n: int | None = None,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.lower = lower
+        self.upper = upper
+        self.epsilon = epsilon
+        self.delta = delta
+        self.missing = missing
+        self.neighboring = neighboring
+        self.n = n
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def norm_bound(self, columns: int) -> float:
+        return math.sqrt(1.25 * columns)
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Measure. Args: X of shape (n, columns), NaN where a value is missing.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        if self.missing not in get_args(Missing):
+            raise ValueError(f"missing must be one of {', '.join(map(repr, get_args(Missing)))}, got {self.missing!r}.")
+        x = self._numbers(X, reset=True)
+        middle, half = self._bounds(x.shape[1])
+        scaled, missing = self._in_range(x, middle, half)
+        squares = np.where(missing, 0.0, scaled**2 - 0.5)
+        released, n = self._release(np.hstack([scaled, squares, missing]), type(self).__name__)
+        total, centred_squares, absent = released.values.reshape(3, -1)
+        present = np.clip(n - absent, max(1.0, 0.01 * n), n)
+        mean = np.clip(total / present, -1.0, 1.0)
+        variance = centred_squares / present + 0.5 - mean**2
+        least = max(LEAST_SPREAD, min(1.0, released.deviation / n))
+        self.mean_: Floats = middle + half * mean
+        self.scale_: Floats = half * np.sqrt(np.clip(variance, least**2, 1.0))
+        return self
+
+    def transform(self, X: Any) -> Floats:
+        """``(X - mean_) / scale_``, values beyond the public range cut to it; shape (n, columns)."""
+        x = self._checked(X)
+        middle, half = self._bounds(x.shape[1])
+        scaled, missing = self._in_range(x, middle, half)
+        result = (middle + half * scaled - self.mean_) / self.scale_
+        return np.where(missing, 0.0 if self.missing == "mean" else np.nan, result)

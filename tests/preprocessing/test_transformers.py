@@ -1,0 +1,148 @@
+"""The private transformers as their users meet them: what they learn, what they refuse, and scikit-learn's conventions."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+import dpoptim
+from dpoptim.preprocessing import DPClassCounts, DPImputer, DPMinMaxScaler, DPOneHot, DPStandardScaler
+
+SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("estimator", "check"),
+    [
+        pytest.param(one, check, id=f"{type(one).__name__}-{getattr(check, 'func', check).__name__}")
+        for toy in (DPStandardScaler(-100, 100, **SEEDED), DPImputer(-100, 100, **SEEDED), DPMinMaxScaler(-100, 100))
+        for one, check in estimator_checks_generator(toy, legacy=True)
+    ],
+)
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def table(n: int = 20_000, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = np.stack([rng.normal(40, 12, n), rng.lognormal(10, 0.5, n), rng.uniform(-1, 3, n)], axis=1)
+    x[rng.random(x.shape) < 0.1] = np.nan
+    return x
+
+
+BOUNDS: Any = {"lower": [0, 0, -5], "upper": [120, 200_000, 5]}
+
+
+def test_the_scaler_finds_means_and_spreads() -> None:
+    x = table()
+    scaler = DPStandardScaler(**BOUNDS, epsilon=0.2, delta=1e-6, noise_seed=0).fit(x)
+    np.testing.assert_allclose(scaler.mean_, np.nanmean(x, 0), rtol=0.05)
+    np.testing.assert_allclose(scaler.scale_, np.nanstd(x, 0), rtol=0.12)
+    scaled = scaler.transform(x)
+    assert np.array_equal(np.isnan(scaled), np.isnan(x))
+    filled = clone(scaler).set_params(missing="mean").fit_transform(x)
+    assert (filled[np.isnan(x)] == 0).all()
+    assert abs(filled.mean()) < 0.1
+    assert filled.std(0) == pytest.approx(np.full(3, 0.95), abs=0.12)
+    assert scaler.privacy_.epsilon <= 0.2
+    assert scaler.privacy_.status == "proven"
+    beyond = scaler.transform([[1e9, -1e9, 0.0]])
+    assert beyond[0, 0] == scaler.transform([[120.0, 0.0, 0.0]])[0, 0]  # values are cut to the public range
+
+
+def test_the_imputer_fills_with_means() -> None:
+    x = table()
+    imputer = DPImputer(**BOUNDS, epsilon=0.2, delta=1e-6, noise_seed=0).fit(x)
+    np.testing.assert_allclose(imputer.mean_, np.nanmean(x, 0), rtol=0.05)
+    filled = imputer.transform(x)
+    assert np.array_equal(filled[~np.isnan(x)], x[~np.isnan(x)])
+    assert (filled[np.isnan(x)[:, 1], 1] == imputer.mean_[1]).all()
+
+
+def test_scaling_by_public_bounds_reads_nothing() -> None:
+    x = table()
+    scaler = DPMinMaxScaler(**BOUNDS).fit(x)
+    assert scaler.privacy_ is None
+    np.testing.assert_array_equal(scaler.transform([[0, 200_000, 0]]), [[-1, 1, 0]])
+    assert np.array_equal(scaler.low_, clone(scaler).fit(x[:5]).low_)
+
+
+def test_quantiles() -> None:
+    x = table()
+    scaler = DPMinMaxScaler(**BOUNDS, quantile=0.05, epsilon=1.0, delta=1e-6, noise_seed=0).fit(x)
+    for column in range(3):
+        known = x[~np.isnan(x[:, column]), column]
+        # Ranks are of n, a tenth of which is missing; candidates are 1/255 of the public range apart.
+        assert 0.01 < (known < scaler.low_[column]).mean() < 0.12
+        assert 0.01 < (known > scaler.high_[column]).mean() < 0.12
+    assert 0.9 < scaler.privacy_.epsilon <= 1.0
+    assert np.nanmax(np.abs(scaler.transform(x))) == 1.0
+    with pytest.raises(ValueError, match=r"quantile must be between 0 and 0\.5"):
+        clone(scaler).set_params(quantile=0.7).fit(x)
+
+
+def test_public_categories() -> None:
+    encoder = DPOneHot([["no", "yes"], ["red", "green", "blue"]])
+    found = encoder.fit_transform([["yes", "blue"], ["perhaps", "red"], [None, "green"]])
+    np.testing.assert_array_equal(found, [[0, 1, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0]])
+    assert list(encoder.get_feature_names_out(["paid", "colour"]))[2] == "colour_red"
+    with pytest.raises(ValueError, match="one list of public categories for each of the 1 columns"):
+        DPOneHot().fit([["a"]])
+    with pytest.raises(ValueError, match="name each category once"):
+        DPOneHot([["a", "a"]]).fit([["a"]])
+
+
+def test_class_counts_and_weights() -> None:
+    y = np.array(["a"] * 900 + ["b"] * 100)
+    counts = DPClassCounts(["a", "b", "c"], epsilon=1.0, delta=1e-5, noise_seed=0).fit(y)
+    np.testing.assert_allclose(counts.counts_, [900, 100, 1], atol=20)
+    weights = counts.class_weight()
+    assert weights["b"] > 5 * weights["a"]
+    assert weights["c"] == 10.0
+    with pytest.raises(ValueError, match="classes must be all classes"):
+        DPClassCounts().fit(y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "lower is missing"),
+        ({"lower": 0}, "upper is missing"),
+        ({"lower": [0, 1], "upper": 5}, "one for each of the 3 columns"),
+        ({"lower": 5, "upper": [6, 5, 7]}, "column 1 has 5 and 5"),
+        ({"lower": 0, "upper": math.inf}, "upper must be one finite number"),
+        ({"lower": 0, "upper": 1, "epsilon": None}, "epsilon is missing"),
+        ({"lower": 0, "upper": 1, "epsilon": -1}, "epsilon must be"),
+        ({"lower": 0, "upper": 1, "delta": 2.0}, "delta must be between"),
+        ({"lower": 0, "upper": 1, "neighboring": "add-or-remove-one"}, "n is missing"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
+    for kind in (DPStandardScaler, DPImputer):
+        with pytest.raises(ValueError, match=said):
+            kind(**{"epsilon": 1.0, **settings}).fit(table(100))
+
+
+def test_what_is_learnt_is_charged() -> None:
+    x = table(2000)
+    with dpoptim.Ledger(neighboring="zero-out", epsilon=1.0, delta=1e-5) as ledger:
+        settings: Any = {"epsilon": 0.6, "delta": 1e-5, "ledger": ledger}
+        DPStandardScaler(**BOUNDS, **settings).fit(x)
+        DPMinMaxScaler(**BOUNDS, **settings).fit(x)  # public bounds: free
+        for second in (DPImputer(**BOUNDS, **settings), DPMinMaxScaler(**BOUNDS, quantile=0.1, **settings)):
+            with pytest.raises(dpoptim.BudgetExceeded):
+                second.set_params(epsilon=0.95).fit(x)
+        assert [entry.label for entry in ledger.entries()] == ["DPStandardScaler"]
+
+
+def test_real_columns_scaled_at_a_small_epsilon() -> None:
+    x, _ = load_breast_cancer(return_X_y=True)
+    upper = 10.0 ** np.ceil(np.log10(x.max(0)))  # what an expert might say of each measurement
+    scaler = DPStandardScaler(0.0, upper, epsilon=2.0, delta=1e-4, noise_seed=0).fit(x)
+    half = upper / 2
+    assert float(np.abs((scaler.mean_ - x.mean(0)) / half).max()) < 0.12
