@@ -34,9 +34,7 @@ def people(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def pipeline(last: Any, **settings: Any) -> PrivatePipeline:
     scaler = DPStandardScaler([0, 0, 0], [110, 300_000, 12], missing="mean", noise_seed=5)
-    columns = ColumnTransformer(
-        [("numbers", scaler, [0, 1, 2]), ("city", DPOneHot([["jena", "kiel", "ulm"]]), [3])]
-    )
+    columns = ColumnTransformer([("numbers", scaler, [0, 1, 2]), ("city", DPOneHot([["jena", "kiel", "ulm"]]), [3])])
     return PrivatePipeline([("columns", columns), ("last", last)], **{"epsilon": 1.0, "delta": 1e-6, **settings})
 
 
@@ -100,7 +98,10 @@ def test_regression_with_shares_of_ones_own() -> None:
     model = PrivatePipeline(steps, epsilon=1.0, delta=1e-6, shares={"fill": 0.1, "scale": 0.2}).fit(x, y)
     assert model.score(x, y) > 0.9
     assert model.shares_ == {"fill": 0.1, "scale": 0.2}
-    for shares, said in (({"fill": 0.1}, "must name the charged steps"), ({"fill": 0.5, "scale": 0.5}, "less than 1 together")):
+    for shares, said in (
+        ({"fill": 0.1}, "must name the charged steps"),
+        ({"fill": 0.5, "scale": 0.5}, "less than 1 together"),
+    ):
         with pytest.raises(ValueError, match=said):
             model.set_params(shares=shares).fit(x, y)
 

@@ -91,7 +91,7 @@ def test_public_categories() -> None:
     found = encoder.fit_transform([["yes", "blue"], ["perhaps", "red"], [None, "green"]])
     np.testing.assert_array_equal(found, [[0, 1, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0]])
     assert list(encoder.get_feature_names_out(["paid", "colour"]))[2] == "colour_red"
-    with pytest.raises(ValueError, match="one list of public categories for each of the 1 columns"):
+    with pytest.raises(ValueError, match="one list of public categories for each column"):
         DPOneHot().fit([["a"]])
     with pytest.raises(ValueError, match="name each category once"):
         DPOneHot([["a", "a"]]).fit([["a"]])

@@ -33,9 +33,14 @@ ALLOWED = {
     ("plan.py", "min(1e-05, 10.0 ** (-math.ceil(math.log10(n) + 1)))"): "n of the plan",
     ("registry.py", "error"): "of an entry point",
     ("runs/command.py", "error"): "of a public hold-out or of the settings",
+    ("runs/predict.py", "error"): "of new records, by whoever has them",
+    ("runs/saved_model.py", "error"): "of the file system",
     ("solvers/objective.py", "[len(part) for part in data]"): "n is public under the relations that it takes",
     ("solvers/releases.py", "tuple(w0.shape)"): "a starting point",
     ("solvers/stream.py", "[len(part) for part in data]"): "n is public under the relations that it takes",
+    ("training/check.py", "len(records)"): "of the batch that the caller made up",
+    ("training/check.py", "tuple(losses.shape)"): "of the batch that the caller made up",
+    ("training/loss_check.py", "error"): "our own words on where records meet, of made-up and of a public number of records",
     ("training/refusals.py", "len(missing) - 1"): "of parameters",
 }
 

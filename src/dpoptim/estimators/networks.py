@@ -96,9 +96,7 @@ class _Network(BaseEstimator):
         self.network_ = network.eval()
         self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *notes, *said)), self.ledger)
 
-    def _plan(
-        self, n: int, delta: float, *, epsilon: float | None = None, noise_multiplier: float | None = None
-    ) -> Plan:
+    def _plan(self, n: int, delta: float, *, epsilon: float | None = None, noise_multiplier: float | None = None) -> Plan:
         """The plan of a fit on ``n`` records, for an ``epsilon`` or with a ``noise_multiplier``."""
         return DPSGD(real_number("clip_norm", self.clip_norm)).plan(
             n=n,

@@ -43,7 +43,7 @@ class DPOneHot(TransformerMixin, BaseEstimator):
         columns = _columns(X)
         if self.categories is None or len(self.categories) != columns.shape[1]:
             raise ValueError(
-                f"categories must be one list of public categories for each of the {columns.shape[1]} columns; which ones "
+                "categories must be one list of public categories for each column of X; which ones "
                 "occur in the data is private. Fix: categories=[[...], ...]."
             )
         for column, names in enumerate(self.categories):
@@ -58,7 +58,7 @@ class DPOneHot(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         columns = _columns(X)
         if columns.shape[1] != self.n_features_in_:
-            raise ValueError(f"X must have {self.n_features_in_} columns, as in fit; it has {columns.shape[1]}.")
+            raise ValueError(f"X must have {self.n_features_in_} columns, as in fit.")
         parts = [columns[:, [i]] == np.array(names)[None, :] for i, names in enumerate(self.categories_)]
         encoded: Floats = np.hstack(parts).astype(np.float64) * self.scale
         return encoded

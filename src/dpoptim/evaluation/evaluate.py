@@ -1,0 +1,255 @@
+"""A model's scores on private hold-out records: one vector of counts and bounded sums, one Gaussian.
+
+The hold-out must be apart from the training records, by a rule or coin for each record alone. A record is then in one of
+the two, so training and evaluation do not add up for it: the larger guarantee holds (parallel composition); where the parts
+share a ledger, it charges both.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.estimators.scope import public_number_of_records
+from dpoptim.estimators.table import stated_delta
+from dpoptim.evaluation.intervals import Interval, of_a_mean, of_the_area
+from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, price_of, release_sum
+
+Delta = float | Literal["auto"]
+LABEL = "evaluation"
+LARGEST_LOSS = 4.0  # of a record, in nats: the log-loss is clipped there
+# Shares of a record's squared length: for the confusion matrix, for scores in bins, for the log-loss.
+SHARES = (0.6, 0.3, 0.1)
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Of the records whose score lies between: what share of them is right (two classes: is of the second class)."""
+
+    low: float
+    high: float
+    share: Interval
+
+
+@dataclass(frozen=True)
+class ClassifierScores:
+    """What was released of a classifier; all of it may be published.
+
+    Attributes:
+        accuracy, log_loss (clipped at 4 nats a record): with their intervals.
+        auc: of two classes; None for more.
+        confusion: noisy counts, shape (classes, classes): true by predicted.
+        calibration: by bins of the score: of the second class for two classes, else of the predicted class.
+        guarantee: of everything here.
+    """
+
+    accuracy: Interval
+    log_loss: Interval
+    auc: Interval | None
+    confusion: Floats
+    calibration: tuple[Bin, ...]
+    guarantee: Guarantee
+
+    def __str__(self) -> str:
+        lines = [f"accuracy  {self.accuracy}", f"log-loss  {self.log_loss}"]
+        lines += [] if self.auc is None else [f"AUC       {self.auc}"]
+        return "\n".join([*lines, str(self.guarantee)])
+
+
+@dataclass(frozen=True)
+class RegressorScores:
+    """What was released of a regression.
+
+    Attributes:
+        squared_error: mean, in squared units of the target, of targets and predictions cut to the bound.
+        r2: 1 - squared error / variance of the targets.
+        guarantee: of both.
+    """
+
+    squared_error: Interval
+    r2: float
+    guarantee: Guarantee
+
+    def __str__(self) -> str:
+        return f"R2             {self.r2:.3f}\nsquared error  {self.squared_error}\n{self.guarantee}"
+
+
+def evaluate_classifier(
+    probabilities: Any,
+    y: Any,
+    *,
+    classes: Sequence[Any],
+    epsilon: float,
+    delta: Delta = "auto",
+    bins: int = 20,
+    confidence: float = 0.95,
+    neighboring: str = "zero-out",
+    n: int | None = None,
+    ledger: Ledger | None = None,
+    noise_seed: int | None = None,
+) -> ClassifierScores:
+    """Accuracy, confusion matrix, log-loss, AUC and calibration on private records.
+
+    Args:
+        probabilities: of each class for every record, shape (n, classes), as ``predict_proba`` returns them.
+        y: true labels, shape (n,).
+        classes: all classes, in the order of the columns; public.
+        epsilon, delta: what the evaluation may cost; delta ``"auto"``: n^-1.1.
+        bins: of scores, even; public.
+        confidence: of the intervals, in (0, 1).
+        neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public ``n``.
+        n: public number of hold-out records.
+        ledger: where it is charged; None: nowhere.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
+
+    Raises:
+        ValueError: unequal shapes, or a setting out of range; before anything is spent.
+
+    **Guarantee.** ``guarantee``, for all records and any model that was not trained on them. A record adds sqrt(0.6) to one
+    cell of the confusion matrix, sqrt(0.3) to one bin, and at most sqrt(0.1) as its log-loss: at most 1 long together,
+    to which each is scaled down. A label or row that is none adds nothing.
+    """
+    names = np.asarray(classes)
+    scores, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(y)
+    if len(names) < 2 or scores.ndim != 2 or scores.shape[1] != len(names) or labels.shape != (len(scores),):
+        raise ValueError("probabilities must be of shape (n, classes), with one label in y for each row.")
+    bins, level = whole_number("bins", bins, least=2), real_number("confidence", confidence)
+    if not 0 < level < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
+    records, mu, number = _price(epsilon, delta, n, len(scores), neighboring)
+    rows = classifier_rows(scores, (labels[:, None] == names[None, :]), bins)
+    released = release_sum(
+        bounded_sum(rows, 1.0),
+        norm_bound=BOUND_ROUNDING,
+        mu=mu,
+        delta=number,
+        neighboring=neighboring,
+        label=LABEL,
+        ledger=ledger,
+        noise_seed=noise_seed,
+    )
+    k = len(names)
+    confusion = released.values[: k * k].reshape(k, k) / math.sqrt(SHARES[0])
+    histogram = released.values[k * k : k * k + 2 * bins].reshape(2, bins) / math.sqrt(SHARES[1])
+    loss = released.values[-1] / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2 + records * LARGEST_LOSS / 2
+    in_cells, in_bins = released.deviation / math.sqrt(SHARES[0]), released.deviation / math.sqrt(SHARES[1])
+    return ClassifierScores(
+        accuracy=of_a_mean(float(np.trace(confusion)), records, in_cells * math.sqrt(k), confidence=level),
+        log_loss=of_a_mean(
+            loss,
+            records,
+            released.deviation / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2,
+            confidence=level,
+            high=LARGEST_LOSS,
+        ),
+        auc=of_the_area(histogram, records, in_bins, confidence=level) if k == 2 else None,
+        confusion=confusion,
+        calibration=_calibration(histogram, in_bins, level),
+        guarantee=_noted(released.guarantee),
+    )
+
+
+def evaluate_regressor(
+    predictions: Any,
+    y: Any,
+    *,
+    target_bound: float,
+    epsilon: float,
+    delta: Delta = "auto",
+    confidence: float = 0.95,
+    neighboring: str = "zero-out",
+    n: int | None = None,
+    ledger: Ledger | None = None,
+    noise_seed: int | None = None,
+) -> RegressorScores:
+    """R2 and squared error on private records; arguments as for `evaluate_classifier`.
+
+    Args:
+        predictions, y: shape (n,).
+        target_bound: public bound on |y|, to which targets and predictions are cut.
+
+    **Guarantee.** ``guarantee``. With t and r the target and half the residual in units of the bound, a record adds
+    ``(r^2 - 1/2, t, t^2 - 1/2)``, at most sqrt(3/2) long, to which it is scaled down.
+    """
+    bound, level = positive_number("target_bound", target_bound), real_number("confidence", confidence)
+    found, true = np.asarray(predictions, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if found.ndim != 1 or found.shape != true.shape:
+        raise ValueError("predictions and y must have one number for each record, of shape (n,).")
+    if not 0 < level < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
+    records, mu, number = _price(epsilon, delta, n, len(true), neighboring)
+    longest = math.sqrt(1.5)
+    released = release_sum(
+        bounded_sum(regressor_rows(found, true, bound), longest),
+        norm_bound=longest * BOUND_ROUNDING,
+        mu=mu,
+        delta=number,
+        neighboring=neighboring,
+        label=LABEL,
+        ledger=ledger,
+        noise_seed=noise_seed,
+    )
+    residual, first, second = released.values
+    mean = float(np.clip(first / records, -1, 1))
+    variance = max(float(second) / records + 0.5 - mean**2, released.deviation / records)
+    error = of_a_mean(float(residual) + records / 2, records, released.deviation, confidence=level)
+    unit = 4 * bound**2
+    scaled = Interval(unit * error.value, unit * error.low, unit * error.high, level)
+    return RegressorScores(scaled, 1 - 4 * error.value / variance, _noted(released.guarantee))
+
+
+def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:
+    """What every record adds, shape (n, classes^2 + 2 bins + 1); rows that are not finite add nothing. Private."""
+    n, k = scores.shape
+    known: NDArray[np.bool_] = np.asarray(is_class.any(1) & np.isfinite(scores).all(1))
+    true, predicted = is_class.argmax(1), np.where(known[:, None], scores, 0.0).argmax(1)
+    rows = np.zeros((n, k * k + 2 * bins + 1))
+    each = np.arange(n)
+    rows[each, true * k + predicted] = math.sqrt(SHARES[0])
+    binary = k == 2
+    score = np.where(known, scores[:, 1] if binary else scores[each, predicted], 0.0)
+    place = np.clip((np.clip(score, 0, 1) * bins).astype(int), 0, bins - 1)
+    happened = true == 1 if binary else true == predicted
+    rows[each, k * k + happened * bins + place] = math.sqrt(SHARES[1])
+    chance = np.where(known, np.clip(scores[each, true], math.exp(-LARGEST_LOSS), 1.0), 1.0)
+    rows[:, -1] = (-np.log(chance) / LARGEST_LOSS * 2 - 1) * math.sqrt(SHARES[2])
+    rows[~known] = 0.0
+    return rows
+
+
+def regressor_rows(predictions: Floats, y: Floats, bound: float) -> Floats:
+    """What every record adds, shape (n, 3). Private."""
+    finite = np.isfinite(predictions) & np.isfinite(y)
+    target = np.clip(np.where(finite, y, 0.0), -bound, bound) / bound
+    found = np.clip(np.where(finite, predictions, 0.0), -bound, bound) / bound
+    rows = np.stack([((target - found) / 2) ** 2 - 0.5, target, target**2 - 0.5], axis=1)
+    rows[~finite] = 0.0
+    return rows
+
+
+def _price(epsilon: float, delta: Delta, n: int | None, rows: int, neighboring: str) -> tuple[int, float, float]:
+    records = public_number_of_records(n, rows, neighboring)
+    number, _ = stated_delta(delta, records)
+    return records, price_of(real_number("epsilon", epsilon), number), number
+
+
+def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bin, ...]:
+    """Bins that the noise leaves something of."""
+    edges = np.linspace(0, 1, histogram.shape[1] + 1)
+    found = []
+    for i, (other, happened) in enumerate(histogram.T):
+        total = other + happened
+        if total > 4 * noise:
+            share = of_a_mean(float(happened), float(total), noise, confidence=confidence)
+            found.append(Bin(float(edges[i]), float(edges[i + 1]), share))
+    return tuple(found)
+
+
+def _noted(guarantee: Guarantee) -> Guarantee:
+    return replace(guarantee, notes=(*guarantee.notes, "on trust: the model was not trained on these records"))
