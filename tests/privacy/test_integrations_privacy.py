@@ -1,0 +1,70 @@
+"""Try to falsify the guarantee of other libraries' loops: one record more or less, padded batches, noise switched off."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integrations.small_language import Sentences, causal, collate
+from torch import Tensor
+
+import dpoptim
+
+transformers = pytest.importorskip("transformers")
+from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
+
+C, RECORDS, RATE = 0.7, 10, 0.5
+
+
+class Without(Sentences):
+    """The records but one; the longest of them sets how far all others are padded."""
+
+    def __init__(self, removed: int | None, longest: int) -> None:
+        super().__init__(RECORDS, language_model=True)
+        tokens = torch.arange(1, 15)
+        self.rows[longest] = {"input_ids": tokens, "labels": tokens.clone()}
+        if removed is not None:
+            del self.rows[removed]
+
+
+def released_sum(data: Sentences, folder: Path, losses: Any = None) -> Tensor:
+    """What one step of the trainer adds up, all records taking part and no noise."""
+    plan = dpoptim.DPSGD(clip_norm=C).plan(n=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0, delta=1e-4)
+    model = causal().double()
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=4, report_to=[], use_cpu=True, save_strategy="no",
+        lr_scheduler_type="constant", disable_tqdm=True,
+    )  # fmt: skip
+    PrivateTrainer(
+        model,
+        arguments,
+        train_dataset=data,
+        data_collator=collate,
+        optimizers=(torch.optim.SGD(model.parameters(), lr=RATE), None),
+        plan=plan,
+        losses=losses,
+    ).train()
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return (before - after) * (RECORDS / RATE)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("removed", [0, 3])  # the longest, and another
+def test_one_padded_record_moves_the_sum_by_at_most_the_clip_norm(removed: int, tmp_path: Path) -> None:
+    whole = released_sum(Without(None, longest=0), tmp_path / "whole")
+    part = released_sum(Without(removed, longest=0), tmp_path / "part")
+    distance = float((whole - part).norm())
+    assert 0.5 * C < distance <= C
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_mean_over_the_batchs_tokens_is_refused(tmp_path: Path) -> None:
+    """The model's own loss, spread over the records: each record's term depends on how long the others are."""
+
+    def coupled(model: Any, inputs: Any) -> Tensor:
+        each = torch.ones(len(inputs["input_ids"]), dtype=torch.float64) / len(inputs["input_ids"])
+        return model(**inputs).loss * each
+
+    with pytest.raises(dpoptim.SamplesInteractError):
+        released_sum(Without(None, longest=0), tmp_path, coupled)
