@@ -15,7 +15,7 @@ from dpoptim.commands.schema import schema_commands
 from dpoptim.commands.verify import sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request, fashion_folder
 from dpoptim.runs.options import Relation, TrainRequest, with_options_of
-from dpoptim.terminal import cell, clear_errors, console, say
+from dpoptim.terminal import EXIT_INTERRUPTED, cell, clear_errors, console, say
 from dpoptim.version import __version__
 
 app = typer.Typer(
@@ -147,8 +147,13 @@ def train(request: TrainRequest) -> None:
     """
     with clear_errors():
         from dpoptim.runs.command import run_training
+        from dpoptim.runs.interrupted import RunInterruptedError
 
-        run_training(request, console)
+        try:
+            run_training(request, console)
+        except RunInterruptedError as stopped:
+            say(str(stopped).capitalize(), style="yellow")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 @app.command()

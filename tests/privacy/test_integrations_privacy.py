@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.small_language import Sentences, causal, collate
 from torch import Tensor
 
 import dpoptim
+from integrations.small_language import Sentences, causal, collate
 
 transformers = pytest.importorskip("transformers")
 from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402

@@ -5,6 +5,7 @@ import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from dpoptim.recipes import recipe
 from dpoptim.registry import entries
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.inputs import BUNDLED, advice, describe_encoding, load
+from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.plans import plan_of
@@ -67,7 +69,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
     )
     with open_ledger(request, plan, data) as ledger:
-        if plan.noise_multiplier > 0:
+        if plan.noise_multiplier > 0 and not request.resume:  # which goes on upon the charge that it has
             ledger.check(plan.event, plan.neighboring)
         folder = prepare_folder(request, data)
         try_writing(folder)  # before anything is spent
@@ -77,8 +79,10 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         if request.ledger is not None and ledger.budget is None:
             note = "Note: this ledger has no budget, so it writes every run down and refuses none; a new one takes --budget."
             say(note, style="yellow", to=console)
-        with progress_bar(console, plan) as count:
-            train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
+        with stop_on_signals() as stop, progress_bar(console, plan) as count:
+            saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop)
+            by_loop = partial(train_privately, saved=saved, resume=request.resume)
+            train = train_by_solver if isinstance(plan.method, WholeRun) else by_loop
             trained = train(
                 data,
                 model,
@@ -121,6 +125,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         write_atomically(folder / "schema.toml", to_toml(data.encoding))
     write_certificate(folder / "certificate.json", result)
     write_report(folder / "report.html", result)
+    saved.remove()
     print_summary(console, result, folder)
     return folder
 
@@ -167,6 +172,12 @@ def prepare_folder(request: TrainRequest, data: Data) -> Path:
     folder = request.out or Path("runs") / f"{data.name}-{request.model}-{stamp}"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file; name a folder.")
+    if request.resume:
+        if not (folder / SECRET).is_file():
+            raise ValueError(
+                "--resume: --out names no run that was interrupted. Fix: give the run directory, or start anew."
+            )
+        return folder
     if folder.is_dir() and any(folder.iterdir()) and not request.overwrite:
         raise ValueError(f"--out {folder} is not empty; name another folder, or allow --overwrite.")
     folder.mkdir(parents=True, exist_ok=True)

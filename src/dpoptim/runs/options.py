@@ -128,6 +128,10 @@ class TrainRequest:
         typer.Option("--compare/--no-compare", help="Also train without privacy (public data only)."),
     ] = None
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/DATA-MODEL-TIME.")] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the interrupted run in --out, on its own charge; same options.")
+    ] = False
+    save_every: Annotated[float, typer.Option(help="Minutes between two saves of an unfinished run.", min=0)] = 10.0
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in an existing --out.")] = False
 
     @property

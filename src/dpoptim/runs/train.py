@@ -4,7 +4,7 @@ import dataclasses
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 import torch
@@ -17,6 +17,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.data import Data
 from dpoptim.plan import Plan
+from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
@@ -63,6 +64,12 @@ def record_losses(outputs: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs, y, reduction="none")
 
 
+def batch_losses(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """`record_losses` of a batch's inputs and labels."""
+    x, y = batch
+    return record_losses(model(x), y)
+
+
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """A privately trained model, its public scores (if the data is public), and where it started from."""
@@ -85,12 +92,18 @@ def train_privately(
     label: str,
     noise_seed: int | None,
     on_step: Callable[[int], None],
+    saved: SavedRun | None = None,
+    resume: bool = False,
 ) -> Trained:
     """Train a model by SGD under ``plan``; the result is the mean of the last iterates.
 
     Args:
         model: trained in place. label: public text for the ledger. noise_seed: see `attach`.
         on_step: told the number of finished steps.
+        saved: where the run is kept while it is not complete. resume: go on from there.
+
+    Raises:
+        RunInterruptedError: it was asked to stop, and is saved.
 
     **Guarantee.** The model and everything else in the result are covered by ``guarantee``; scores appear only for
     data declared public.
@@ -100,6 +113,7 @@ def train_privately(
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     steps_per_epoch = -(-plan.n // plan.batch_size)
     scores: list[float] = []
+    checkpoint = saved.checkpoint if resume and saved is not None else None
     started = time.perf_counter()
     with attach(
         plan,
@@ -111,9 +125,13 @@ def train_privately(
         ledger=None if plan.noise_multiplier == 0 else ledger,
         label=label,
         noise_seed=noise_seed,
+        loss=batch_losses,
+        resume=checkpoint,
     ) as private:
+        if checkpoint is not None and saved is not None:
+            scores = saved.restore(private.steps_done, average)
         for x, y in private.batches(physical_batch_size=optimization.physical_batch_size):
-            private.backward(record_losses(model(x), y))
+            private.backward(batch_losses(model, (x, y)))
             optimizer.step()
             if not private.finished_step:
                 continue
@@ -124,6 +142,8 @@ def train_privately(
                 average.swap()
                 scores.append(score(model, *hold_out))
                 average.swap()
+            if saved is not None:
+                saved.after_step(private, average, scores)
         average.swap()
         return Trained(
             model=model,

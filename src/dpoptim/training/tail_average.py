@@ -1,5 +1,7 @@
 """Average the last iterates of a run."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -16,6 +18,17 @@ class TailAverage:
         self._count = self._count + 1 if step > self._start else 1
         for mean, p in zip(self._mean, self._model.parameters(), strict=True):
             mean.lerp_(p, 1 / self._count)
+
+    def state(self) -> dict[str, Any]:
+        """What a later part of the run goes on from: released numbers."""
+        return {"count": self._count, "mean": self._mean}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self._count = int(state["count"])
+        for mean, saved in zip(self._mean, state["mean"], strict=True):
+            mean.copy_(saved)
 
     @torch.no_grad()
     def swap(self) -> None:

@@ -1,0 +1,126 @@
+"""Runs that are interrupted and go on: signals, and what is kept in the run directory meanwhile."""
+
+import io
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from dpoptim.files import write_atomically
+from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.tail_average import TailAverage
+
+SECRET = "private.checkpoint"
+RELEASED = "progress-{}.pt"
+
+
+class RunInterruptedError(Exception):
+    """The run was stopped after a step, and saved."""
+
+
+@dataclass
+class StopRequest:
+    """Whether somebody asked the run to stop."""
+
+    asked: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:  # a second time: at once
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn the first Ctrl-C, or SIGTERM, into a request to stop after the step; the second stops at once."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request  # only the main thread may watch for signals
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class SavedRun:
+    """An unfinished run's files in its directory: a secret checkpoint, and what the loop around it remembers.
+
+    Args:
+        folder: the run directory.
+        seconds: between two saves.
+        stop: asked after every step.
+        clock: seconds that pass.
+
+    **Guarantee.** The checkpoint is secret, like the data; the other file holds averages of released iterates and scores
+    on public data. Both are removed when the run is complete.
+    """
+
+    folder: Path
+    seconds: float
+    stop: StopRequest
+    clock: Callable[[], float] = time.monotonic
+    _saved_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._saved_at = self.clock()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / SECRET
+
+    def after_step(self, private: PrivateTraining, average: TailAverage, scores: list[float]) -> None:
+        """Save if it is time, or if the run is to stop.
+
+        Raises:
+            RunInterruptedError: it was saved, and stops.
+        """
+        if private.steps_done == private.plan.steps:
+            return
+        if self.stop.asked or self.clock() - self._saved_at >= self.seconds:
+            self._save(private, average, scores)
+        if self.stop.asked:
+            raise RunInterruptedError(
+                f"stopped after step {private.steps_done} of {private.plan.steps}, and saved. The same command with "
+                f"--out {self.folder} --resume goes on, on the same charge."
+            )
+
+    def _save(self, private: PrivateTraining, average: TailAverage, scores: list[float]) -> None:
+        """First what the checkpoint's step needs, then the checkpoint: killed in between, the older pair is whole."""
+        stream = io.BytesIO()
+        torch.save({"average": average.state(), "scores": scores}, stream)
+        write_atomically(self.folder / RELEASED.format(private.steps_done), stream.getvalue())
+        private.save(self.checkpoint)
+        for path in self.folder.glob(RELEASED.format("*")):
+            if path.name != RELEASED.format(private.steps_done):
+                path.unlink()
+        self._saved_at = self.clock()
+
+    def restore(self, steps_done: int, average: TailAverage) -> list[float]:
+        """Put back what the loop remembered; returns the scores so far.
+
+        Raises:
+            ValueError: the file of this step is missing or damaged.
+        """
+        path = self.folder / RELEASED.format(steps_done)
+        try:
+            saved: dict[str, Any] = torch.load(path, weights_only=True)
+            average.restore(saved["average"])
+            return [float(each) for each in saved["scores"]]
+        except Exception as error:  # torch.load raises many kinds
+            raise ValueError(f"{path} does not belong to the checkpoint beside it. Fix: start the run anew.") from error
+
+    def remove(self) -> None:
+        """The run is complete: leave no secrets behind."""
+        for path in (self.checkpoint, *self.folder.glob(RELEASED.format("*"))):
+            path.unlink(missing_ok=True)

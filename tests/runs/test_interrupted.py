@@ -1,0 +1,102 @@
+"""Ctrl-C, SIGTERM and --resume: nothing saved before is lost, one charge, and the end is that of the whole run."""
+
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import dpoptim
+from dpoptim.cli import app
+from dpoptim.runs import interrupted
+
+OPTIONS = ["train", "--data", "digits", "--epochs", "6", "--no-compare", "--batch-size", "400", "--noise-seed", "3"]
+
+
+def run(*options: str) -> Any:
+    return CliRunner().invoke(app, [*OPTIONS, *options])
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Send this process a signal inside the given step, as somebody else would."""
+    original = interrupted.SavedRun.after_step
+
+    def at(step: int, number: int = signal.SIGINT) -> None:
+        def after_step(self: Any, private: Any, *rest: Any) -> None:
+            if private.steps_done == step:
+                os.kill(os.getpid(), number)
+            original(self, private, *rest)
+
+        monkeypatch.setattr(interrupted.SavedRun, "after_step", after_step)
+
+    return at
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_goes_on_upon_its_charge(number: int, stop_after: Any, tmp_path: Path) -> None:
+    folder, ledger = tmp_path / "run", tmp_path / "digits.sqlite"
+    charged = ["--ledger", str(ledger), "--budget", "2.5,1e-4", "--out", str(folder)]
+    stop_after(5, number)
+    stopped = run(*charged)
+    assert stopped.exit_code == 130
+    assert "step 5 of" in stopped.output
+    assert "--resume" in stopped.output
+    secret = folder / interrupted.SECRET
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert not (folder / "model.pt").exists()
+
+    stop_after(9, number)
+    assert run(*charged, "--resume").exit_code == 130
+    stop_after(-1)
+    done = run(*charged, "--resume")
+    assert done.exit_code == 0, done.output
+    assert (folder / "model.pt").exists()
+    assert not list(folder.glob("*.checkpoint")) + list(folder.glob("progress-*"))
+    (entry,) = dpoptim.Ledger(ledger).entries()
+    assert entry.state == "committed"
+
+
+def test_what_the_loop_remembers_comes_back(stop_after: Any, tmp_path: Path) -> None:
+    """The averaged model of a run without noise, stopped and resumed, is that of the whole run, but for who took part."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    every = ["--noise-multiplier", "0", "--delta", "1e-5", "--batch-size", "1438"]  # all records in every step
+    assert run(*every, "--out", str(whole)).exit_code == 0
+    stop_after(3)
+    assert run(*every, "--out", str(parts)).exit_code == 130
+    stop_after(-1)
+    assert run(*every, "--out", str(parts), "--resume").exit_code == 0
+    first, second = (torch.load(path / "model.pt", weights_only=True)["state_dict"] for path in (whole, parts))
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_an_unfinished_run_saves_by_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saved: list[int] = []
+    original = interrupted.SavedRun._save
+
+    def note(self: Any, private: Any, *rest: Any) -> None:
+        saved.append(private.steps_done)
+        original(self, private, *rest)
+
+    monkeypatch.setattr(interrupted.SavedRun, "_save", note)
+    assert run("--out", str(tmp_path / "run"), "--save-every", "0").exit_code == 0
+    assert saved == list(range(1, len(saved) + 1))
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
+    nothing = run("--out", str(tmp_path / "none"), "--resume")
+    assert nothing.exit_code == 2
+    assert "--resume" in nothing.output
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    with interrupted.stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
