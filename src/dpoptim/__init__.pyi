@@ -6,6 +6,7 @@ from dpoptim.accounting.ledger import Ledger as Ledger
 from dpoptim.accounting.ledger import LedgerError as LedgerError
 from dpoptim.errors import PrivacyError as PrivacyError
 from dpoptim.errors import SamplesInteractError as SamplesInteractError
+from dpoptim.gradients.layers.registered import register_layer_rule as register_layer_rule
 from dpoptim.methods import DPFTRL as DPFTRL
 from dpoptim.methods import DPSGD as DPSGD
 from dpoptim.methods import DiceSGD as DiceSGD
@@ -16,6 +17,7 @@ from dpoptim.plan import Plan as Plan
 from dpoptim.replace import replace_batchnorm as replace_batchnorm
 from dpoptim.training.attach import attach as attach
 from dpoptim.training.check import check as check
+from dpoptim.training.isolation import IsolationWarning as IsolationWarning
 from dpoptim.training.memory import physical_batch_size as physical_batch_size
 from dpoptim.training.private_training import PrivateTraining as PrivateTraining
 from dpoptim.version import __version__ as __version__

@@ -17,6 +17,7 @@ from dpoptim.audit.bounds import (
 from dpoptim.audit.charging import ChargingResult, audit_charging
 from dpoptim.audit.detectors import DETECTORS
 from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.layer_rules import check_layer_rule
 from dpoptim.audit.methods import AUDITS, Finding, run_audits
 from dpoptim.audit.noise import NoiseResult, audit_noise
 from dpoptim.audit.one_run import OneRunResult, attached_run, one_run
@@ -45,6 +46,7 @@ __all__ = [
     "audit_replay",
     "audit_sensitivity",
     "audit_two_worlds",
+    "check_layer_rule",
     "clopper_pearson_lower",
     "clopper_pearson_upper",
     "epsilon_lower_bound",

@@ -170,7 +170,7 @@ def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
 
         after = sample.map_records(change).outputs(model)
         for pair in zip(before, after, strict=True):
-            a, b = (out.movedim(sample.axis, 0)[1:] for out in pair)
+            a, b = (out[1:] for out in pair)
             if a.numel() and not float((a - b).abs().max()) <= 1e-5 * float(a.abs().max()):
                 return False
     return True
@@ -230,9 +230,8 @@ class Trials:
         return time.perf_counter() - start
 
     def _part(self, indices: Iterable[int]) -> tuple[Sample, list[Tensor]]:
-        chosen, axis = list(indices), self.sample.axis
-        weights = [w.movedim(axis, 0)[chosen].movedim(0, axis) for w in self._weights]
-        return self.sample.records(chosen), weights
+        chosen = list(indices)
+        return self.sample.records(chosen), [w[chosen] for w in self._weights]
 
     @staticmethod
     def _loss(model: nn.Module, batch: tuple[Sample, list[Tensor]]) -> Tensor:

@@ -21,63 +21,60 @@ class Sample:
     Attributes:
         args, kwargs: of the call.
         rows: records in it, of a number unlike every other axis in sight.
-        axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...).
-        returned: which leaves of what the model returns are floating-point tensors with the records on that axis.
+        axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); tensors of one axis have them
+            there.
+        returned: which leaves of what the model returns are floating-point tensors with records, and on which axis.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rows: int
     axis: int = 0
-    returned: tuple[int, ...] = ()
+    returned: tuple[tuple[int, int], ...] = ()
 
     def call(self, model: Model) -> Any:
         return model(*self.args, **self.kwargs)
 
     def outputs(self, model: Model) -> list[Tensor]:
-        """The tensors that the model returns with a row for each record."""
+        """The tensors that the model returns with a row for each record: records first."""
         leaves = pytree.tree_leaves(self.call(model))
-        return [leaves[i] for i in self.returned]
+        return [leaves[i].movedim(axis, 0) for i, axis in self.returned]
 
     @torch.no_grad()
     def tried(self, model: Model) -> "Sample":
         """The same, with `returned` as this run of the model shows."""
-        leaves = pytree.tree_leaves(self.call(model))
-        floats = [i for i, x in enumerate(leaves) if self._has(x) and x.is_floating_point()]
-        return replace(self, returned=tuple(floats))
+        found = []
+        for i, leaf in enumerate(pytree.tree_leaves(self.call(model))):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                axes = [a for a in (self.axis, 0) if leaf.dim() > a and leaf.shape[a] == self.rows]
+                found += [(i, axes[0])] if axes else []
+        return replace(self, returned=tuple(found))
 
     def records(self, indices: list[int]) -> "Sample":
         """Some of the records, in this order."""
-
-        def take(leaf: Any) -> Any:
-            return leaf.movedim(self.axis, 0)[indices].movedim(0, self.axis) if self._has(leaf) else leaf
-
-        args, kwargs = pytree.tree_map(take, (self.args, self.kwargs))
-        return replace(self, args=args, kwargs=kwargs, rows=len(indices))
+        return replace(self.map_records(lambda x: x[indices]), rows=len(indices))
 
     def map_records(self, change: Callable[[Tensor], Tensor]) -> "Sample":
         """With every tensor of records changed; it is handed over with the records first."""
 
         def map_one(leaf: Any) -> Any:
-            return change(leaf.movedim(self.axis, 0)).movedim(0, self.axis) if self._has(leaf) else leaf
+            if not isinstance(leaf, Tensor):
+                return leaf
+            axis = self.axis if leaf.dim() > self.axis else 0
+            return change(leaf.movedim(axis, 0)).movedim(0, axis)
 
         args, kwargs = pytree.tree_map(map_one, (self.args, self.kwargs))
         return replace(self, args=args, kwargs=kwargs)
 
     def time_first(self) -> "Sample":
         """The same records on the second axis of whatever has two."""
+        turned = replace(self, axis=1)
 
         def turn(leaf: Any) -> Any:
-            batch = isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[0] == self.rows
-            return leaf.transpose(0, 1).contiguous() if batch else leaf
+            return leaf.transpose(0, 1).contiguous() if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf
 
         args, kwargs = pytree.tree_map(turn, (self.args, self.kwargs))
-        return replace(self, args=args, kwargs=kwargs, axis=1)
-
-    def _has(self, leaf: Any) -> bool:
-        if not isinstance(leaf, Tensor) or leaf.dim() <= self.axis:
-            return False
-        return leaf.shape[self.axis] == self.rows
+        return replace(turned, args=args, kwargs=kwargs)
 
 
 def made_up_batch(model: nn.Module, train_set: Dataset[Any]) -> tuple[Any, int] | None:

@@ -1,6 +1,6 @@
 """Which layers have a rule of their own. Everything else with parameters is vectorised by ``vmap``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -16,6 +16,7 @@ from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_trans
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
+from dpoptim.gradients.layers.registered import RegisteredLayer, registered_rule
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.vmapped import VmapLayer
@@ -36,11 +37,13 @@ RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def rule_for(module: nn.Module) -> LayerRule | None:
-    """The rule of a layer, or None where it has none.
+    """The rule of a layer, or None where it has none of this package's.
 
     A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in submodules
     (parametrisations) or under other names (old-style weight norm) is no longer that layer.
     """
+    if registered_rule(module) is not None:  # from outside: see `runner_for`
+        return None
     if is_transposed_linear(module):
         return TransposedLinearRule()
     for kind, rule in RULES.items():
@@ -50,16 +53,22 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     return None
 
 
+# Layers that their runners know as a whole.
+WHOLE: tuple[tuple[Callable[[nn.Module], bool], Callable[..., Runner]], ...] = (
+    (is_recurrent, RecurrentLayer),
+    (is_attention, AttentionLayer),
+    (is_embedding_bag, EmbeddingBagLayer),
+)
+
+
 def runner_for(recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]) -> Runner | None:
     """What runs a module that has no rule; None where all parameters are in children that can be hooked."""
-    if isinstance(module, nn.RNNBase) and is_recurrent(module):
-        return RecurrentLayer(recorder, module, label)
-    if isinstance(module, nn.MultiheadAttention) and is_attention(module):
-        return AttentionLayer(recorder, module, label)
-    if isinstance(module, nn.EmbeddingBag) and is_embedding_bag(module):
-        return EmbeddingBagLayer(recorder, module, label)
     if is_parametrized(module):
         return VmapLayer(recorder, module, label, trainable)  # its weights are computed by modules inside it
-    if places_of(module):
-        return BareParameters(recorder, module, label, trainable)
-    return None
+    own = registered_rule(module)
+    if own is not None:
+        return RegisteredLayer(recorder, module, label, own)
+    for known, runner in WHOLE:
+        if known(module):
+            return runner(recorder, module, label)
+    return BareParameters(recorder, module, label, trainable) if places_of(module) else None
