@@ -102,11 +102,11 @@ def test_wrong_rules_are_found(mistake: str) -> None:
 
 def test_incomplete_rules_name_what_is_missing() -> None:
     register(lambda layer, inputs, g: {"bias": g})
-    with pytest.raises(dpoptim.PrivacyError, match="gradients of 'weight' of the shape .B, 2, 3, 4., got nothing"):
+    with pytest.raises(dpoptim.PrivacyError, match="gradients of 'weight', .*Got nothing"):
         check_layer_rule(nn.Bilinear(3, 4, 2), *bilinear_inputs())
     REGISTERED.clear()
     register(lambda layer, inputs, g: {"weight": g, "bias": g})
-    with pytest.raises(dpoptim.PrivacyError, match="got another one"):
+    with pytest.raises(dpoptim.PrivacyError, match="Got another one"):
         check_layer_rule(nn.Bilinear(3, 4, 2), *bilinear_inputs())
 
 

@@ -119,8 +119,8 @@ class RegisteredLayer:
             if each is None or (isinstance(each, Tensor) and each.shape != (len(g), *p.shape)):
                 got = "nothing" if each is None else "another one"
                 raise PrivacyError(
-                    f"the rule of layer {self.label!r} ({type(self.module).__name__}) must return gradients of {name!r} "
-                    f"of the shape (B, {', '.join(map(str, p.shape))}), got {got}."
+                    f"the rule of layer {self.label!r} ({type(self.module).__name__}) must return gradients of {name!r}, "
+                    f"one of the parameter's shape for each record: (B, ...). Got {got}."
                 )
             gradients[name] = Dense(each) if isinstance(each, Tensor) else each
         return gradients

@@ -1,0 +1,462 @@
+"""Small networks of many families, written the usual way: what they are made of, and the shape of a record."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+T, D = 4, 6  # positions and features of most sequences
+Shape = Sequence[int]
+Build = Callable[[], nn.Module]
+
+
+class Apply(nn.Module):
+    """Layers, and what a forward pass does with them: ``use(self, x)``."""
+
+    def __init__(self, use: Callable[[Any, Tensor], Any], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.use = use
+
+    def forward(self, x: Tensor, *others: Tensor) -> Any:
+        return self.use(self, x, *others)
+
+
+def net(*layers: nn.Module) -> Build:
+    return lambda: nn.Sequential(*layers)
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape))
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.middle = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1)
+        self.up, self.out = nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(7, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.down(x))
+        return self.out(torch.cat([x, self.up(h + self.middle(h))], 1))
+
+
+class Experts(nn.Module):
+    """A mixture of experts; every token takes the best of them, weighed by a gate."""
+
+    def __init__(self, *, gathered: bool) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(D, 3), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+        self.gathered = gathered
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x).softmax(-1)
+        best = weights.argmax(-1)
+        if not self.gathered:
+            return sum((weights[..., i] * (best == i))[..., None] * e(x) for i, e in enumerate(self.experts))  # type: ignore[return-value]
+        flat, out = x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
+        for i, expert in enumerate(self.experts):
+            (rows,) = torch.where(best.flatten() == i)
+            out = out.index_add(0, rows, expert(flat[rows]) * weights.flatten(0, 1)[rows, i, None])
+        return out.view_as(x)
+
+
+class Graph(nn.Module):
+    """Message passing on dense graphs: features in front of the adjacency matrix of each record."""
+
+    def __init__(self, *, attention: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, 2)
+        self.score = nn.Parameter(torch.randn(2 * D)) if attention else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        nodes, edges = x[..., :D], x[..., D:].sigmoid()
+        h = self.first(nodes)
+        if self.score is not None:
+            pairs = torch.cat([h[:, :, None].expand(-1, -1, T, -1), h[:, None].expand(-1, T, -1, -1)], -1)
+            edges = edges * (pairs @ self.score).softmax(-1)
+        return self.second(F.relu(edges @ h)).mean(1)
+
+
+class VQ(nn.Module):
+    """A vector-quantised autoencoder with a straight-through gradient, its codes trained by the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.codes, self.decode = nn.Linear(D, D), nn.Embedding(7, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Any:
+        z = self.encode(x)
+        nearest = (z[..., None, :] - self.codes.weight.detach()).square().sum(-1).argmin(-1)
+        q = self.codes(nearest)
+        return self.decode(z + (q - z).detach()), (q - z.detach()).square().mean(-1)
+
+
+class VAE(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(D, 2 * D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Any:
+        mean, spread = self.encode(x).chunk(2, -1)
+        return self.decode(mean + spread.tanh().exp() * torch.randn_like(mean)), mean
+
+
+class Diffusion(nn.Module):
+    """Draws a time and noise for each record, also in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.net = nn.Embedding(10, D), nn.Sequential(nn.Linear(D, 8), nn.SiLU(), nn.Linear(8, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = torch.randint(0, 10, (x.shape[0],), device=x.device)
+        noisy = x + torch.randn_like(x) * (t[:, None] / 10)
+        return self.net(noisy + self.time(t))
+
+
+class CLIP(nn.Module):
+    """Two towers; a record's image and text are compared with each other only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = nn.Linear(D, 5), nn.Linear(D, 5)
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = F.normalize(self.image(x[:, 0]), dim=-1), F.normalize(self.text(x[:, 1]), dim=-1)
+        return self.scale.exp() * (a * b).sum(-1, keepdim=True)
+
+
+class DeepSet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.whole = nn.Linear(D, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole(F.relu(self.each(x)).amax(1))
+
+
+class Hyper(nn.Module):
+    """One network makes the weights of another, for each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker, self.head = nn.Linear(D, D * D), nn.Linear(D, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.maker(x).view(-1, D, D) @ x[..., None])[..., 0])
+
+
+class KAN(nn.Module):
+    """Edges with learned functions: radial bases, a coefficient each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coefficients = parameter(D, 3, 5)
+        self.register_buffer("centres", torch.linspace(-2, 2, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bdk,dok->bo", torch.exp(-((x[..., None] - self.centres) ** 2)), self.coefficients)
+
+
+class Mixer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.channels, self.norm = nn.Linear(T, T), nn.Linear(D, D), nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.tokens(self.norm(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.channels(self.norm(x))
+
+
+class SSM(nn.Module):
+    """A diagonal state space model, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.inp, self.out = parameter(8), nn.Linear(D, 8), nn.Linear(8, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, outs = torch.zeros(x.shape[0], 8, dtype=x.dtype), []
+        for step in self.inp(x).unbind(1):
+            h = h * self.decay.sigmoid() + step
+            outs.append(self.out(h))
+        return torch.stack(outs, 1)
+
+
+class Decoder(nn.Module):
+    """A language model with learned positions, of one way or another."""
+
+    def __init__(self, positions: Callable[[Tensor], Tensor], *, tied: bool = False) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(11, D), nn.Embedding(9, D)
+        self.block = nn.TransformerEncoderLayer(D, 2, 8, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(D, 11, bias=False)
+        self.positions = positions
+        if tied:
+            self.head.weight = self.token.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.token.weight.dtype)
+        return self.head(self.block(self.token(x) + self.position(self.positions(x)), mask))
+
+
+class Repeated(Decoder):
+    def forward(self, x: Tensor) -> Tensor:
+        positions = self.position(torch.arange(x.shape[1])[None]).repeat(x.shape[0], 1, 1)
+        return self.head(self.block(self.token(x) + positions))
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(D, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.full((x.shape[0],), T)
+        out, _ = self.lstm(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        return self.head(pad_packed_sequence(out, batch_first=True)[0])
+
+
+def recurrent(layer: nn.RNNBase, width: int) -> nn.Module:
+    return Apply(lambda m, x: m.head(m.layer(x)[0]), layer=layer, head=nn.Linear(width, 2))
+
+
+def attention(**options: Any) -> nn.Module:
+    layer = nn.MultiheadAttention(D, 2, batch_first=True, **options)
+    return Apply(lambda m, x: m.head(m.layer(x, x, x)[0]), layer=layer, head=nn.Linear(D, 2))
+
+
+def two(*shape: int) -> nn.Parameter:
+    return parameter(*shape)
+
+
+linear = lambda: nn.Linear(D, D)  # noqa: E731
+
+# Name: how it is built, and the shape of a record's input; a number in its place is a vocabulary for T tokens.
+NETWORKS: dict[str, tuple[Build, Shape | int]] = {
+    "logistic regression": (lambda: nn.Linear(D, 3), (D,)),
+    "mlp": (lambda: nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Linear(8, 3)), (D,)),
+    "mlp with dropout": (lambda: nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 3)), (D,)),
+    "residual mlp": (lambda: nn.Sequential(Residual(nn.Sequential(linear(), nn.Tanh())), nn.Linear(D, 3)), (D,)),
+    "selu mlp": (lambda: nn.Sequential(nn.Linear(D, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, 3)), (D,)),
+    "prelu mlp": (lambda: nn.Sequential(nn.Linear(D, 8), nn.PReLU(8), nn.Linear(8, 3)), (D,)),
+    "maxout": (lambda: Apply(lambda m, x: m.l(x).view(-1, 4, 2).amax(-1), l=nn.Linear(D, 8)), (D,)),
+    "gated linear units": (lambda: nn.Sequential(nn.Linear(D, 8), nn.GLU(), nn.Linear(4, 3)), (D,)),
+    "highway": (
+        lambda: Apply(lambda m, x: m.t(x).sigmoid() * m.h(x).tanh() + (1 - m.t(x).sigmoid()) * x, t=linear(), h=linear()),
+        (D,),
+    ),
+    "siamese": (lambda: Apply(lambda m, x: (m.e(x[:, 0]) - m.e(x[:, 1])).square(), e=linear()), (2, D)),
+    "autoencoder": (lambda: nn.Sequential(nn.Linear(D, 3), nn.Tanh(), nn.Linear(3, D)), (D,)),
+    "tied autoencoder": (
+        lambda: Apply(lambda m, x: F.linear(torch.tanh(m.e(x)), m.e.weight.t()), e=nn.Linear(D, 3)),
+        (D,),
+    ),
+    "vae": (VAE, (D,)),
+    "vq-vae": (VQ, (T, D)),
+    "diffusion": (Diffusion, (D,)),
+    "normalising flow": (
+        lambda: Apply(
+            lambda m, x: torch.cat([x[:, :3], x[:, 3:] * m.s(x[:, :3]).tanh().exp()], 1) * m.g.exp() + m.b,
+            s=nn.Linear(3, 3),
+            g=parameter(D),
+            b=parameter(D),
+        ),
+        (D,),
+    ),
+    "deep set": (DeepSet, (T, D)),
+    "hypernetwork": (Hyper, (D,)),
+    "kolmogorov-arnold": (KAN, (D,)),
+    "bilinear": (lambda: Apply(lambda m, x: m.b(x, x.sin()), b=nn.Bilinear(D, D, 3)), (D,)),
+    "factorisation machine": (
+        lambda: Apply(
+            lambda m, x: m.l(x) + ((x @ m.v).square() - x.square() @ m.v.square()), l=nn.Linear(D, 3), v=two(D, 3)
+        ),
+        (D,),
+    ),
+    "mixture of experts, dense": (lambda: Experts(gathered=False), (T, D)),
+    "mixture of experts, gathered": (lambda: Experts(gathered=True), (T, D)),
+    "graph convolution": (lambda: Graph(attention=False), (T, D + T)),
+    "graph attention": (lambda: Graph(attention=True), (T, D + T)),
+    "clip, each record by itself": (CLIP, (2, D)),
+    "physics-informed": (lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), (2,)),
+    "fourier features": (
+        lambda: Apply(lambda m, x: m.h(torch.cat([(x @ m.w).sin(), (x @ m.w).cos()], -1)), w=two(D, 4), h=nn.Linear(8, 2)),
+        (D,),
+    ),
+    "spectral norm": (
+        lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(D, D)), nn.ReLU(), nn.Linear(D, 2)),
+        (D,),
+    ),
+    "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(linear()), nn.Tanh(), nn.Linear(D, 2)), (D,)),
+    "orthogonal": (lambda: nn.Sequential(parametrizations.orthogonal(linear()), nn.Tanh(), nn.Linear(D, 2)), (D,)),
+    "dropout in a layer of one's own": (
+        lambda: Apply(lambda m, x: F.dropout(torch.einsum("bi,ij->bj", x, m.w), 0.5, m.training), w=two(D, 3)),
+        (D,),
+    ),
+    # ---- convolutions
+    "cnn": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)), (3, 6, 6)),
+    "cnn with group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()), (3, 6, 6)),
+    "frozen batch norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)), (3, 6, 6)),
+    "instance norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)), (3, 6, 6)),
+    "depthwise separable": (lambda: nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 5, 1)), (3, 6, 6)),
+    "dilated": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3, dilation=2), nn.ReLU(), nn.Conv1d(4, 2, 1)), (3, 9)),
+    "causal convolutions": (
+        lambda: Apply(
+            lambda m, x: m.b(F.pad(F.relu(m.a(F.pad(x, (2, 0)))), (2, 0))), a=nn.Conv1d(3, 4, 3), b=nn.Conv1d(4, 2, 3)
+        ),
+        (3, 8),
+    ),
+    "u-net": (UNet, (3, 6, 6)),
+    "squeeze and excitation": (
+        lambda: Apply(
+            lambda m, x: (h := m.c(x)) * m.s(h.mean((2, 3))).sigmoid()[..., None, None],
+            c=nn.Conv2d(3, 4, 3),
+            s=nn.Linear(4, 4),
+        ),
+        (3, 6, 6),
+    ),
+    "residual block": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 1), Residual(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(1, 4)))
+        ),
+        (3, 5, 5),
+    ),
+    "densely connected": (
+        lambda: Apply(lambda m, x: m.b(torch.cat([x, m.a(x)], 1)), a=nn.Conv2d(3, 2, 3, padding=1), b=nn.Conv2d(5, 2, 1)),
+        (3, 5, 5),
+    ),
+    "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3, 2), nn.Conv2d(4, 2, 1)), (3, 4, 4)),
+    "pixel shuffle": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.PixelShuffle(2)), (3, 4, 4)),
+    "volumes": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.ReLU(), nn.Conv3d(3, 2, 1)), (2, 3, 4, 3)),
+    "local response norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.LocalResponseNorm(2), nn.Conv2d(4, 2, 1)),
+        (3, 5, 5),
+    ),
+    "adaptive pooling": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2)),
+        (3, 7, 7),
+    ),
+    "unfolded patches": (
+        lambda: Apply(lambda m, x: m.l(F.unfold(x, 2, stride=2).transpose(1, 2)).mean(1), l=nn.Linear(12, 3)),
+        (3, 6, 6),
+    ),
+    "spatial transformer": (
+        lambda: Apply(
+            lambda m, x: m.c(
+                F.grid_sample(x, F.affine_grid(m.l(x.flatten(1)).view(-1, 2, 3), x.shape, False), align_corners=False)
+            ),
+            l=nn.Linear(48, 6),
+            c=nn.Conv2d(3, 2, 1),
+        ),
+        (3, 4, 4),
+    ),
+    # ---- recurrence
+    "lstm": (lambda: recurrent(nn.LSTM(D, 5, batch_first=True), 5), (T, D)),
+    "deep lstm both ways": (
+        lambda: recurrent(nn.LSTM(D, 5, 2, batch_first=True, bidirectional=True, dropout=0.1), 10),
+        (T, D),
+    ),
+    "gru": (lambda: recurrent(nn.GRU(D, 5, batch_first=True), 5), (T, D)),
+    "elman": (lambda: recurrent(nn.RNN(D, 5, batch_first=True), 5), (T, D)),
+    "projected lstm": (lambda: recurrent(nn.LSTM(D, 5, batch_first=True, proj_size=3), 3), (T, D)),
+    "packed lstm": (Packed, (T, D)),
+    "time-first lstm": (lambda: recurrent(nn.LSTM(D, 5), 5), (T, D)),
+    "time-first gru": (lambda: recurrent(nn.GRU(D, 5), 5), (T, D)),
+    "lstm turned inside": (
+        lambda: Apply(lambda m, x: m.h(m.l(x.transpose(0, 1))[0].transpose(0, 1)), l=nn.LSTM(D, 5), h=nn.Linear(5, 2)),
+        (T, D),
+    ),
+    "lstm cell": (
+        lambda: Apply(lambda m, x: m.h(m.c(x[:, 1], m.c(x[:, 0]))[0]), c=nn.LSTMCell(D, 5), h=nn.Linear(5, 2)),
+        (2, D),
+    ),
+    "gru cell": (lambda: Apply(lambda m, x: m.c(x[:, 1], m.c(x[:, 0])), c=nn.GRUCell(D, 5)), (2, D)),
+    "char rnn": (
+        lambda: Apply(
+            lambda m, x: m.h(m.l(m.e(x))[0]), e=nn.Embedding(11, D), l=nn.LSTM(D, 5, batch_first=True), h=nn.Linear(5, 11)
+        ),
+        11,
+    ),
+    "state space": (SSM, (T, D)),
+    # ---- attention
+    "attention": (attention, (T, D)),
+    "attention with learned keys": (lambda: attention(add_bias_kv=True), (T, D)),
+    "attention pooling": (
+        lambda: Apply(
+            lambda m, x: (torch.softmax(m.k(x) @ m.q, 1)[..., None] * m.v(x)).sum(1), k=linear(), v=linear(), q=parameter(D)
+        ),
+        (T, D),
+    ),
+    "learned queries": (
+        lambda: Apply(
+            lambda m, x: m.a(m.q.expand(x.shape[0], -1, -1), x, x)[0],
+            q=parameter(1, 2, D),
+            a=nn.MultiheadAttention(D, 2, batch_first=True),
+        ),
+        (T, D),
+    ),
+    "encoder": (lambda: nn.TransformerEncoderLayer(D, 2, 8, batch_first=True), (T, D)),
+    "encoder, norm first": (lambda: nn.TransformerEncoderLayer(D, 2, 8, batch_first=True, norm_first=True), (T, D)),
+    "time-first encoder": (lambda: nn.TransformerEncoderLayer(D, 2, 8), (T, D)),
+    "time-first transformer": (
+        lambda: Apply(lambda m, x: m.t(x, x.cos()), t=nn.Transformer(D, 2, 1, 1, 8)),
+        (T, D),
+    ),
+    "transformer": (
+        lambda: Apply(lambda m, x: m.t(x, x.cos()), t=nn.Transformer(D, 2, 1, 1, 8, batch_first=True)),
+        (T, D),
+    ),
+    "mlp-mixer": (Mixer, (T, D)),
+    "relative position bias": (
+        lambda: Apply(
+            lambda m, x: torch.softmax(m.q(x) @ m.k(x).transpose(1, 2) + m.b(m.index).squeeze(-1), -1) @ x,
+            q=linear(),
+            k=linear(),
+            b=nn.Embedding(7, 1),
+            index=nn.Buffer((torch.arange(T)[:, None] - torch.arange(T)) + 3),
+        ),
+        (T, D),
+    ),
+    "positions of one row": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None]), 11),
+    "positions of one axis": (lambda: Decoder(lambda x: torch.arange(x.shape[1])), 11),
+    "positions for each record": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None].expand_as(x)), 11),
+    "positions repeated": (lambda: Repeated(lambda x: x), 11),
+    "tied head": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None], tied=True), 11),
+    "bag of words": (lambda: nn.Sequential(nn.EmbeddingBag(11, D), nn.Linear(D, 2)), 11),
+    "fasttext": (
+        lambda: Apply(lambda m, x: m.h(m.e(x).mean(1)), e=nn.Embedding(11, D, padding_idx=0), h=nn.Linear(D, 2)),
+        11,
+    ),
+    "text cnn": (
+        lambda: Apply(lambda m, x: F.relu(m.c(m.e(x).transpose(1, 2))).amax(2), e=nn.Embedding(11, D), c=nn.Conv1d(D, 5, 2)),
+        11,
+    ),
+    "records folded into positions": (
+        lambda: Apply(lambda m, x: m.b(m.a(x).flatten(0, 1)).view_as(x), a=linear(), b=linear()),
+        (T, D),
+    ),
+    "decides by numbers": (
+        lambda: Apply(
+            lambda m, x: m.a(x) * (2.0 if float(x.detach().sum()) > 1e9 else 1.0),
+            a=nn.Linear(D, 3),
+        ),
+        (D,),
+    ),
+}

@@ -1,0 +1,106 @@
+"""At least 120 architectures, with tuple and dict records: each gives every record its own gradient, in one way or another.
+
+Batches have as many records as no axis of a record has, and as many as each. What is refused couples records by definition.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from checking import TOLERANCE, ByName, InOrder, Records, way_and_deviation
+from networks import NETWORKS, Shape, T
+
+import dpoptim
+from dpoptim.training.isolation import choose_isolation
+
+try:
+    from language import ADAPTERS, TRANSFORMERS
+except pytest.skip.Exception:  # transformers or peft is not installed
+    ADAPTERS, TRANSFORMERS = {}, {}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+# Their experts multiply in groups, in float32 alone.
+NARROW = {"mixtral", "qwen2 moe", "gpt oss"}
+# What is fast: layers' own rules, and nothing else.
+BY_RULES = {
+    *("mlp", "cnn", "u-net", "lstm", "char rnn", "attention", "encoder", "transformer", "tied head", "vae", "diffusion"),
+    *("frozen batch norm", "positions of one row", "bag of words", "lstm turned inside", "clip, each record by itself"),
+    *("bert", "roberta", "gpt2", "llama", "qwen2", "gemma2", "bart", "vit", "dinov2", "convnext", "lora", "ia3"),
+}
+
+
+def record_of(shape: Shape | int) -> Tensor:
+    return torch.randint(0, shape, (T,)) if isinstance(shape, int) else torch.randn(*shape)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(NETWORKS) >= 80
+    if TRANSFORMERS:
+        assert len(NETWORKS) + len(TRANSFORMERS) + len(ADAPTERS) >= 120
+        assert {*NETWORKS, *TRANSFORMERS, *ADAPTERS} >= BY_RULES
+
+
+def holds(name: str, build: Callable[[], nn.Module], record: Callable[[], Any]) -> None:
+    isolation, deviation = way_and_deviation(build, record, wide=name not in NARROW)
+    assert deviation < (1e-3 if name in NARROW else TOLERANCE)
+    if name in BY_RULES:
+        assert not isolation.alone
+        assert not isolation.by_vmap
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_with_tuple_records(name: str) -> None:
+    build, shape = NETWORKS[name]
+    holds(name, build, lambda: (record_of(shape), torch.tensor(1)))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_with_dict_records(name: str) -> None:
+    build, shape = NETWORKS[name]
+    holds(name, lambda: ByName(build()), lambda: {"x": record_of(shape), "label": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *ADAPTERS])
+def test_language_and_vision_with_dict_records(name: str) -> None:
+    build, record = (TRANSFORMERS | ADAPTERS)[name]
+    holds(name, build, record)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *ADAPTERS][::3])
+def test_language_and_vision_with_tuple_records(name: str) -> None:
+    build, record = (TRANSFORMERS | ADAPTERS)[name]
+    names = tuple(record())
+    holds(name, lambda: InOrder(build(), names), lambda: tuple(record().values()))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False), nn.SyncBatchNorm(6), nn.LazyBatchNorm1d()]
+)
+def test_batch_normalisation_is_refused(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 2))
+    for choice in ("auto", "rules", "vmap", "alone"):
+        with pytest.raises(dpoptim.PrivacyError, match=r"BatchNorm.*replace_batchnorm"):
+            choose_isolation(model, Records(lambda: (torch.randn(6), 1)), choice)
+
+
+def test_a_contrastive_loss_is_refused() -> None:
+    def contrastive(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        a, b = (F.normalize(model(part), dim=-1) for part in batch)
+        return F.cross_entropy(a @ b.T, torch.arange(len(a)))
+
+    with pytest.raises(dpoptim.SamplesInteractError, match="contrastive"):
+        dpoptim.check(nn.Linear(6, 4), contrastive, (torch.randn(5, 6), torch.randn(5, 6)))
