@@ -180,7 +180,7 @@ def test_a_model_that_mixes_records_is_refused_unless_a_way_is_named() -> None:
 def test_value_clipping_takes_no_other_way() -> None:
     plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(n=N, batch_size=4, steps=2, noise_multiplier=1.0, delta=1e-5)
     model = nn.Linear(D, 3)
-    with pytest.raises(ValueError, match="isolation is not for ValueClippedSGD"):
+    with pytest.raises(ValueError, match="isolation is not for value clipping"):
         dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data(), isolation="alone")
 
 
