@@ -14,7 +14,7 @@ from dpoptim.audit.bounds import Errors, gdp_lower_bound
 from dpoptim.audit.replay import audit_replay
 from dpoptim.gate import Gate
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.noise.correlated import BinaryTree, Independent, Mechanism, ToeplitzSquareRoot
+from dpoptim.noise.correlated import BinaryTree, Independent, Strategy, ToeplitzSquareRoot
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
 from dpoptim.solvers.budget import Budget
@@ -120,7 +120,7 @@ class Canary:
 @pytest.mark.parametrize("mechanism", [None, Independent(), BinaryTree(), ToeplitzSquareRoot()], ids=repr)
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_an_audit_of_whole_runs_finds_the_budget(
-    mechanism: Mechanism | None, relation: str, monkeypatch: pytest.MonkeyPatch
+    mechanism: Strategy | None, relation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two worlds, the best attack on all that is released; wrong with probability below 1e-6."""
     mu, runs, seen = 1.5, 40_000, []
