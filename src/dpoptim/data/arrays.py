@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.data.dataset import Data, Labels
+from dpoptim.data.image_folders import read_image_folder
 from dpoptim.data.npz_files import Arrays, read_npz
 from dpoptim.data.preparation import ChannelsFirst, Divide, Preparation, Step
 from dpoptim.data.schema_files import natural_order
@@ -24,22 +25,24 @@ def load_arrays(
     public: bool = False,
     pixels: Sequence[Step] = PIXELS,
     numbers: Sequence[Step] = (),
+    cache: Path | None = None,
 ) -> Data:
-    """Load arrays of features and labels from a .npz file, with a hold-out where it brings ``x_test`` and ``y_test``.
+    """Load arrays of features and labels from a .npz file or a folder of images, with a hold-out where it brings one.
 
     Args:
         target: the array of labels; None: ``y`` or ``y_train``.
         classes: the labels that may occur, in order; public. None: read off the data, which only public data allows.
         public: the owner declares the data public.
+        cache: see `Preparation`.
         pixels, numbers: what happens to records of bytes, which are pixels, and to records of other numbers.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the array and the fix.
     """
-    path = existing(path)
-    arrays = read_npz(path, target)
+    path = Path(path)
+    arrays = read_image_folder(path) if path.is_dir() else read_npz(existing(path), target)
     steps = pixels if arrays.x.dtype == np.uint8 else numbers
-    return from_arrays(str(path), path.stem, arrays, classes=classes, public=public, steps=steps)
+    return from_arrays(str(path), path.stem, arrays, classes=classes, public=public, steps=steps, cache=cache)
 
 
 def from_arrays(
@@ -50,6 +53,7 @@ def from_arrays(
     classes: tuple[str, ...] | None,
     public: bool,
     steps: Sequence[Step],
+    cache: Path | None = None,
 ) -> Data:
     """Make a data set of what a file holds; ``source`` is named in errors."""
     if len(arrays.x) == 0:
@@ -61,9 +65,9 @@ def from_arrays(
     check_classes(source, names)
     return Data(
         name,
-        prepared(source, preparation, arrays.x),
+        prepared(source, preparation, arrays.x, cache),
         label_numbers(source, arrays.labels, names),
-        None if arrays.x_test is None else prepared(source, preparation, arrays.x_test),
+        None if arrays.x_test is None else prepared(source, preparation, arrays.x_test, cache),
         None if arrays.labels_test is None else label_numbers(source, arrays.labels_test, names),
         names,
         public,
@@ -82,8 +86,8 @@ def label_numbers(source: str, labels: list[str], names: tuple[str, ...]) -> Lab
     return y
 
 
-def prepared(source: str, preparation: Preparation, x: NDArray[Any]) -> NDArray[np.float32]:
+def prepared(source: str, preparation: Preparation, x: NDArray[Any], cache: Path | None) -> NDArray[np.float32]:
     try:
-        return preparation(x)
+        return preparation(x, cache=cache)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpoptim.data.arrays import PIXELS, from_arrays
 from dpoptim.data.dataset import Data, hold_out_fifth
-from dpoptim.data.idx import read_idx
+from dpoptim.data.idx import read_idx_folder
 from dpoptim.data.npz_files import Arrays, as_text
 from dpoptim.data.preparation import ChannelsFirst, Divide, Step
 
@@ -13,25 +13,27 @@ FASHION_MNIST_DIRECTORY = "/usr/share/datasets/fashion-mnist"  # Debian's packag
 GARMENTS = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
 
-def load_digits(seed: int = 0, steps: Sequence[Step] = ()) -> Data:
+def load_digits(seed: int = 0, steps: Sequence[Step] = (), cache: Path | None = None) -> Data:
     """Load scikit-learn's 1,797 handwritten digits (8 x 8), one fifth held out at random by ``seed``.
 
     Args:
-        steps: applied to each image once its pixels are in [0, 1].
+        steps: applied to each image once its pixels are in [0, 1]. cache: see `Preparation`.
     """
     from sklearn.datasets import load_digits as bundled
 
     images, labels = bundled(return_X_y=True)
     arrays = Arrays(images.reshape(-1, 8, 8), as_text(labels), None, None)
     steps = (ChannelsFirst(), Divide(16.0), *steps)
-    return hold_out_fifth(from_arrays("digits", "digits", arrays, classes=None, public=True, steps=steps), seed)
+    return hold_out_fifth(from_arrays("digits", "digits", arrays, classes=None, public=True, steps=steps, cache=cache), seed)
 
 
-def load_fashion_mnist(directory: str | Path = FASHION_MNIST_DIRECTORY, steps: Sequence[Step] = ()) -> Data:
+def load_fashion_mnist(
+    directory: str | Path = FASHION_MNIST_DIRECTORY, steps: Sequence[Step] = (), cache: Path | None = None
+) -> Data:
     """Load Fashion-MNIST (60,000 + 10,000 images of 28 x 28) from its four IDX files, gzipped or not.
 
     Args:
-        steps: applied to each image once its pixels are in [0, 1].
+        steps: applied to each image once its pixels are in [0, 1]. cache: see `Preparation`.
 
     Raises:
         FileNotFoundError: a file is missing; says which, and how to get it.
@@ -43,25 +45,8 @@ def load_fashion_mnist(directory: str | Path = FASHION_MNIST_DIRECTORY, steps: S
             raise ValueError(f"{directory}: the {part} labels are not 0..9; these are not Fashion-MNIST's files.")
     named = Arrays(arrays.x, garments(arrays.labels), arrays.x_test, garments(arrays.labels_test or []))
     steps = (*PIXELS, *steps)
-    return from_arrays(str(directory), "fashion-mnist", named, classes=GARMENTS, public=True, steps=steps)
+    return from_arrays(str(directory), "fashion-mnist", named, classes=GARMENTS, public=True, steps=steps, cache=cache)
 
 
 def garments(labels: list[str]) -> list[str]:
     return [GARMENTS[int(label)] for label in labels]
-
-
-def read_idx_folder(folder: Path) -> Arrays:
-    """Read the four IDX files of MNIST or its kin: images and labels, to train and to test.
-
-    Raises:
-        FileNotFoundError, ValueError: naming the file and the fix.
-    """
-    images, labels = {}, {}
-    for part, stem in (("train", "train"), ("test", "t10k")):
-        images[part] = read_idx(folder, f"{stem}-images-idx3-ubyte", axes=3)
-        labels[part] = read_idx(folder, f"{stem}-labels-idx1-ubyte", axes=1)
-        if len(images[part]) != len(labels[part]):
-            raise ValueError(
-                f"{folder}: {len(images[part])} {part} images but {len(labels[part])} labels; fetch the files again."
-            )
-    return Arrays(images["train"], as_text(labels["train"]), images["test"], as_text(labels["test"]))

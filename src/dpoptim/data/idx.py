@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpoptim.data.npz_files import Arrays, as_text
 from dpoptim.data.reading import decoding, opened
 
 IDX_UNSIGNED_BYTE = 0x08
@@ -35,3 +36,20 @@ def read_idx(folder: Path, stem: str, axes: int) -> NDArray[np.uint8]:
     if len(content) - header != math.prod(sizes):  # of Python's integers, which do not overflow
         raise ValueError(f"{path} should hold {sizes} entries but holds others; fetch it again.")
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
+
+
+def read_idx_folder(folder: Path) -> Arrays:
+    """Read the four IDX files of MNIST or its kin: images and labels, to train and to test.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file and the fix.
+    """
+    images, labels = {}, {}
+    for part, stem in (("train", "train"), ("test", "t10k")):
+        images[part] = read_idx(folder, f"{stem}-images-idx3-ubyte", axes=3)
+        labels[part] = read_idx(folder, f"{stem}-labels-idx1-ubyte", axes=1)
+        if len(images[part]) != len(labels[part]):
+            raise ValueError(
+                f"{folder}: {len(images[part])} {part} images but {len(labels[part])} labels; fetch the files again."
+            )
+    return Arrays(images["train"], as_text(labels["train"]), images["test"], as_text(labels["test"]))

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpoptim.data.feature_files import cached, roomy
 from dpoptim.data.scattering import Scattering
 
 Floats = NDArray[np.float32]
@@ -91,18 +93,22 @@ class Scatter:
     angles: int = 8
     groups: int = 27
 
-    def __call__(self, x: Floats) -> Floats:
-        if x.ndim != 4:
-            raise ValueError(f"scattering takes images (records, channels, height, width), got shape {x.shape}.")
-        transform = Scattering(*x.shape[2:], scales=self.scales, angles=self.angles)
-        planes = x.shape[1] * transform.planes
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the features of images (records, channels, height, width)."""
+        if len(shape) != 4:
+            raise ValueError(f"scattering takes images (records, channels, height, width), got shape {shape}.")
+        transform = Scattering(shape[2], shape[3], scales=self.scales, angles=self.angles)
+        planes = shape[1] * transform.planes
         if planes % self.groups:
             raise ValueError(f"groups={self.groups} must divide the {planes} planes of coefficients.")
-        features = np.empty((len(x), planes, *transform.size), dtype=np.float32)
-        return self.into(features, x, transform)
+        return (shape[0], planes, *transform.size)
 
-    def into(self, features: Floats, x: Floats, transform: Scattering) -> Floats:
-        """Fill ``features``, chunk by chunk."""
+    def __call__(self, x: Floats) -> Floats:
+        return self.fill(roomy(self.shape_of(x.shape)), x)
+
+    def fill(self, features: Floats, x: Floats) -> Floats:
+        """Write the features of ``x`` into ``features``, of `shape_of` them, a chunk at a time."""
+        transform = Scattering(x.shape[2], x.shape[3], scales=self.scales, angles=self.angles)
         size = math.sqrt(math.prod(features.shape[1:]))
         for start in range(0, len(x), CHUNK):
             part = np.zeros((CHUNK, *x.shape[1:]), dtype=np.float32)
@@ -135,8 +141,11 @@ class Preparation:
     shape: tuple[int, ...]
     steps: tuple[Step, ...] = ()
 
-    def __call__(self, x: NDArray[Any]) -> Floats:
-        """Features of records as they are in a file.
+    def __call__(self, x: NDArray[Any], *, cache: Path | None = None) -> Floats:
+        """Make features of records as they are in a file.
+
+        Args:
+            cache: a folder in which scattering features are kept and found again; see `cached`.
 
         Raises:
             ValueError: they have another shape, or a value that is not finite.
@@ -150,7 +159,10 @@ class Preparation:
             record = int(np.argmin(finite)) + 1
             raise ValueError(f"record {record} has a feature that is NaN or infinite; clean or drop it.")
         for step in self.steps:
-            features = step(features)
+            if cache is not None and isinstance(step, Scatter):
+                features = cached(cache, repr(step), features, step.shape_of(features.shape), step.fill)
+            else:
+                features = step(features)
         return features
 
     def describe(self) -> str:

@@ -57,8 +57,8 @@ def load_bundled(options: TrainRequest) -> Data:
             raise ValueError(f"{name} is for a table of your own; {options.data} brings its labels.")
     steps = pixel_steps(options)
     if options.data == "digits":
-        return load_digits(options.seed, steps)
-    return load_fashion_mnist(options.data_dir or FASHION_MNIST_DIRECTORY, steps)
+        return load_digits(options.seed, steps, options.cache)
+    return load_fashion_mnist(options.data_dir or FASHION_MNIST_DIRECTORY, steps, options.cache)
 
 
 def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
@@ -125,6 +125,7 @@ def load_unnamed(path: Path, options: TrainRequest) -> Data:
         public=options.data_is_public,
         pixels=(ChannelsFirst(), Divide(255.0), *pixel_steps(options)),
         numbers=number_steps(path, options),
+        cache=options.cache,
     )
 
 

@@ -45,9 +45,10 @@ class ClippingName(StrEnum):
 class TrainRequest:
     """The options as given; None where the default is to be worked out."""
 
-    data: Annotated[str, typer.Option(help="digits, fashion-mnist, or a .csv, .csv.gz, .parquet, .arrow or .npz file.")] = (
-        "digits"
-    )
+    data: Annotated[
+        str,
+        typer.Option(help="digits, fashion-mnist, a table (.csv, .csv.gz, .parquet, .arrow), .npz, or a folder of images."),
+    ] = "digits"
     data_dir: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")] = None
     schema: Annotated[
         Path | None,
@@ -73,6 +74,9 @@ class TrainRequest:
         int, typer.Option(help="At most so many of a person's records take part in a step, chosen by chance.", min=1)
     ] = 16
     features: Annotated[FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")] = None
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder in which features of images are kept, for their owner alone.")
+    ] = None
     n: Annotated[
         int | None,
         typer.Option(

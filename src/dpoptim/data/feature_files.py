@@ -1,0 +1,62 @@
+"""Features too large for memory, or too dear to make twice: in files that only their owner can read."""
+
+import contextlib
+import hashlib
+import math
+import os
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.data.rows import MOST_IN_MEMORY
+
+Floats = NDArray[np.float32]
+
+
+def roomy(shape: tuple[int, ...]) -> Floats:
+    """An array to be filled: in memory or, beyond 2 GiB, in a temporary file without a name."""
+    if math.prod(shape) * 4 <= MOST_IN_MEMORY:
+        return np.empty(shape, dtype=np.float32)
+    with tempfile.TemporaryFile(prefix="dpoptim-") as file:  # the map outlives it
+        return np.memmap(file, np.float32, "w+", shape=shape)
+
+
+def cached(
+    folder: Path, settings: str, x: Floats, shape: tuple[int, ...], fill: Callable[[Floats, Floats], Floats]
+) -> Floats:
+    """The features that ``fill(features, x)`` writes, from ``folder`` if they are there, else made and kept there.
+
+    The file is found by the records themselves and the settings; it is as private as the records, and has mode 0600 from
+    its first byte. It is mapped into memory, not read.
+
+    **Guarantee.** None is needed: features are a function of each record. A cache is found or not by all records together;
+    that shows in the running time alone.
+    """
+    digest = hashlib.sha256(f"{settings}, {x.shape}, {shape}, ".encode())
+    digest.update(np.ascontiguousarray(x).data)
+    path = folder / f"features-{digest.hexdigest()[:32]}.npy"
+    with contextlib.suppress(ValueError, OSError):  # absent, or damaged: made anew
+        known = mapped(path)
+        if known.shape == shape and known.dtype == np.float32:
+            return known
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = folder / f".dpoptim-{secrets.token_hex(8)}.tmp"
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        made = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
+        fill(made, x)
+        made.flush()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return mapped(path)
+
+
+def mapped(path: Path) -> Floats:
+    """The array in a file; whoever writes into it leaves the file as it is."""
+    array: Floats = np.load(path, mmap_mode="c", allow_pickle=False)
+    return array
