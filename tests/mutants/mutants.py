@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dpoptim.audit.detectors import DETECTORS
-from mutants import faults, faults_of_methods, faults_of_sums
+from mutants import faults, faults_of_methods, faults_of_statistics, faults_of_sums
 
 __all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
 
@@ -56,7 +56,7 @@ def mutant_table() -> list[dict[str, str]]:
     return [{"mutant": m.name, "where": m.where, "detector": m.detector} for m in MUTANTS]
 
 
-_f, _s, _m = faults, faults_of_sums, faults_of_methods
+_f, _s, _m, _t = faults, faults_of_sums, faults_of_methods, faults_of_statistics
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
 ADD_NORMAL, FACTORS, DRAW = "gate.add_normal", "clipping.Clipping.factors", "sampling.PoissonSampling.draw"
@@ -135,4 +135,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a count beside the whole gradient", "QuantileSearch.query", _m.count_beside_the_whole_gradient, "clip norm search"
     ),
+    # statistics beside training
+    Mutant("values beyond the public range not cut", "preprocessing.BoundedColumns", _t.values_not_cut, "statistics"),
+    Mutant("a mean read before it is charged", "preprocessing.DPImputer.fit", _t.mean_of_the_data, "statistics"),
+    Mutant("a range read off the data", "preprocessing.DPMinMaxScaler.fit", _t.range_of_the_data, "statistics"),
+    Mutant("counts' noise for half a record", "statistics.histogram_bound", _t.half_a_record, "statistics"),
+    Mutant("scores released without noise", "evaluation.release_sum", _t.scores_without_noise, "statistics"),
+    Mutant("x y released on top of x x^T", "solvers.sufficient_statistics", _t.cross_products_for_free, "statistics"),
 )

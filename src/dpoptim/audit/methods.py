@@ -21,6 +21,7 @@ from dpoptim.accounting import gdp_epsilon
 from dpoptim.accounting.accountant import gaussian_mu
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.guarantee import parse_neighboring
+from dpoptim.audit import statistics as released_statistics
 from dpoptim.audit.adaptive import from_gradients, from_norms
 from dpoptim.audit.bounds import Errors, epsilon_lower_bound
 from dpoptim.audit.family import SampledGaussians, attainable_errors
@@ -311,6 +312,12 @@ def expected_of(runs: int, rates: Floats) -> Errors:
     return Errors(round(runs * rates[0]), runs, round(runs * (1 - rates[1])), runs)
 
 
+def statistic(name: str, trials: int, seed: int) -> Finding:
+    """A released statistic: the exact shift of its vector by the worst record, against the noise that it gets."""
+    claimed = gdp_epsilon(released_statistics.MU, DELTA)
+    return finding(claimed, gdp_epsilon(released_statistics.largest_mu(name), DELTA), claimed, 0)
+
+
 def gaussian_finding(found: Any, claimed_mu: float) -> Finding:
     family = SampledGaussians(1.0, 1, "zero-out")
     attainable = attainable_errors(family.tradeoff(1 / claimed_mu), found.errors.absent_trials, CONFIDENCE)
@@ -373,6 +380,7 @@ AUDITS: dict[str, Audit] = {
     "adaptive-gd, norms": adaptive_norms,
     "accelerated-srgd": srgd,
     "quantile": low_quantile,
+    **{name: partial(statistic, name) for name in ("scaler", "imputer", "class counts", "evaluation", "regression sums")},
 }
 
 

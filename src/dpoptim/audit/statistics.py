@@ -1,0 +1,134 @@
+"""Exact audits of released statistics: how far the worst record moves what reaches the noise, against the noise's own size.
+
+For one Gaussian vector that is the likelihood ratio's separation, so mu is found and not estimated; that the noise is
+drawn rightly is what `audit.noise` tests. Beside it a replay: with the released values held fixed, everything that a fit
+leaves behind must be the same on neighbouring data, or something was read past the gate.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpoptim import gate as gate_module
+from dpoptim.accounting import gdp_epsilon
+from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.preprocessing import DPClassCounts, DPImputer, DPMinMaxScaler, DPStandardScaler
+from dpoptim.solvers import Budget
+from dpoptim.solvers.sufficient_statistics import sufficient_statistics
+from dpoptim.statistics import Floats
+
+MU = 1.5
+DELTA = 1e-5
+RECORDS = 12
+COLUMNS = 3
+Fit = Callable[[Floats], Any]  # from the table, one row a record, to what is left behind
+PUBLIC: Any = {
+    "epsilon": gdp_epsilon(MU, DELTA),
+    "delta": DELTA,
+    "neighboring": "add-or-remove-one",
+    "n": RECORDS,
+    "noise_seed": 0,
+}
+
+
+def left_behind(estimator: Any) -> dict[str, Any]:
+    """Everything that a fitted estimator shows."""
+    return {name: value for name, value in vars(estimator).items() if name.endswith("_")}
+
+
+def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
+    """By name: a fit on a table of `COLUMNS` numbers, and the records that may move it most."""
+    ends: tuple[Sequence[float], ...] = ((1.0,) * COLUMNS, (-1.0,) * COLUMNS, (1e30,) * COLUMNS, (math.nan,) * COLUMNS)
+
+    def counts(x: Floats) -> Any:
+        return left_behind(DPClassCounts([0, 1], **PUBLIC).fit(np.where(x[:, 0] > 0.5, 1, 0)))
+
+    def classifier(x: Floats) -> Any:
+        chance = np.clip(np.nan_to_num(x[:, 0]), 0.0, 1.0)
+        wrong = (chance < 0.5).astype(int)
+        return evaluate_classifier(np.stack([1 - chance, chance], 1), wrong, classes=[0, 1], bins=2, **PUBLIC)
+
+    def regressor(x: Floats) -> Any:
+        return evaluate_regressor(-x[:, 0], x[:, 0], target_bound=1.0, **PUBLIC)
+
+    def regression(x: Floats) -> Any:
+        empty = np.full((RECORDS - len(x), COLUMNS), np.nan)  # n is public here: a record that is not there counts as zero
+        rows = np.vstack([x, empty])
+        model = LinearModel("squared", COLUMNS - 1)
+        data = (rows[:, :-1], rows[:, -1])
+        found = sufficient_statistics(model, data, Budget(DELTA, mu=MU), radius=2.0**0.5, target_bound=1.0, noise_seed=0)
+        return found.weights.numpy()
+
+    return {
+        "scaler": (lambda x: left_behind(DPStandardScaler(-1, 1, **PUBLIC).fit(x)), ends),
+        "imputer": (lambda x: left_behind(DPImputer(-1, 1, **PUBLIC).fit(x)), ends),
+        "public range": (lambda x: left_behind(DPMinMaxScaler(-1, 1).fit(x)), ends),
+        "class counts": (counts, ends),
+        "evaluation": (classifier, ((1.0,) * COLUMNS, (0.0,) * COLUMNS)),
+        "evaluation of a regression": (regressor, ends),
+        "regression sums": (regression, ((1.0, 0.0, 1.0), (0.0, 1.0, -1.0), (1e9, 0.0, 1e9), (math.nan,) * COLUMNS)),
+    }
+
+
+def largest_mu(name: str) -> float:
+    """The mu that the named fit really has, over its records; 0 where it releases nothing."""
+    fit, records = fits()[name]
+    others = np.zeros((RECORDS - 1, COLUMNS))
+    worst = 0.0
+    for record in records:
+        with shifts_seen() as seen:
+            fit(others)
+            fit(np.vstack([others, np.asarray(record)]))
+        half = len(seen) // 2
+        squared = 0.0
+        for (before, deviation), (after, _) in zip(seen[:half], seen[half:], strict=True):
+            squared += float((after - before).norm()) ** 2 / deviation**2
+        worst = max(worst, math.sqrt(squared))
+    return worst
+
+
+def differs(name: str) -> bool:
+    """Whether anything that the fit leaves behind depends on the data otherwise than through what was released."""
+    fit, records = fits()[name]
+    others = np.zeros((RECORDS - 1, COLUMNS))
+    shown = set()
+    for record in records:
+        for table in (others, np.vstack([others, np.asarray(record)])):
+            with patch.object(gate_module.FilteredGate, "release_sum", _constant):
+                shown.add(repr(fit(table)))
+    return len(shown) > 1
+
+
+def _constant(gate: Any, total: Tensor, **_: Any) -> Tensor:
+    return torch.ones_like(total)
+
+
+@contextmanager
+def shifts_seen() -> Iterator[list[tuple[Tensor, float]]]:
+    """What the gate would add noise to, and the noise's standard deviation."""
+    seen: list[tuple[Tensor, float]] = []
+
+    def keep(stream: Any, total: Tensor, deviation: float) -> None:
+        seen.append((total.clone(), deviation))
+
+    with patch.object(gate_module, "add_normal", keep):
+        yield seen
+
+
+def statistics() -> str:
+    """The detector: what is refuted of any of the fits."""
+    found = []
+    for name in fits():
+        mu = largest_mu(name)
+        if mu > MU * (1 + 1e-9):
+            found.append(f"refuted: {name} claims mu={MU:g}, and a record shows mu={mu:.4g}")
+        if differs(name):
+            found.append(f"refuted: {name} leaves behind what was not released")
+    return "; ".join(found)
