@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from dpoptim.arguments import whole_number
+from dpoptim.torch_internals import pytree
 
 
 class Views(Dataset[Any]):

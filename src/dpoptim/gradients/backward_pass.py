@@ -21,8 +21,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
-
-OUTSIDE_BACKWARD = -1
+from dpoptim.torch_internals import OUTSIDE_BACKWARD, after_backward, graph_task
 
 
 @dataclass
@@ -80,7 +79,7 @@ class BackwardRecorder:
 
     def current(self) -> BackwardPass:
         """The pass that autograd is in; opens it on its first entry."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if task != self._task:
             if task < self._latest:
                 raise PrivacyError(
@@ -92,7 +91,7 @@ class BackwardRecorder:
                     self.note_narrow("(the backward pass)")
             # Whatever an earlier, interrupted pass left behind goes with it.
             self._task, self._latest, self._pass = task, task, BackwardPass()
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            after_backward(self._finish)
         return self._pass
 
     def _finish(self) -> None:
@@ -154,7 +153,7 @@ class RuleFunction(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         ctx.recorder, ctx.rule, ctx.module, ctx.name = recorder, rule, module, name
         ctx.parameters = len(parameters)
-        ctx.forward_task = torch._C._current_graph_task_id()
+        ctx.forward_task = graph_task()
         return output.detach() if output._is_view() else output  # autograd lets nobody change a view in place
 
     @staticmethod

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.hook_manager import refuse_wrapped
+from dpoptim.torch_internals import any_global_hook, gradient_hooks, module_hooks
 
 EXACT_SIDE = 64  # up to this many rows or columns a spectral norm is an eigenvalue; beyond, squarings bound it
 SQUARINGS = 6  # bound the norm of a matrix with r rows up to a factor r^(1/128): 4 % at r = 256
@@ -47,7 +47,7 @@ def layers_of(model: nn.Module, ours: Collection[int] = ()) -> list[Layer]:
     Raises:
         PrivacyError: anything else, by name: there is no proof for it.
     """
-    if _has_any_global_hook():
+    if any_global_hook():
         raise PrivacyError("hooks on all modules are set, which may change what layers compute. Fix: remove them.")
     layers: list[Layer] = []
     for name, module in leaves(model, "", ours):
@@ -81,9 +81,8 @@ def leaves(module: nn.Module, name: str, ours: Collection[int]) -> list[tuple[st
 def refuse_hooks(module: nn.Module, label: str, ours: Collection[int]) -> None:
     """Refuse whatever changes what a module computes forwards or backwards."""
     refuse_wrapped(module, label)
-    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    foreign = any(key not in ours for kind in kinds for key in kind)
-    if foreign or is_parametrized(module) or any(p._backward_hooks for p in module._parameters.values() if p is not None):
+    foreign = any(key not in ours for key in module_hooks(module))
+    if foreign or is_parametrized(module) or any(gradient_hooks(p) for p in module._parameters.values() if p is not None):
         raise PrivacyError(
             f"module {label!r} has hooks or parametrisations, which may change what it computes or its gradient. "
             "Fix: remove them, also those on its parameters."

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
@@ -23,6 +21,7 @@ from dpoptim.gradients.layers.registry import rule_for, runner_for
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
+from dpoptim.torch_internals import SpectralNormalised, pre_forward_hooks, pytree, version_of
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
 
@@ -60,7 +59,7 @@ class HookManager:
         except BaseException:
             self.undo()
             raise
-        self._constants = {name: (id(t), t._version) for name, t in constants(model)}
+        self._constants = {name: (id(t), version_of(t)) for name, t in constants(model)}
 
     def undo(self) -> None:
         """Restore the model exactly. Harmless when repeated."""
@@ -78,7 +77,7 @@ class HookManager:
     def refuse_writes(self) -> None:
         """What a model writes into its parameters while it sees a batch would leave with them, without noise."""
         for (name, p), version in zip(trainable(self.model), self.written or (), strict=False):
-            if p._version != version:
+            if version_of(p) != version:
                 raise PrivacyError(
                     f"parameter {name!r} was changed between the forward pass and optimizer.step(): it might carry private "
                     "statistics out of the model without noise. Fix: let no forward pass write into parameters; change "
@@ -89,7 +88,7 @@ class HookManager:
     def refuse_changed_constants(self) -> None:
         """Buffers and frozen parameters leave with the state dict, without noise: nothing may write statistics into them."""
         for name, t in constants(self.model):
-            if self._constants.get(name) != (id(t), t._version):
+            if self._constants.get(name) != (id(t), version_of(t)):
                 kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
                 raise PrivacyError(
                     f"{kind} {name!r} was changed during private training: it would carry private statistics out of the "
@@ -99,7 +98,7 @@ class HookManager:
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note how many records the model is given, its parameters, and that no layer uses batch statistics."""
         if self.written == [] and torch.is_grad_enabled():
-            self.written = [p._version for _, p in trainable(self.model)]
+            self.written = [version_of(p) for _, p in trainable(self.model)]
         for name, layer in self._watched:
             if layer.training:
                 raise batch_statistics(name, layer)
@@ -149,7 +148,7 @@ class HookManager:
         """Spectral norms write what they iterate into buffers: not in forward passes, where it might carry records."""
         for name, module in self.model.named_modules():
             for part in module if isinstance(module, ParametrizationList) else ():
-                if isinstance(part, _SpectralNorm):
+                if isinstance(part, SpectralNormalised):
                     self._still[name] = module
                     self._replace_forward(part, StillForward(part, part.forward))
 
@@ -159,12 +158,12 @@ class HookManager:
         for name, chain in self._still.items():
             value = chain.original
             for part in chain:
-                if isinstance(part, _SpectralNorm) and part.training:
+                if isinstance(part, SpectralNormalised) and part.training:
                     matrix = part._reshape_weight_to_matrix(value)
                     part._power_method(matrix, part.n_power_iterations)
                 value = part(value)
             for key, t in chain.named_buffers(prefix=name):
-                self._constants[key] = (id(t), t._version)
+                self._constants[key] = (id(t), version_of(t))
 
     def _watch_frozen(self, module: nn.Module, name: str) -> None:
         """What has no hooks may still round gradients on their way to what does."""
@@ -288,7 +287,7 @@ def refuse_wrapped(module: nn.Module, label: str) -> None:
             "or wrapped by another library. Fix: leave the other `with dpoptim.attach(...)` first, or attach the module "
             "inside the wrapper."
         )
-    for hook in module._forward_pre_hooks.values():
+    for hook in pre_forward_hooks(module):
         if isinstance(hook, WeightNorm | SpectralNorm):
             raise PrivacyError(
                 f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of the hooks' sight. "

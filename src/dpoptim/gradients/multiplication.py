@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpoptim.torch_internals import has_onednn, is_functorch_tensor, onednn_linear
+
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
 BLOCKS = (256, 128, 64, 32, 16, 8, 4)  # rows that are multiplied at once
 WELL_FILLED = 7 / 8  # share of a block from which on a whole one is multiplied
@@ -30,7 +32,7 @@ def onednn_is_faster() -> bool:
         return False
     if "intel" in str(processor.get("cpu_name", "intel")).lower() or not torch.backends.mkl.is_available():
         return False
-    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_onednn()
 
 
 def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
@@ -54,7 +56,7 @@ def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
 def plain(x: Tensor) -> bool:
     """Whether this is a tensor with numbers in rows, and nothing else."""
     dense = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_nested
-    return dense and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return dense and not is_functorch_tensor(x)
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -104,7 +106,7 @@ def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ w.T + bias`` as one call of one shape."""
     if not w.is_contiguous() and not w.T.is_contiguous():
         w = w.contiguous()  # oneDNN knows no rows that overlap
-    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+    return onednn_linear(x, w, bias)
 
 
 def linear_of_constants(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF
 from dpoptim.gradients.totals import MakeTotals, Totals
+from dpoptim.torch_internals import saved_tensors_hooks_are_set
 
 LARGEST = 2.0**40  # records with longer activations count as zero: products with them would leave the float32 range
 MOST_MARGIN = 0.25
@@ -174,7 +175,7 @@ class ValueEngine(Engine):
         """The model is called. Hooks that take themselves off while it runs are still there."""
         self._forget()
         self._refuse_changed_model()
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if saved_tensors_hooks_are_set():
             raise PrivacyError(
                 "the model ran under torch.utils.checkpoint or torch.autograd.graph.saved_tensors_hooks: its backward pass "
                 "would use other numbers than were measured. Fix: run it without."

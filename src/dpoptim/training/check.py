@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.utils import _pytree as pytree
 
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError
@@ -26,6 +24,7 @@ from dpoptim.gradients.oracle import (
 )
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
+from dpoptim.torch_internals import SpectralNormalised, pytree
 from dpoptim.training import records as forms
 from dpoptim.training.fixed_noise import FixedNoise
 from dpoptim.training.loading import Collate
@@ -341,7 +340,7 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
             for device in elsewhere:
                 generators.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
             for module in modes:
-                if isinstance(module, nn.modules.dropout._DropoutNd | _SpectralNorm):
+                if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
                     module.eval()
             if draws_random_numbers(run):
                 generators.enter_context(FixedNoise())

@@ -9,6 +9,7 @@ from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.plan import Plan
+from dpoptim.torch_internals import require
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.probe import positions_per_layer
 
@@ -41,6 +42,7 @@ def engine_for(
         rows: that make up a record.
         totals: where the sums live.
     """
+    require()  # before a record is touched
     capacity, method = plan.sampler.capacity(plan.n), training_method(plan)
     if method.value_bound is not None:
         if partial_backward:

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpoptim.torch_internals import TorchDispatchMode, pytree
 
 VALUE = 0.5  # of whatever is drawn; a uniform number, and a normal one that is not zero
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
+
+from dpoptim.torch_internals import pytree
 
 Model = Callable[..., Any]
 LABELS = ("labels", "label", "target", "targets", "y")  # what a model may want to be called without

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpoptim.arguments import whole_number
 from dpoptim.gradients.oracle import Loss
 from dpoptim.plan import Plan
+from dpoptim.torch_internals import TorchDispatchMode, pytree
 from dpoptim.training.engines import engine_for, training_method
 from dpoptim.training.refusals import refuse_model
 

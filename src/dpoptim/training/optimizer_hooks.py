@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.torch_internals import global_step_hooks, gradient_hooks, put_first
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
 
@@ -35,7 +35,7 @@ class OptimizerHooks:
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
-            optimizer._optimizer_step_pre_hooks.move_to_end(before.id, last=False)  # type: ignore[attr-defined]
+            put_first(optimizer, before)
             self._handles += [before, optimizer.register_step_post_hook(self._after_step)]
 
     @property
@@ -84,13 +84,13 @@ class OptimizerHooks:
 
 def refuse_blind_hooks(engine: Engine) -> None:
     """Refuse hooks that would find no gradient, and so do nothing of what they are there for."""
-    if _global_optimizer_pre_hooks:
+    if global_step_hooks:
         raise PrivacyError(
             "a hook is registered for all optimizers (register_optimizer_step_pre_hook): it runs before the noisy mean is "
             "written into .grad, and would find nothing. Fix: optimizer.register_step_pre_hook(hook)."
         )
     for name, p in zip(engine.names, engine.parameters, strict=True):
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
+        if gradient_hooks(p):
             raise PrivacyError(
                 f"parameter {name!r} has a hook on its gradient, which never exists: clipped sums go to the engine. Fix: "
                 "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.torch_internals import version_of
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters
 
 
@@ -42,7 +43,7 @@ class ReleasedGradients:
         self._waiting = {other for other in self._optimizers if other is not first}
         if self._waiting:
             gradients = [(id(p), p.grad) for p in self._engine.parameters]
-            self._released = {key: (g, g._version) for key, g in gradients if g is not None}
+            self._released = {key: (g, version_of(g)) for key, g in gradients if g is not None}
 
     def take(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a share waits for this optimizer, which is about to step; it waits no longer."""
@@ -125,7 +126,7 @@ class ReleasedGradients:
     def _refuse_other_gradients(self) -> None:
         for name, p in zip(self._engine.names, self._engine.parameters, strict=True):
             released, version = self._released.get(id(p), (None, None))
-            if p.grad is not None and (p.grad is not released or p.grad._version != version):
+            if p.grad is not None and (p.grad is not released or version_of(p.grad) != version):
                 raise PrivacyError(
                     f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only "
                     "private.backward(losses) make gradients, inside the loop, and do not write to .grad."
@@ -162,4 +163,4 @@ def versions(optimizer: torch.optim.Optimizer) -> list[int]:
     """How often each tensor of an optimizer has been written: parameters, and what is remembered of each."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     states = [value for p in parameters for value in optimizer.state.get(p, {}).values()]
-    return [tensor._version for tensor in (*parameters, *states) if isinstance(tensor, Tensor)]
+    return [version_of(tensor) for tensor in (*parameters, *states) if isinstance(tensor, Tensor)]

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
 
 from dpoptim.accounting.guarantee import Guarantee
@@ -23,6 +22,7 @@ from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumptio
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Indices
+from dpoptim.torch_internals import pytree
 
 NO_ROW = -1  # in the place of a row that is not there
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.expanded import Owner
 from dpoptim.gradients.layers.shared import SharedParameter, UnsupportedUseError
 from dpoptim.gradients.layers.vmapped import VmapLayer
+from dpoptim.torch_internals import pytree
 
 
 def for_records(x: Any, rows: int | None) -> Any:

@@ -15,6 +15,7 @@ from dpoptim.gradients.layers.geometry import Convolution, padding_inside, paddi
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
 from dpoptim.gradients.multiplication import onednn_multiplies
 from dpoptim.gradients.per_sample_grads import Dense, Lazy, OneByOne, PerSampleGrad, flat
+from dpoptim.torch_internals import convolution_backward
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
 PIECES = 4  # that the largest pass is cut into, so that zeros are few
@@ -58,7 +59,7 @@ class ConvolutionRule:
         assert isinstance(module, Convolution)
         x, weight = saved
         axes = len(module.kernel_size)
-        return torch.ops.aten.convolution_backward(
+        return convolution_backward(
             g,
             x,
             weight,
@@ -139,7 +140,7 @@ def filled(x: Tensor, records: int) -> Tensor:
 def grouped_weight_gradient(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
     axes = len(module.kernel_size)
     weight = x.new_empty(1).expand(len(x) * module.out_channels, *module.weight.shape[1:])  # only its shape is used
-    gradients = torch.ops.aten.convolution_backward(
+    gradients = convolution_backward(
         g.reshape(1, -1, *g.shape[2:]),
         x.reshape(1, -1, *x.shape[2:]),
         weight,

@@ -15,6 +15,7 @@ from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.torch_internals import graph_task
 
 Values = dict[int, Tensor]  # by id: parameters, and what was made of them so far
 
@@ -102,7 +103,7 @@ class ExpandParameter(torch.autograd.Function):
     ) -> Tensor:
         narrow_dtype(owner.recorder, owner.label, value.device)
         ctx.owner, ctx.make, ctx.parameters, ctx.shape = owner, make, parameters, value.shape
-        ctx.forward_task = torch._C._current_graph_task_id()
+        ctx.forward_task = graph_task()
         ctx.save_for_backward(*edges)
         one = value.reshape(*[1] * (len(shape) - value.dim()), *value.shape)  # a record's
         ctx.repeated = [axis for axis in range(1, len(shape)) if one.shape[axis] != shape[axis]]

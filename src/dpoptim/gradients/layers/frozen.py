@@ -25,6 +25,6 @@ def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
 def multiply(module: nn.Module, transposed: bool, *args: Any, **kwargs: Any) -> Tensor:
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
     learns = any(p is not None and p.requires_grad for p in (weight, bias))  # others may have taken their place
-    if weight is None or learns or kwargs or len(args) != 1 or not torch.is_grad_enabled() or torch._C._is_tracing():
+    if weight is None or learns or kwargs or len(args) != 1 or not torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return type(module).forward(module, *args, **kwargs)
     return linear_of_constants(args[0], weight.T if transposed else weight, bias)

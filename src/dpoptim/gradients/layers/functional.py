@@ -5,7 +5,6 @@ Each finds the layer's rule and a stand-in for the layer, which holds the very s
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.layers.embedding import EmbeddingRule
@@ -14,6 +13,7 @@ from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import LayerNormRule
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import holder
+from dpoptim.torch_internals import DisableTorchFunctionSubclass
 
 Found = tuple[LayerRule, nn.Module, Tensor] | None  # rule, stand-in, the layer's input
 
@@ -85,5 +85,5 @@ def layer_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
     tensors = [v for v in (*args[1:], *kwargs.values()) if isinstance(v, Tensor)]
     if not all(isinstance(t, nn.Parameter) for t in tensors):
         return None
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)  # type: ignore[operator]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.batch_invariant import in_company
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.torch_internals import group_norm_backward, layer_norm_backward
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
@@ -62,9 +63,7 @@ class LayerNormRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
         assert isinstance(module, nn.LayerNorm)
         x, mean, rstd, weight = saved
-        return torch.ops.aten.native_layer_norm_backward(
-            g, x, module.normalized_shape, mean, rstd, weight, None, [True, False, False]
-        )[0]
+        return layer_norm_backward(g, x, module.normalized_shape, mean, rstd, weight, None, [True, False, False])[0]
 
     def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.LayerNorm)
@@ -140,7 +139,7 @@ class GroupNormRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
         x, mean, rstd, weight = saved
         B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel()
-        return torch.ops.aten.native_group_norm_backward(
+        return group_norm_backward(
             g.contiguous(), x, mean, rstd, weight, B, C, positions, groups_of(module), [True, False, False]
         )[0]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import widened
@@ -14,6 +13,7 @@ from dpoptim.gradients.backward_pass import BackwardRecorder, full_precision
 from dpoptim.gradients.layers.runner import Use, tap
 from dpoptim.gradients.layers.vmapped import OwnForwardOf
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.torch_internals import pytree
 
 Gradients = Mapping[str, Tensor | PerSampleGrad]
 Rule = Callable[[Any, tuple[Tensor, ...], Tensor], Gradients]

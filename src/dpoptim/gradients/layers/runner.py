@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, narrow_dtype, refuse_nested_backward
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.torch_internals import graph_task
 
 
 class Runner(Protocol):
@@ -67,7 +68,7 @@ class Tap(torch.autograd.Function):
         narrow_dtype(use.recorder, use.label, z.device)
         ctx.save_for_backward(*tensors[:count])
         ctx.use, ctx.tensors = use, len(tensors)
-        ctx.forward_task = torch._C._current_graph_task_id()
+        ctx.forward_task = graph_task()
         return z.view_as(z)
 
     @staticmethod

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
+from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
 ELEMENTWISE = {  # names of functions and methods, without the underscores of operators and in-place variants
     *("add", "radd", "iadd", "sub", "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul"),
@@ -116,7 +116,7 @@ class SharedParameter(torch.Tensor):
         return func(*args, **kwargs)
 
     def plain(self) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return self.detach().as_subclass(Tensor)
 
     def per_record(self, rows: int, axes: int, joint: torch.Size | None = None) -> Tensor:
@@ -157,7 +157,7 @@ def derive(
     parameters: tuple[nn.Parameter, ...],
 ) -> Any:
     """An operation on shared parameters and constants alone."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
 
     def remake(values: Values) -> list[Any]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from dpoptim.errors import PrivacyError, quoted
 from dpoptim.gradients.arithmetic import widened
@@ -28,6 +27,7 @@ from dpoptim.gradients.backward_pass import (
 )
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.torch_internals import graph_task, pytree
 
 # Whether layers inside a module that is vectorised run without hooks.
 AS_THEY_ARE = ContextVar("layers run as they are", default=False)
@@ -71,7 +71,7 @@ class OneRowARecord(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.recorder, ctx.label, ctx.held, ctx.rows = recorder, label, held, rows
-        ctx.forward_task = torch._C._current_graph_task_id()
+        ctx.forward_task = graph_task()
         ctx.set_materialize_grads(False)
         return tuple(p.expand(rows, *p.shape) for p in parameters)
 

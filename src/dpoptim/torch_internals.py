@@ -1,0 +1,270 @@
+"""Every name of PyTorch that is not public, in one place, with a test of what it must do.
+
+PyTorch has no public name for these. A new version may take one away or change what it means; `require`
+finds that out at the first training, and says which feature is lost, before a record is touched.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook as any_global_hook
+from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNormalised
+from torch.optim.optimizer import _global_optimizer_pre_hooks as global_step_hooks
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from dpoptim.errors import PrivacyError
+
+__all__ = [
+    "OUTSIDE_BACKWARD",
+    "DisableTorchFunctionSubclass",
+    "SpectralNormalised",
+    "TorchDispatchMode",
+    "after_backward",
+    "any_global_hook",
+    "convolution_backward",
+    "global_step_hooks",
+    "gradient_hooks",
+    "graph_task",
+    "group_norm_backward",
+    "has_onednn",
+    "is_functorch_tensor",
+    "layer_norm_backward",
+    "module_hooks",
+    "onednn_linear",
+    "pre_forward_hooks",
+    "put_first",
+    "pytree",
+    "require",
+    "saved_tensors_hooks_are_set",
+    "version_of",
+]
+
+OUTSIDE_BACKWARD = -1  # what `graph_task` is there
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""A number for the backward pass that this thread is in; later passes have larger ones."""
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+"""A `with` in which operations on a subclass of Tensor are those on tensors; its own documentation names it so."""
+convolution_backward = torch.ops.aten.convolution_backward
+layer_norm_backward = torch.ops.aten.native_layer_norm_backward
+group_norm_backward = torch.ops.aten.native_group_norm_backward
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call back when the backward pass that this thread is in has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written in place; not through ``.data``."""
+    return tensor._version
+
+
+def is_functorch_tensor(x: Tensor) -> bool:
+    """Whether torch.func follows this tensor through a function."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def saved_tensors_hooks_are_set() -> bool:
+    """Whether somebody packs what operations save for their backward pass, as checkpointing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def has_onednn() -> bool:
+    """Whether this PyTorch multiplies matrices by oneDNN on request."""
+    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ w.T + bias`` by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+
+
+def gradient_hooks(p: Tensor) -> list[Any]:
+    """Hooks on the gradient of a parameter."""
+    return [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
+
+
+def module_hooks(module: nn.Module) -> list[int]:
+    """Ids of the hooks around a module's forward and backward pass."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return [key for kind in kinds for key in kind]
+
+
+def pre_forward_hooks(module: nn.Module) -> Iterable[Any]:
+    """Hooks that run before a module."""
+    return module._forward_pre_hooks.values()
+
+
+def put_first(optimizer: torch.optim.Optimizer, handle: RemovableHandle) -> None:
+    """Let a hook before ``optimizer.step()`` run ahead of all others."""
+    optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What the library needs of PyTorch's inside.
+
+    Attributes:
+        lost: what cannot be done without it.
+        works: whether it does what it must; may raise.
+    """
+
+    lost: str
+    works: Callable[[], bool]
+
+
+@cache
+def require() -> None:
+    """Test all of them, once.
+
+    Raises:
+        PrivacyError: naming what this PyTorch does not do any more.
+    """
+    lost = [feature.lost for feature in FEATURES if not _holds(feature)]
+    if lost:
+        raise PrivacyError(
+            f"PyTorch {torch.__version__} has changed inside, so this is lost: {'; '.join(lost)}. "
+            "Fix: a PyTorch within the bounds of dpoptim's requirements, or a newer dpoptim."
+        )
+
+
+def _holds(feature: Feature) -> bool:
+    try:
+        return feature.works()
+    except Exception:  # whatever a changed name leads to
+        return False
+
+
+def _backward_passes() -> bool:
+    seen: list[int] = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            seen.append(graph_task())
+            after_backward(lambda: seen.append(-2))
+            return gradients[0]
+
+    with torch.enable_grad():
+        for _ in range(2):
+            Look.apply(torch.ones(1, requires_grad=True)).sum().backward()
+    first, called, second, again = seen
+    return OUTSIDE_BACKWARD < first < second and called == again == -2 and graph_task() == OUTSIDE_BACKWARD
+
+
+def _versions() -> bool:
+    tensor = torch.zeros(2)
+    before = version_of(tensor)
+    tensor.add_(1)
+    return version_of(tensor) > before
+
+
+def _hooks() -> bool:
+    def hook(*_: Any) -> None:
+        return None
+
+    module = nn.Linear(1, 1)
+    if module_hooks(module) or gradient_hooks(module.weight) or list(pre_forward_hooks(module)):
+        return False
+    handles = [
+        module.register_forward_hook(hook),
+        module.register_forward_pre_hook(hook),
+        module.register_full_backward_hook(hook),
+        module.register_full_backward_pre_hook(hook),
+    ]
+    module.weight.register_hook(hook)
+    module.weight.register_post_accumulate_grad_hook(hook)
+    found = module_hooks(module)
+    return (
+        sorted(found) == sorted(handle.id for handle in handles)
+        and len(gradient_hooks(module.weight)) == 2
+        and list(pre_forward_hooks(module)) == [hook]
+    )
+
+
+def _step_hooks() -> bool:
+    order: list[str] = []
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    optimizer.register_step_pre_hook(lambda *_: order.append("theirs"))
+    put_first(optimizer, optimizer.register_step_pre_hook(lambda *_: order.append("ours")))
+    optimizer.step()
+    return order == ["ours", "theirs"] and hasattr(global_step_hooks, "values")
+
+
+def _saved_tensors() -> bool:
+    if saved_tensors_hooks_are_set():
+        return True  # by the caller; nothing can be told
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        return saved_tensors_hooks_are_set()
+
+
+def _functorch() -> bool:
+    seen: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(is_functorch_tensor(x))
+        return x
+
+    torch.func.vmap(look)(torch.zeros(2, 1))
+    return seen == [True] and not is_functorch_tensor(torch.zeros(1))
+
+
+def _trees() -> bool:
+    leaves, shape = pytree.tree_flatten({"a": (1, [2]), "b": 3})
+    return leaves == [1, 2, 3] and pytree.tree_unflatten(leaves, shape) == {"a": (1, [2]), "b": 3}
+
+
+def _dispatch() -> bool:
+    names: list[str] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Look():
+        torch.zeros(2) + 1
+    return any("add" in name for name in names)
+
+
+def _backward_operations() -> bool:
+    x = torch.arange(12.0, dtype=torch.float64).view(1, 4, 3).sin().requires_grad_()
+    out = torch.cos(torch.arange(12.0, dtype=torch.float64)).view(1, 4, 3)
+    w = torch.ones(2, 4, 1, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        layer, layer_mean, layer_scale = torch.native_layer_norm(x, [3], None, None, 1e-5)
+        group, group_mean, group_scale = torch.native_group_norm(x, None, None, 1, 4, 3, 2, 1e-5)
+        product = F.conv1d(x, w)
+        expected = [torch.autograd.grad(y, x, out[:, : y.shape[1]])[0] for y in (layer, group, product)]
+    x = x.detach()
+    found = [
+        layer_norm_backward(out, x, [3], layer_mean, layer_scale, None, None, [True, False, False])[0],
+        group_norm_backward(out, x, group_mean, group_scale, None, 1, 4, 3, 2, [True, False, False])[0],
+        convolution_backward(out[:, :2], x, w.detach(), None, [1], [0], [1], False, [0], 1, [True, False, False])[0],
+    ]
+    return all(torch.allclose(a, b) for a, b in zip(expected, found, strict=True))
+
+
+FEATURES = (
+    Feature("per-sample gradients (the end of a backward pass is not seen)", _backward_passes),
+    Feature("the watch on weights and buffers (writes are not counted)", _versions),
+    Feature("the watch on hooks of modules and parameters", _hooks),
+    Feature("the gate ahead of other hooks on an optimizer", _step_hooks),
+    Feature("value clipping's watch on checkpointing", _saved_tensors),
+    Feature("the choice of matrix products under torch.func", _functorch),
+    Feature("nested records", _trees),
+    Feature("measuring memory, and models that draw noise", _dispatch),
+    Feature("normalisation and convolution layers", _backward_operations),
+)
