@@ -1,19 +1,35 @@
 """What the ranks of the tests in tests/distributed do. Every function takes its rank first, and returns plain values."""
 
+import math
 import os
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
+from dpoptim import gate
+from dpoptim.audit.two_worlds import audit_two_worlds
+from dpoptim.clipping import Clipping
+from dpoptim.distributed.process_group import ProcessGroup
+from dpoptim.distributed.replicated import ReplicatedTotals
+from dpoptim.gate import Gate
+from dpoptim.noise.gaussian import add_normal
+from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.sampling import PoissonSampling
+from dpoptim.training.microbatches import Microbatch
+from dpoptim.training.steps import Steps
 
 N, FEATURES = 60, 5
 torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports half of torch: before ranks are forked
@@ -182,3 +198,156 @@ def dies(rank: int) -> str:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return caught(lambda: train(plan, look=look))
+
+
+# ---- what would break the guarantee ---------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """Many parameters whose gradients are zero: what is released is the noise."""
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(entries, 1, bias=False)
+        nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.expand(-1, self.layer.in_features))[:, 0]
+
+
+def released_noise(entries: int, steps: int, **options: Any) -> Tensor:
+    """Released noise in units of its standard deviation: (steps, entries)."""
+    plan = plan_for(METHODS["flat"](), noise_multiplier=2.0, steps=steps)
+    model = Wide(entries)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    released = []
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(torch.zeros(N, 1)), **options) as private:
+        for (x,) in private.batches():
+            private.backward(model(x))
+            optimizer.step()
+            released.append(-model.layer.weight.detach()[0].double() * plan.batch_size / (2.0 * 0.7))
+            nn.init.zeros_(model.layer.weight)
+    return torch.stack(released)
+
+
+def noise_is_wrong(noise: Tensor) -> bool:
+    """Whether it is not standard normal and independent: between coordinates, the ranks' parts, and steps; at 5 sigma."""
+    total = noise.numel()
+    if abs(float(noise.square().sum()) - total) > 5 * math.sqrt(2 * total):
+        return True
+    half = noise.shape[1] // 2
+    pairs = [(noise[:, :half], noise[:, -half:]), (noise[:, 1:], noise[:, :-1]), (noise[1:], noise[:-1])]
+    return any(abs(float((a * b).sum())) > 5 * math.sqrt(a.numel()) for a, b in pairs)
+
+
+def sums_are_wrong(expected: Tensor) -> bool:
+    return float((train(plan_for(METHODS["flat"]()), noise_seed=5)["parameters"] - expected).abs().max()) > 1e-9
+
+
+def charged_wrongly(path: str) -> bool:
+    with dpoptim.Ledger(path) as ledger:
+        before = len(ledger.entries())
+        dist.barrier()
+        train(plan_for(METHODS["flat"](), noise_multiplier=2.0), ledger=ledger)
+        dist.barrier()
+        return len(dpoptim.Ledger(path).entries()) != before + 1
+
+
+def mutants(rank: int) -> dict[str, tuple[str, Any]]:
+    """Bugs, by name: what would notice each, and the change to the code."""
+    honest_sum, honest_begin, honest_write = ProcessGroup.sum_parts, Steps.begin, ReplicatedTotals.write_means
+    honest_draw = PoissonSampling.draw
+
+    def forgotten(self: ProcessGroup, vector: Tensor) -> Tensor:
+        return honest_sum(self, vector.zero_() if rank == 1 else vector)
+
+    def unclipped(self: Steps, microbatch: Microbatch) -> None:
+        self._engine.clipping = Clipping(1e6) if rank == 1 else self._engine.clipping
+        honest_begin(self, microbatch)
+
+    def by_shard(self: ReplicatedTotals, released: list[Tensor], divisor: float) -> None:
+        honest_write(self, released, divisor / self._ranks.size)
+
+    def noise_of_all(self: ProcessGroup, vector: Tensor) -> Tensor:
+        add_normal(KeyStream(), vector, 2.0 * 0.7)
+        return honest_sum(self, vector)
+
+    def more_often(self: PoissonSampling, coins: KeyStream, records: int) -> Any:
+        return honest_draw(PoissonSampling(min(1.0, self.sample_rate * 2)), coins, records)
+
+    return {
+        "none": ("", nullcontext()),
+        "noise by no rank": ("noise", patch.object(Gate, "_add_noise", lambda self, sums: None)),
+        "noise by every rank": ("noise", patch.object(ProcessGroup, "sum_parts", noise_of_all)),
+        "one key for the noise of all ranks": (
+            "noise",
+            patch.object(ProcessGroup, "own_stream", lambda self, seed, purpose: self.common_stream(seed, purpose)),
+        ),
+        "noise of standard deviation sigma / sqrt(W)": (
+            "noise",
+            patch.object(gate, "add_normal", lambda stream, out, std: add_normal(stream, out, std / math.sqrt(2))),
+        ),
+        "a rank's sum left out": ("sums", patch.object(ProcessGroup, "sum_parts", forgotten)),
+        "a rank not clipped": ("sums", patch.object(Steps, "begin", unclipped)),
+        "divided by the shard's batch size": ("sums", patch.object(ReplicatedTotals, "write_means", by_shard)),
+        "sampling rate of the shard": ("sums", patch.object(PoissonSampling, "draw", more_often)),
+        "records on all ranks": (
+            "sums",
+            patch.object(ProcessGroup, "dealer", lambda self, seed, purpose: lambda batch: batch),
+        ),
+        "each rank reserves": ("charge", patch.object(ProcessGroup, "ledger", lambda self, ledger: ledger)),
+    }
+
+
+def caught_mutants(rank: int, expected: Tensor, path: str) -> dict[str, bool]:
+    """Which mutants are noticed, each by its detector; the code as it is, by any."""
+    detectors = {
+        "noise": lambda: noise_is_wrong(released_noise(20_000, 3)),
+        "sums": lambda: sums_are_wrong(expected),
+        "charge": lambda: charged_wrongly(path),
+    }
+    found = {}
+    for name, (detector, change) in mutants(rank).items():
+        with change:
+            found[name] = any(detect() for key, detect in detectors.items() if detector in ("", key))
+    return found
+
+
+def a_million_draws(rank: int) -> tuple[bool, float]:
+    noise = released_noise(200_000, 5)
+    return noise_is_wrong(noise), float(noise.sum())
+
+
+def audited(rank: int, all_on_last: bool) -> tuple[float, float, float]:
+    """The two-world audit, as every rank sees it; with all canaries on the last rank, or dealt out."""
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=4000, batch_size=1000, steps=4, noise_multiplier=1.0, delta=1e-5)
+    last = dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
+    dealt = patch.object(ProcessGroup, "dealer", lambda self, seed, purpose: lambda batch: batch if last else batch[:0])
+    with dealt if all_on_last else nullcontext():
+        result = audit_two_worlds(plan, seed=1, noise_seed=2)
+    return result.lower_bound, result.claimed, result.limit
+
+
+# ---- unequal shares --------------------------------------------------------------------------------------------
+
+
+def shards(rank: int, sizes: list[int], method: str) -> dict[str, Any]:
+    """Records of its own on every rank: trains with noise off at a sampling rate of 1, or on fixed batches."""
+    x, y = records(sum(sizes))
+    start = sum(sizes[:rank])
+    own = TensorDataset(x[start : start + sizes[rank]], y[start : start + sizes[rank]])
+    plan = plan_for(METHODS[method](), n=sum(sizes), batch_size=sum(sizes) if method == "flat" else 6, steps=4)
+    return train(plan, data=own, noise_seed=5, sharded=True)
+
+
+def few_records(rank: int, n: int) -> Tensor:
+    """Fewer records than ranks, and batches that are empty on most ranks or on all."""
+    plan = plan_for(METHODS["flat"](), n=n, batch_size=1, steps=12)
+    return train(plan, noise_seed=7)["parameters"]
+
+
+def sharded_model(rank: int) -> str:
+    model = model_of()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return caught(lambda: dpoptim.attach(plan_for(METHODS["flat"]()), model, optimizer, TensorDataset(*records())))

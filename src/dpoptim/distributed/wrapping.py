@@ -28,6 +28,20 @@ def ranks_of(model: nn.Module, group: dist.ProcessGroup | None) -> Ranks:
     return OneProcess() if dist.get_world_size(group) == 1 else ProcessGroup(group)
 
 
+def refuse_sharded_parameters(model: nn.Module) -> None:
+    """Parameters of which each process has a part: their forward pass uses others, which no hook of ours reaches."""
+    if not dist.is_available():
+        return
+    from torch.distributed.tensor import DTensor
+
+    for name, p in model.named_parameters():
+        if isinstance(p, DTensor):
+            raise PrivacyError(
+                f"parameter {name!r} is sharded over processes (fully_shard, or tensor parallelism), which is not supported "
+                "yet. Fix: keep the model whole on each process: bare, or in DistributedDataParallel."
+            )
+
+
 class OwnSynchronisation:
     """What `DistributedDataParallel` would send by itself: off while attached, as it was afterwards.
 

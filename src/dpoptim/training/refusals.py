@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.wrapping import refuse_sharded_parameters
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import refuse_wrapped
@@ -51,6 +52,7 @@ def refuse_model(model: nn.Module) -> None:
             "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: attach the bare module "
             "(model.module), and start one process for each device: see docs/many-processes.md."
         )
+    refuse_sharded_parameters(model)
     for name, module in model.named_modules():
         refuse_wrapped(module, name or type(module).__name__)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
