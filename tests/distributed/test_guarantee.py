@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import distributed_work as work
@@ -28,6 +29,7 @@ def test_every_coordinate_has_noise_of_its_own() -> None:
     assert len({total for _, total in everyone}) == 1
 
 
+@pytest.mark.slow
 def test_an_audit_certifies_as_much_as_in_one_process() -> None:
     """The share of the claim that one process is certified to leak: also with every canary on the last rank."""
     alone, claimed, _ = work.audited(0, all_on_last=False)

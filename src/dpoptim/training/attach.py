@@ -97,7 +97,7 @@ def attach(
             longer it takes.
         batch_axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); None: found out.
         process_group: of the processes that train this model together, each calling `attach` in the same way. Default: all
-            that ``torch.distributed`` knows of. See docs/many-processes.md.
+            that ``torch.distributed`` knows of. See docs/guides/many-processes.md.
         sharded: whether ``train_set`` holds this process's records only, no record in two processes; the plan's n is the
             number in all of them. Default: every process has the same data set, in the same order.
 

@@ -50,7 +50,7 @@ def refuse_model(model: nn.Module) -> None:
     if isinstance(model, nn.DataParallel):
         raise PrivacyError(
             "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: attach the bare module "
-            "(model.module), and start one process for each device: see docs/many-processes.md."
+            "(model.module), and start one process for each device: see docs/guides/many-processes.md."
         )
     refuse_sharded_parameters(model)
     for name, module in model.named_modules():
