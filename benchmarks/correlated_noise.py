@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from dpoptim.noise import KeyStream
-from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Mechanism, ToeplitzSquareRoot
+from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy, ToeplitzSquareRoot
 
-MECHANISMS: dict[str, Mechanism] = {
+MECHANISMS: dict[str, Strategy] = {
     "independent": Independent(),
     "binary tree": BinaryTree(),
     "tree, Honaker": BinaryTree("honaker"),
@@ -27,7 +27,7 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 
 
-def measure(mechanism: Mechanism, parameters: int, steps: int) -> dict[str, float]:
+def measure(mechanism: Strategy, parameters: int, steps: int) -> dict[str, float]:
     """Mean processor seconds of a step, and the most bytes remembered."""
     state = mechanism.start(steps, [parameters], KeyStream())
     total = torch.zeros(parameters, dtype=torch.float64)

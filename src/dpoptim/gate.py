@@ -54,7 +54,8 @@ class CorrelatedSum:
     """The sums of a run, as `GaussianSum`, but with noise that later steps take back: for whoever adds the sums up.
 
     All steps together are **one** ``Gaussian(noise_multiplier)`` event, if one record takes part in at most
-    ``participations`` of them, any two at least ``separation`` steps apart (None: nothing is known).
+    ``participations`` of them, any two at least ``separation`` steps apart (None: nothing is known); ``regular``: exactly in
+    every ``separation``-th step from some step on.
     """
 
     norm_bound: float
@@ -63,6 +64,7 @@ class CorrelatedSum:
     steps: int
     participations: int = 1
     separation: int | None = None
+    regular: bool = False
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -72,7 +74,7 @@ class CorrelatedSum:
     @cached_property
     def standard_deviation(self) -> float:
         """Of the entries of z, from which the strategy makes the noise; see `noise.correlated.strategy`."""
-        sensitivity = self.strategy.sensitivity(self.steps, self.participations, self.separation)
+        sensitivity = self.strategy.sensitivity(self.steps, self.participations, self.separation, regular=self.regular)
         return self.noise_multiplier * self.norm_bound * sensitivity
 
 

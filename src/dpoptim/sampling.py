@@ -71,6 +71,16 @@ class Sampler(Protocol):
         """Whether a run must be of whole passes over the data."""
         ...
 
+    @property
+    def by_coins(self) -> bool:
+        """Whether each participation is a coin of its own, so that `event` is amplified."""
+        ...
+
+    @property
+    def regular(self) -> bool:
+        """Whether a record takes part in steps i, i + separation, i + 2 separation, ... for some i, and no others."""
+        ...
+
     def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
         """The records of one step after the other, for as many steps as anyone asks for. Private.
 
@@ -131,6 +141,14 @@ class PoissonSampling:
 
     @property
     def whole_passes(self) -> bool:
+        return False
+
+    @property
+    def by_coins(self) -> bool:
+        return True
+
+    @property
+    def regular(self) -> bool:
         return False
 
     @property
@@ -210,6 +228,14 @@ class FixedBatches:
     @property
     def whole_passes(self) -> bool:
         return True
+
+    @property
+    def by_coins(self) -> bool:
+        return False
+
+    @property
+    def regular(self) -> bool:
+        return self.order != "reshuffled"
 
     @property
     def steps_per_pass(self) -> int:
@@ -309,6 +335,14 @@ class AllRecords:
 
     @property
     def whole_passes(self) -> bool:
+        return False
+
+    @property
+    def by_coins(self) -> bool:
+        return False
+
+    @property
+    def regular(self) -> bool:
         return False
 
     @property

@@ -26,7 +26,7 @@ class Remembered(NoiseState):
 class Returned:
     """The strategy with ones on the diagonal and ``Remembered.share`` below it."""
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+    def sensitivity(self, steps: int, participations: int = 1, separation: Any = None, *, regular: bool = False) -> float:
         return math.hypot(1.0, Remembered.share if steps > 1 else 0.0)  # the norm of a column
 
     def start(self, steps: int, sizes: Any, stream: Any) -> NoiseState:

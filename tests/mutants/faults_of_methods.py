@@ -62,7 +62,9 @@ def error_never_reset() -> Fault:
 
 
 def tree_one_level_short() -> Fault:
-    def sensitivity(tree: BinaryTree, steps: int, participations: int = 1, separation: int | None = None) -> float:
+    def sensitivity(
+        tree: BinaryTree, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+    ) -> float:
         return math.sqrt(max(1, steps.bit_length() - 1))
 
     return patch.object(BinaryTree, "sensitivity", sensitivity)
@@ -71,9 +73,7 @@ def tree_one_level_short() -> Fault:
 def first_participation_only() -> Fault:
     honest = ToeplitzSquareRoot.sensitivity
 
-    def sensitivity(
-        mechanism: ToeplitzSquareRoot, steps: int, participations: int = 1, separation: int | None = None
-    ) -> float:
+    def sensitivity(mechanism: ToeplitzSquareRoot, steps: int, *pattern: Any, regular: bool = False) -> float:
         return honest(mechanism, steps)
 
     return patch.object(ToeplitzSquareRoot, "sensitivity", sensitivity)

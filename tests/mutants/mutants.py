@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dpoptim.audit.detectors import DETECTORS
-from mutants import faults, faults_of_methods, faults_of_statistics, faults_of_sums
+from mutants import faults, faults_of_methods, faults_of_statistics, faults_of_sums, faults_of_turns
 
 __all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
 
@@ -56,7 +56,8 @@ def mutant_table() -> list[dict[str, str]]:
     return [{"mutant": m.name, "where": m.where, "detector": m.detector} for m in MUTANTS]
 
 
-_f, _s, _m, _t = faults, faults_of_sums, faults_of_methods, faults_of_statistics
+_f, _s, _m, _t, _c = faults, faults_of_sums, faults_of_methods, faults_of_statistics, faults_of_turns
+TURNS = "cyclic_sampling.CyclicPoissonSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
 ADD_NORMAL, FACTORS, DRAW = "gate.add_normal", "clipping.Clipping.factors", "sampling.PoissonSampling.draw"
@@ -125,6 +126,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("tree sensitivity one level short", "noise.BinaryTree.sensitivity", _m.tree_one_level_short, CORRELATED),
     Mutant("second pass not charged", "noise.ToeplitzSquareRoot.sensitivity", _m.first_participation_only, CORRELATED),
     Mutant("sensitivity of the strategy left out", "gate.CorrelatedSum", _m.independent_sensitivity, CORRELATED),
+    Mutant("banded sensitivity left out", "BandedToeplitz.sensitivity", _c.banded_sensitivity_left_out, "banded noise"),
+    Mutant("records in neighbouring turns", f"{TURNS}.batches", _c.records_in_neighbouring_turns, "banded noise"),
+    Mutant("one turn charged", f"{TURNS}.event", _c.one_turn_charged, "banded noise"),
     Mutant("solvers' noise times 0.7", "gate.FilteredGate.deviation", _m.solver_noise_too_small, "solvers"),
     Mutant("solvers' norm bound halved", "gate.FilteredGate.release_sum", _m.norm_bound_of_half, "solvers"),
     Mutant("a norm's bound halved", "gate.FilteredGate.release_norm", _m.norm_of_half_a_record, "norms"),

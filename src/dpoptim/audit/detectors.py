@@ -210,6 +210,7 @@ DETECTORS: dict[str, Detector] = {
     "persons": persons,
     "error feedback": error_feedback,
     "correlated noise": partial(named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"),
+    "banded noise": partial(named_audits, "dp-ftrl, best, two passes", "dp-ftrl, every turn"),
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),
     "selection": partial(named_audits, "quantile"),

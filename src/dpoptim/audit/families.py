@@ -12,6 +12,7 @@ from typing import ClassVar
 from dpoptim import registry
 from dpoptim.audit.methods import (
     AUDITS,
+    BY_TURNS,
     DELTA,
     Audit,
     Finding,
@@ -88,6 +89,14 @@ def fixed_order(plan: Plan, trials: int, seed: int) -> Finding:
     return fixed_order_plan(plainly(plan, given_order=True), trials, seed)
 
 
+def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
+    """Banded noise on batches sampled by turns; see `audit.turns`."""
+    parts = plan.sampler.separation
+    n = trials - trials % parts
+    scaled = replace(plainly(plan), n=n, batch_size=max(1, int(plan.batch_size / plan.n * n)))
+    return two_worlds_finding(scaled, seed, BY_TURNS)
+
+
 def error_feedback(plan: Plan, trials: int, seed: int) -> Finding:
     """One record is like another: the first, followed through the true run."""
     return dice_sgd_plan(plan, [0], seed)
@@ -109,6 +118,7 @@ def whole_run(plan: Plan, trials: int, seed: int) -> Finding:
 FAMILIES: dict[str, Attack] = {
     "two worlds": two_worlds,
     "fixed order": fixed_order,
+    "sampled by turns": sampled_by_turns,
     "error feedback": error_feedback,
     "error feedback as published": error_feedback_as_published,
     "whole run": whole_run,

@@ -26,7 +26,8 @@ from dpoptim.audit.adaptive import from_gradients, from_norms
 from dpoptim.audit.bounds import Errors, epsilon_lower_bound
 from dpoptim.audit.family import SampledGaussians, attainable_errors
 from dpoptim.audit.side_by_side import RUNS, CanaryProblem, Floats, lowest, releases_kept, separate
-from dpoptim.audit.two_worlds import LENGTH, audit_two_worlds, sampled_gaussians
+from dpoptim.audit.turns import family_of_turns, scores_of_turns
+from dpoptim.audit.two_worlds import LENGTH, Attack, audit_two_worlds, canary_scores, sampled_gaussians
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.plan import Plan
@@ -87,10 +88,14 @@ def dp_sgd(trials: int, seed: int, *, sample_rate: float = 1.0, steps: int = 4, 
     return two_worlds_finding(plan, seed)
 
 
-def two_worlds_finding(plan: Plan, seed: int) -> Finding:
+BY_STEPS = Attack(canary_scores, sampled_gaussians)
+BY_TURNS = Attack(scores_of_turns, family_of_turns)
+
+
+def two_worlds_finding(plan: Plan, seed: int, attack: Attack = BY_STEPS) -> Finding:
     """What the two-world audit finds of a plan that samples, or takes every record in every step."""
-    result = audit_two_worlds(plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed)
-    family = sampled_gaussians(plan)
+    result = audit_two_worlds(plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed, attack=attack)
+    family = attack.family(plan)
 
     def needed() -> int:  # half of the trials choose the threshold, and certify nothing
         return 2 * family.trials_that_show_half(plan.noise_multiplier, result.claimed, plan.delta, CONFIDENCE)
@@ -110,6 +115,19 @@ def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
         neighboring="zero-out",
     )
     return fixed_order_plan(plan, trials, seed)
+
+
+def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 4) -> Finding:
+    """Banded noise on batches sampled by turns; at ``rate`` 1 a part is taken whole, and the attack shows most."""
+    plan = DPFTRL(1.0, sampling="cyclic-poisson", bands=bands).plan(
+        n=trials - trials % bands,
+        batch_size=round(rate * trials) // bands,
+        steps=3 * bands,
+        noise_multiplier=math.sqrt(3) / MU if rate == 1 else 0.7,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    return two_worlds_finding(plan, seed, BY_TURNS)
 
 
 def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:
@@ -373,6 +391,10 @@ AUDITS: dict[str, Audit] = {
     "dp-ftrl, Toeplitz": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz"),
     "dp-ftrl, tree": lambda trials, seed: dp_ftrl(trials, seed, noise="tree"),
     "dp-ftrl, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz", passes=2),
+    "dp-ftrl, best": lambda trials, seed: dp_ftrl(trials, seed, noise="best"),
+    "dp-ftrl, best, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="best", passes=2),
+    "dp-ftrl, sampled by turns": dp_ftrl_by_turns,
+    "dp-ftrl, every turn": lambda trials, seed: dp_ftrl_by_turns(trials, seed, rate=1.0),
     "dice-sgd": dice_sgd,
     "dice-sgd as published": dice_sgd_as_published,
     **{name: partial(solver, name) for name in SOLVERS},

@@ -11,6 +11,7 @@ library is re-implemented: plan, sampler, engine, clipping, gate, ledger and opt
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -89,6 +90,7 @@ def audit_two_worlds(
     seed: int | None = None,
     noise_seed: int | None = None,
     dtype: torch.dtype = torch.float64,
+    attack: "Attack | None" = None,
 ) -> AuditResult:
     """Attack a plan through the public API and compare what was learned with what it promises.
 
@@ -101,6 +103,7 @@ def audit_two_worlds(
         seed: of the canaries' coins; None: fresh.
         noise_seed: as for ``attach``, for repeatable tests.
         dtype: of the model. float64 loses less of C to the rounding margin, so it audits more sharply.
+        attack: how canaries are scored, and the family that the plan is in; None: `canary_scores`.
 
     Returns:
         the result; for a right implementation its verdict is ``"refuted"`` with probability at most ``1 - confidence``.
@@ -113,9 +116,10 @@ def audit_two_worlds(
         raise ValueError(f"canaries must be at least 8, got {count}; thousands are needed to show anything.")
     coins = np.random.default_rng(seed)
     present = coins.random(count) < 0.5
-    scores = canary_scores(plan, present, noise_seed=noise_seed, dtype=dtype)
+    attack = attack or Attack(canary_scores, sampled_gaussians)
+    scores = attack.scores(plan, present, noise_seed=noise_seed, dtype=dtype)
     choosing = coins.random(count) < 0.5
-    family = sampled_gaussians(plan)
+    family = attack.family(plan)
     claim = family.tradeoff(plan.noise_multiplier)
     threshold = choose_threshold(scores[choosing & ~present], scores[choosing & present], confidence, claim)
     absent_scores, present_scores = scores[~choosing & ~present], scores[~choosing & present]
@@ -136,6 +140,14 @@ def audit_two_worlds(
         confidence=confidence,
         errors=errors,
     )
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A way to score canaries, (plan, who is present, noise_seed, dtype) -> scores, and the plan's family."""
+
+    scores: Callable[..., NDArray[np.float64]]
+    family: Callable[[Plan], SampledGaussians]
 
 
 def sampled_gaussians(plan: Plan) -> SampledGaussians:

@@ -3,38 +3,67 @@
 from dataclasses import dataclass
 
 import dp_accounting
+import numpy as np
 
 from dpoptim.gate import CorrelatedSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
-from dpoptim.noise.correlated.strategy import Strategy
+from dpoptim.noise.correlated import BandedToeplitz, BestStrategy, Independent, Strategy
 
 
 @dataclass(frozen=True)
 class CorrelatedNoise(StepMechanism):
     """Gaussian noise that is correlated over the steps by a strategy matrix.
 
-    **Guarantee.** The whole run is **one** Gaussian of the noise multiplier, if a record adds at most the norm bound to each
-    sum that it takes part in, at most ``sampler.participations`` of them and ``sampler.separation`` steps apart: the
-    strategy's sensitivity for that pattern is in the noise (Denisov et al. 2022, Theorem 2.1).
+    **Guarantee.** If a record adds at most the norm bound to each sum that it takes part in: the
+    whole run is **one** Gaussian of the noise multiplier, the strategy's sensitivity for the
+    sampler's pattern of participations being in the noise (Denisov et al. 2022, Theorem 2.1). Or,
+    where the sampler tosses coins and the strategy has no more bands than there are steps between
+    participations, the sampler's event for independent noise of that multiplier (the theorem of
+    `cyclic_sampling`).
 
     Args:
-        strategy: how the noise of different steps hangs together.
+        strategy: how the noise of different steps hangs together, or `BestStrategy` to choose by
+            the run's numbers.
     """
 
-    strategy: Strategy
+    strategy: Strategy | BestStrategy
 
     def audit_family(self, run: RunShape) -> str:
-        return "fixed order"
+        return "sampled by turns" if self.amplified(run) else "fixed order"
+
+    def made_for(self, run: RunShape) -> Strategy:
+        """Return the strategy of this run."""
+        if not isinstance(self.strategy, BestStrategy):
+            return self.strategy
+        sampler = run.sampler
+        return self.strategy.made_for(run.steps, sampler.participations(run.steps), sampler.separation)
+
+    def amplified(self, run: RunShape) -> bool:
+        """Whether a record's participations are separate queries, each with a coin of its own."""
+        return run.sampler.by_coins and bands_of(self.made_for(run)) <= run.sampler.separation
 
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
+        if self.amplified(run):
+            return run.sampler.event(np.full(run.steps, noise_multiplier))
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> CorrelatedSum:
+        strategy, sampler = self.made_for(run), run.sampler
+        if self.amplified(run):  # each participation is a query of its own, and costs what its column is long
+            return CorrelatedSum(norm_bound, noise_multiplier, strategy, run.steps)
         return CorrelatedSum(
             norm_bound,
             noise_multiplier,
-            self.strategy,
+            strategy,
             run.steps,
-            participations=run.sampler.participations(run.steps),
-            separation=run.sampler.separation,
+            participations=sampler.participations(run.steps),
+            separation=sampler.separation,
+            regular=sampler.regular,
         )
+
+
+def bands_of(strategy: Strategy) -> float:
+    """Steps in which one record's part is seen; infinite where nothing is known."""
+    if isinstance(strategy, Independent):
+        return 1
+    return strategy.bands if isinstance(strategy, BandedToeplitz) else np.inf

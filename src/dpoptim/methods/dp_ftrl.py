@@ -1,25 +1,45 @@
-"""DP-FTRL: no sampling, but noise that later steps take back (Kairouz et al. 2021; Denisov et al. 2022).
+"""DP-FTRL: noise that later steps take back (Kairouz et al. 2021; Denisov et al. 2022).
 
-For whoever cannot sample: data that arrives in order, or that must be read in fixed batches. An optimizer whose iterates
-are linear in its gradients (SGD, momentum, any learning-rate schedule) sees prefix sums of what is released, and their
-noise is small where batches are correlated well.
+On fixed batches it is for whoever cannot sample: data that arrives in order, or that must be read
+so. On batches sampled by turns (Choquette-Choo et al. 2023) the noise is amplified as well, and at
+least as good as DP-SGD's for every budget.
+
+An optimizer whose iterates are linear in its gradients (SGD, momentum, any learning-rate schedule)
+sees prefix sums of what is released, and their noise is small where steps are correlated well.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from dpoptim.arguments import one_of
+from dp_accounting import NeighboringRelation
+
+from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
+from dpoptim.arguments import one_of, whole_number
 from dpoptim.assumptions import Assumption
 from dpoptim.clipping import Style
+from dpoptim.cyclic_sampling import CyclicPoissonSampling
+from dpoptim.mechanisms.bands import best_bands
 from dpoptim.mechanisms.correlated import CorrelatedNoise
+from dpoptim.mechanisms.mechanism import RunShape
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy
 from dpoptim.methods.value_clipped_sgd import PROVED
-from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy, ToeplitzSquareRoot
-from dpoptim.sampling import FixedBatches
+from dpoptim.noise.correlated import (
+    BandedToeplitz,
+    BestStrategy,
+    BinaryTree,
+    BufferedToeplitz,
+    Independent,
+    Strategy,
+    ToeplitzSquareRoot,
+)
+from dpoptim.noise.correlated.best import BUFFERS
+from dpoptim.plan import number_of_steps
+from dpoptim.sampling import FixedBatches, Sampler
 
-Noise = Literal["buffered-toeplitz", "toeplitz", "toeplitz-normalised", "tree", "tree-honaker", "independent"]
+Noise = Literal["best", "buffered-toeplitz", "toeplitz", "toeplitz-normalised", "tree", "tree-honaker", "independent"]
 FixedOrder = Literal["shuffled", "given"]
+Sampling = Literal["fixed", "cyclic-poisson"]
 STRATEGIES: dict[str, Strategy] = {
     "buffered-toeplitz": BufferedToeplitz(),
     "toeplitz": ToeplitzSquareRoot(),
@@ -32,47 +52,107 @@ STRATEGIES: dict[str, Strategy] = {
 
 @dataclass(frozen=True)
 class DPFTRL(TrainingMethod):
-    """Private training on fixed batches with correlated noise, in one or several passes of the same order.
+    """Private training with correlated noise, in one or several passes.
 
     Args:
-        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a `PrivateQuantile`: noise is
-            taken back in units of C, so fully only once C has been found.
+        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a
+            `PrivateQuantile`: noise is taken back in units of C, so fully only once C has been
+            found.
         clipping: ``"flat"``, ``"automatic"`` or ``"per-layer"``; as for `DPSGD`.
-        noise: the strategy. ``"buffered-toeplitz"`` needs a few times the model's memory whatever the number of steps;
-            ``"toeplitz"`` and ``"toeplitz-normalised"`` are a little better, and keep one vector for every step so far;
-            ``"tree"`` and ``"tree-honaker"`` keep one for every level; ``"independent"`` is plain noise, for comparison.
-        order: ``"shuffled"`` once, by coins, or as ``"given"`` by the data set, if its order depends on no record.
-        value_bound: ``"sharp"`` or ``"paper"``: bound gradients before they are computed, as `ValueClippedSGD` does.
-
-    Fixed batches: zero-out or replace-one only, n public and exact. A record takes part once a pass, exactly
-    ceil(n / batch_size) steps apart, which is what the noise is made for.
+        noise: the strategy. ``"best"``: of least mean error that fits into ``buffers`` vectors,
+            for the run's length and passes. ``"buffered-toeplitz"`` needs a few times the model's
+            memory whatever the number of steps; ``"toeplitz"`` and ``"toeplitz-normalised"`` keep
+            one vector for every step so far; ``"tree"`` and ``"tree-honaker"`` one for every
+            level; ``"independent"`` is plain noise, for comparison.
+        order: of fixed batches: ``"shuffled"`` once, by coins, or as ``"given"`` by the data set,
+            if its order depends on no record.
+        value_bound: ``"sharp"`` or ``"paper"``: bound gradients before they are computed, as
+            `ValueClippedSGD` does.
+        sampling: ``"fixed"`` batches, for zero-out or replace-one, n public and exact: a record
+            takes part once a pass, exactly ceil(n / batch_size) steps apart. Or
+            ``"cyclic-poisson"``, for all relations: records are dealt into ``bands`` parts by
+            coins, which take turns in being sampled from (`cyclic_sampling`).
+        bands: of the banded strategy on cyclic Poisson batches, 1 (DP-SGD) to n / batch_size;
+            None: chosen by `plan` for the budget, and written down in the plan.
+        buffers: the most vectors, as long as the model, that ``"best"`` may remember.
+        momentum: of the optimizer, in [0, 1): whose iterates ``"best"`` keeps the noise out of.
     """
 
     clip_norm: float | ClipNormPolicy
     clipping: Style = "flat"
-    noise: Noise = "buffered-toeplitz"
+    noise: Noise = "best"
     order: FixedOrder = "shuffled"
     value_bound: Literal["sharp", "paper"] | None = None
+    sampling: Sampling = "fixed"
+    bands: int | None = None
+    buffers: int = BUFFERS
+    momentum: float = 0.0
     name: ClassVar[str] = "dp-ftrl"
-    summary: ClassVar[str] = "fixed batches, with noise that later steps take back (Denisov et al. 2022)"
+    summary: ClassVar[str] = "noise that later steps take back, on fixed batches or sampled by turns (Denisov et al. 2022)"
 
     def __post_init__(self) -> None:
         self.check()
         one_of("noise", self.noise, get_args(Noise))
         one_of("order", self.order, get_args(FixedOrder))
+        one_of("sampling", self.sampling, get_args(Sampling))
         one_of("value_bound", self.value_bound, ("sharp", "paper", None))
         if self.value_bound is not None and self.clipping != "flat":
             raise ValueError(f"clipping={self.clipping!r} is of measured norms; with value_bound, use 'flat'.")
+        best = BestStrategy(self.buffers, self.momentum)  # validates
+        object.__setattr__(self, "buffers", best.buffers)
+        object.__setattr__(self, "momentum", best.momentum)
+        if self.sampling == "cyclic-poisson" and (self.noise != "best" or self.order != "shuffled"):
+            raise ValueError("sampling='cyclic-poisson' has banded noise and no order; leave noise and order out.")
+        if self.bands is not None:
+            if self.sampling == "fixed":
+                raise ValueError("bands is for sampling='cyclic-poisson'; on fixed batches, noise and buffers decide.")
+            object.__setattr__(self, "bands", whole_number("bands", self.bands, least=1))
 
-    def sampler(self, n: int, batch_size: int) -> FixedBatches:
-        return FixedBatches(n, batch_size, self.order)
+    def sampler(self, n: int, batch_size: int) -> Sampler:
+        if self.sampling == "fixed":
+            return FixedBatches(n, batch_size, self.order)
+        return CyclicPoissonSampling(batch_size / n, self._bands)
+
+    @property
+    def _bands(self) -> int:
+        return 1 if self.bands is None else self.bands  # before `settled` there is no plan
 
     @property
     def mechanism(self) -> CorrelatedNoise:
+        if self.sampling == "cyclic-poisson":
+            return CorrelatedNoise(BandedToeplitz(self._bands, momentum=self.momentum))
+        if self.noise == "best":
+            return CorrelatedNoise(BestStrategy(self.buffers, self.momentum))
         return CorrelatedNoise(STRATEGIES[self.noise])
 
+    def settled(
+        self,
+        *,
+        n: int,
+        batch_size: int,
+        epochs: float | None,
+        steps: int | None,
+        epsilon: float | None,
+        delta: float | None,
+        neighboring: str | NeighboringRelation | None,
+    ) -> "DPFTRL":
+        """Choose the number of bands for the budget, where it is left open."""
+        if self.sampling == "fixed" or self.bands is not None:
+            return self
+        if epsilon is None or delta is None:
+            raise ValueError("bands is missing: it is chosen for an epsilon and delta. Fix: give these, or bands=.")
+        n, batch_size = whole_number("n", n, least=1), whole_number("batch_size", batch_size, least=1)
+        sampler = self.sampler(n, min(batch_size, n))
+        relation = sampler.relations[0] if neighboring is None else neighboring_name(parse_neighboring(neighboring))
+        run = RunShape(sampler, n, min(batch_size, n), number_of_steps(sampler, epochs, steps), relation)
+        most = min(max(1, n // run.batch_size), self.buffers + 1)
+        return replace(self, bands=best_bands(run, most, self.momentum, epsilon=epsilon, delta=delta))
+
     def method_assumptions(self) -> tuple[Assumption, ...]:
-        noise = f"the noise is correlated over steps ({self.noise}), for records that take part once a pass"
+        if self.sampling == "cyclic-poisson":
+            noise = f"the noise is correlated over {self._bands} steps, in which a record takes part once at most"
+        else:
+            noise = f"the noise is correlated over steps ({self.noise}), for records that take part once a pass"
         order = Assumption("trusted", "the order of the data set depends on no record")
         return (
             *([] if self.value_bound is None else [PROVED]),

@@ -88,6 +88,20 @@ class TrainingMethod(ABC):
         """The bound on a record's own part of what a step releases: where the clip norm moves, sums are divided by it."""
         return self.rule.norm if self.policy is None else 1.0
 
+    def settled(
+        self,
+        *,
+        n: int,
+        batch_size: int,
+        epochs: float | None,
+        steps: int | None,
+        epsilon: float | None,
+        delta: float | None,
+        neighboring: str | NeighboringRelation | None,
+    ) -> "TrainingMethod":
+        """Return the method with what was left open chosen for the plan, by its public numbers; see `plan`."""
+        return self
+
     def adaptive_clip_norm(self, plan: Plan) -> AdaptiveClipNorm | None:
         """Return a fresh start of what moves the clip norm; None where it is fixed."""
         policy = self.policy
@@ -135,8 +149,17 @@ class TrainingMethod(ABC):
         Raises:
             ValueError, TypeError: naming the argument and the fix.
         """
+        method = self.settled(
+            n=n,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            epsilon=epsilon,
+            delta=delta,
+            neighboring=neighboring,
+        )
         plan = make_plan(
-            self,
+            method,
             n=n,
             batch_size=batch_size,
             epochs=epochs,

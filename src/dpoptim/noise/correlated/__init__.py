@@ -1,9 +1,20 @@
 """Correlated noise: mechanisms that release all prefix sums of a stream of vectors with little noise in each."""
 
+from dpoptim.noise.correlated.banded import BandedToeplitz
+from dpoptim.noise.correlated.best import BestStrategy
 from dpoptim.noise.correlated.buffered import BufferedToeplitz
 from dpoptim.noise.correlated.independent import Independent
 from dpoptim.noise.correlated.strategy import NoiseState, Strategy
 from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot
 from dpoptim.noise.correlated.tree import BinaryTree
 
-__all__ = ["BinaryTree", "BufferedToeplitz", "Independent", "NoiseState", "Strategy", "ToeplitzSquareRoot"]
+__all__ = [
+    "BandedToeplitz",
+    "BestStrategy",
+    "BinaryTree",
+    "BufferedToeplitz",
+    "Independent",
+    "NoiseState",
+    "Strategy",
+    "ToeplitzSquareRoot",
+]

@@ -39,7 +39,9 @@ class BufferedToeplitz:
         if self.buffers not in (1, 2, 3, 4) or isinstance(self.buffers, bool):
             raise ValueError(f"buffers must be 1, 2, 3 or 4, got {self.buffers!r}.")
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+    def sensitivity(
+        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+    ) -> float:
         """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and decreasing."""
         k, b = most_participations(steps, participations, separation)
         weights, decays = fitted(self.buffers, steps)

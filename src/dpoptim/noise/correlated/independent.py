@@ -15,7 +15,9 @@ from dpoptim.noise.stream import KeyStream
 class Independent:
     """Independent noise for every step: best for single increments, worst for prefix sums. Remembers nothing."""
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+    def sensitivity(
+        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+    ) -> float:
         """sqrt(k), exactly: the steps are separate queries."""
         return math.sqrt(most_participations(steps, participations, separation)[0])
 

@@ -34,13 +34,17 @@ ROUNDING = 1e-12  # sensitivities are computed in float64 and rounded up by this
 class Strategy(Protocol):
     """Public settings of a strategy: a frozen dataclass."""
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+    def sensitivity(
+        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+    ) -> float:
         """An upper bound on how far one record moves the strategy's output C g, if it moves each g_t by at most 1.
 
         Args:
             steps: T, the length of the run; >= 1.
             participations: in how many steps one record takes part at most; >= 1.
             separation: fewest steps from one participation to the next (consecutive steps: 1); None if nothing is known.
+            regular: whether a record takes part in steps i, i + separation, i + 2 separation, ... for some i, and no
+                others; strategies that gain nothing from it give the bound for any pattern.
 
         Raises:
             ValueError: naming the argument.

@@ -27,7 +27,9 @@ class ToeplitzSquareRoot:
 
     normalised: bool = False
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+    def sensitivity(
+        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+    ) -> float:
         """Norm of the first column of C (1 if normalised) for one participation.
 
         For several, exact for the plain square root: see `monotone_sensitivity`. For the normalised one an upper bound:

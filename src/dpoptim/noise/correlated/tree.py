@@ -31,7 +31,9 @@ class BinaryTree:
         if self.estimate not in ("plain", "honaker"):
             raise ValueError(f'estimate must be "plain" or "honaker", got {self.estimate!r}.')
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: int | None = None) -> float:
+    def sensitivity(
+        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+    ) -> float:
         """sqrt(number of heights) for one participation, exactly; for several, see `largest_squared_shift`."""
         k, b = most_participations(steps, participations, separation)
         squared = largest_squared_shift(steps, k, b, every_node=self.estimate == "honaker")

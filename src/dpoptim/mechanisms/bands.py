@@ -1,0 +1,54 @@
+"""How many bands correlated noise should have on batches sampled by turns: fewer are amplified more."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpoptim.cyclic_sampling import CyclicPoissonSampling
+from dpoptim.mechanisms.correlated import CorrelatedNoise
+from dpoptim.mechanisms.mechanism import RunShape
+from dpoptim.noise.correlated import BandedToeplitz
+
+
+@dataclass(frozen=True)
+class BandedError:
+    """What a number of bands achieves within a budget.
+
+    Attributes:
+        bands: of strategy and sampler.
+        noise_multiplier: that the budget asks for.
+        mean_error: root of the mean squared error of the prefix sums, over the norm bound.
+    """
+
+    bands: int
+    noise_multiplier: float
+    mean_error: float
+
+
+def banded_error(run: RunShape, momentum: float, *, epsilon: float, delta: float) -> BandedError:
+    """Calibrate banded noise on a `CyclicPoissonSampling` of as many parts."""
+    bands = run.sampler.separation
+    strategy = BandedToeplitz(bands, momentum=momentum)
+    noise = CorrelatedNoise(strategy).calibrate(run, epsilon=epsilon, delta=delta)
+    return BandedError(bands, noise, noise * float(np.sqrt(np.mean(strategy.prefix_std(run.steps) ** 2))))
+
+
+def best_bands(run: RunShape, most: int, momentum: float, *, epsilon: float, delta: float) -> int:
+    """Return the number of bands of least mean error: powers of 2, until two in a row are worse than the best so far.
+
+    Args:
+        run: with any sampler. most: bands to consider. momentum: see `BandedToeplitz`. epsilon,
+        delta: the budget.
+    """
+    best: BandedError | None = None
+    worse, bands = 0, 1
+    while bands <= min(most, run.steps) and worse < 2:
+        shape = replace(run, sampler=CyclicPoissonSampling(run.batch_size / run.n, bands))
+        found = banded_error(shape, momentum, epsilon=epsilon, delta=delta)
+        if best is None or found.mean_error < best.mean_error:
+            best, worse = found, 0
+        else:
+            worse += 1
+        bands *= 2
+    assert best is not None
+    return best.bands

@@ -1,0 +1,53 @@
+"""The strategy of least error that fits memory, for a run's length and pattern of participations; by public numbers."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from dpoptim.arguments import real_number, whole_number
+from dpoptim.noise.correlated.banded import BandedToeplitz
+from dpoptim.noise.correlated.buffered import BufferedToeplitz
+from dpoptim.noise.correlated.strategy import Strategy
+
+BUFFERS = 128
+
+
+@dataclass(frozen=True)
+class BestStrategy:
+    """Which strategy to take is left to the run's numbers.
+
+    Args:
+        buffers: the most vectors, as long as the model, that noise may be remembered in; >= 1.
+        momentum: of the optimizer; see `BandedToeplitz`.
+    """
+
+    buffers: int = BUFFERS
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffers", whole_number("buffers", self.buffers, least=1))
+        object.__setattr__(self, "momentum", real_number("momentum", self.momentum))
+
+    def made_for(self, steps: int, participations: int, separation: int) -> Strategy:
+        """Return the strategy of least mean squared error of the prefix sums."""
+        return best_strategy(steps, participations, separation, self.buffers, self.momentum)
+
+
+@lru_cache(maxsize=64)
+def best_strategy(steps: int, participations: int, separation: int, buffers: int, momentum: float) -> Strategy:
+    once = participations == 1 or separation >= steps
+    span = steps if once else separation
+    banded = BandedToeplitz(min(span, buffers + 1), None if once else separation, momentum)
+    if banded.bands == span:
+        return banded  # nothing that fits is better
+    candidates: list[BandedToeplitz | BufferedToeplitz] = [banded]
+    candidates += [BufferedToeplitz(count) for count in (2, 3, 4) if count <= buffers]
+    return min(candidates, key=lambda strategy: mean_error(strategy, steps, participations, separation))
+
+
+def mean_error(strategy: BandedToeplitz | BufferedToeplitz, steps: int, participations: int, separation: int) -> float:
+    """Root of the mean squared error of the prefix sums at 1-GDP, for records in every ``separation``-th step."""
+    once = strategy.prefix_std(steps)  # at the sensitivity of one participation
+    several = strategy.sensitivity(steps, participations, separation, regular=True) / strategy.sensitivity(steps)
+    return float(np.sqrt(np.mean(once**2)) * several)

@@ -1,0 +1,46 @@
+"""Privacy bugs of banded noise and of batches sampled by turns, put into this library while a ``with`` lasts."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.cyclic_sampling import CyclicPoissonSampling
+from dpoptim.noise.correlated import BandedToeplitz
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import Position
+
+Fault = AbstractContextManager[Any]
+
+
+def banded_sensitivity_left_out() -> Fault:
+    def sensitivity(strategy: BandedToeplitz, steps: int, *pattern: Any, regular: bool = False) -> float:
+        return 1.0
+
+    return patch.object(BandedToeplitz, "sensitivity", sensitivity)
+
+
+def records_in_neighbouring_turns() -> Fault:
+    """Each record comes in its own turn and in the one before, which banded noise does not hide."""
+    honest = CyclicPoissonSampling.batches
+
+    def batches(
+        sampler: CyclicPoissonSampling, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[NDArray[np.int64]]:
+        position = position or Position()
+        for mine in honest(sampler, coins, records, position):
+            assert position.order is not None
+            early = np.flatnonzero(position.order == position.drawn % sampler.parts)
+            yield np.union1d(mine, early)
+
+    return patch.object(CyclicPoissonSampling, "batches", batches)
+
+
+def one_turn_charged() -> Fault:
+    return patch.object(CyclicPoissonSampling, "event", lambda sampler, noise: honest_event(sampler, noise[: sampler.parts]))
+
+
+honest_event = CyclicPoissonSampling.event
