@@ -106,6 +106,9 @@ class CyclicPoissonSampling:
             position.drawn += 1
             yield mine[coins.coins(len(mine), self.rate)] if len(mine) else mine
 
+    def shard(self, records: int) -> "CyclicPoissonSampling":
+        return self
+
     def steps(self, epochs: float) -> int:
         return max(1, math.ceil(epochs / self.sample_rate - 1e-9))
 
