@@ -9,6 +9,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from dpoptim.commands.compare import compare
 from dpoptim.commands.ledger import ledger as ledger_command
 from dpoptim.commands.predict import predict
 from dpoptim.commands.schema import schema_commands
@@ -244,6 +245,7 @@ def reproduce(
 
 app.add_typer(schema_commands, name="schema")
 app.command()(predict)
+app.command()(compare)
 app.command()(verify)
 app.command()(sign)
 app.command()(ledger_command)

@@ -1,0 +1,71 @@
+"""``dpoptim compare``: methods side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dpoptim.registry import entries, method_names
+from dpoptim.runs.options import ModelName, TaskName, two_numbers
+from dpoptim.terminal import cell, clear_errors, console, say
+
+ALL = ("dp-sgd", "dice-sgd", "dp-ftrl")  # that train any model, compared unless others are named
+
+
+def compare(
+    methods: Annotated[
+        list[str] | None, typer.Argument(help=f"Any of {', '.join(method_names())}; default {', '.join(ALL)}.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="As for dpoptim train; it must be public.")] = "digits",
+    schema: Annotated[Path | None, typer.Option(help="Public description of a table's columns (TOML).")] = None,
+    target: Annotated[str | None, typer.Option(help="Label column of a table, or array.")] = None,
+    task: Annotated[TaskName | None, typer.Option(help="Default: what the target's description says.")] = None,
+    target_bounds: Annotated[str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict.")] = None,
+    data_is_public: Annotated[bool, typer.Option("--data-is-public", help="The bundled sets are public.")] = False,
+    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax,
+    epsilon: Annotated[float, typer.Option(help="Of every method.")] = 2.0,
+    delta: Annotated[float, typer.Option(help="Of every method.")] = 1e-5,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data; default: the recipe's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Expected batch size; default: the recipe's.", min=1)] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each method.", min=1)] = 3,
+    out: Annotated[Path, typer.Option(help="File for the figures (JSON).")] = Path("compare.json"),
+) -> None:
+    """Train by several methods at one guarantee on public data, and once without privacy.
+
+    Example: [bold]dpoptim compare dp-sgd dp-ftrl noisy-gd --data digits --epsilon 2[/]
+    """
+    with clear_errors():
+        from dpoptim.files import write_atomically
+        from dpoptim.runs.compare import compare_methods, to_json
+        from dpoptim.runs.options import TrainRequest
+
+        chosen = methods or list(ALL)
+        unknown = next((name for name in chosen if name not in entries()), None)
+        if unknown is not None:
+            raise ValueError(f"no method {unknown!r}; there are {', '.join(method_names())}.")
+        if target_bounds is not None:
+            two_numbers("--target-bounds", target_bounds)
+        request = TrainRequest(
+            data=data,
+            schema=schema,
+            target=target,
+            task=task,
+            target_bounds=target_bounds,
+            data_is_public=data_is_public,
+            model=model,
+            epsilon=epsilon,
+            delta=delta,
+            epochs=epochs,
+            batch_size=batch_size,
+        )
+        found = compare_methods(request, chosen, seeds=seeds, on_done=lambda each: say(f"{each.method}: done"))
+        write_atomically(out, to_json(found))
+        table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, {seeds} seeds")
+        for heading in ("method", "score", "+-", "seconds", "guarantee"):
+            table.add_column(heading)
+        for each in found:
+            figures = (f"{each.mean:.4f}", f"{each.spread:.4f}", f"{each.seconds:.1f}")
+            table.add_row(cell(each.method), *figures, cell(each.guarantee))
+        console.print(table)
+        say(f"score: accuracy (R2 of numbers) on the public hold-out; saved in {out}")

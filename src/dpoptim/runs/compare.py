@@ -1,0 +1,123 @@
+"""``dpoptim compare``: methods side by side at one guarantee, on public data."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.data import Data
+from dpoptim.methods import WholeRun
+from dpoptim.recipes import recipe
+from dpoptim.runs.command import for_unit, pick
+from dpoptim.runs.inputs import BUNDLED, load
+from dpoptim.runs.models import build_model
+from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.plans import plan_of
+from dpoptim.runs.train import Optimization, comparison_epochs, train_privately, train_without_privacy
+from dpoptim.runs.train_solver import solver_clip, train_by_solver
+
+WITHOUT_PRIVACY = "without privacy"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How a method did.
+
+    Attributes:
+        method: its name, or `WITHOUT_PRIVACY`.
+        guarantee: in words. scores: on the hold-out, one a seed: accuracy, or R2. seconds: of training, the mean.
+    """
+
+    method: str
+    guarantee: str
+    scores: tuple[float, ...]
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over seeds; 0 for one."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+
+def compare_methods(
+    request: TrainRequest, methods: Sequence[str], *, seeds: int, on_done: Callable[[Compared], None]
+) -> list[Compared]:
+    """Train by each method at the guarantee of ``request``, and once without privacy; best first.
+
+    Args:
+        request: as for `run_training`; its method and ledger are not looked at.
+        seeds: runs of each method; initialisation and noise differ, the data does not.
+        on_done: told of each method as it is done.
+
+    Raises:
+        ValueError: the data is not public or has no hold-out, or an option that a method does not take.
+
+    **Guarantee.** None: scores of many runs are shown, which only public data allows.
+    """
+    data = load(request)
+    if not data.public or data.x_test is None:
+        raise ValueError("dpoptim compare shows scores of many runs: the data must be public (--data-is-public).")
+    found = []
+    for method in methods:
+        found.append(run_method(replace(request, method=method, ledger=None, budget=None), data, seeds))
+        on_done(found[-1])
+    found.append(run_without_privacy(request, data, seeds))
+    on_done(found[-1])
+    return sorted(found, key=lambda each: -each.mean)
+
+
+def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
+    defaults = recipe(request.model, request.n or data.units)
+    bundled = request.data in BUNDLED
+    clip = solver_clip(data)
+    plan = plan_of(request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults)
+    plan = for_unit(plan, data, request.records_per_person)
+    optimization = Optimization(
+        learning_rate=pick(request.learning_rate, defaults.learning_rate),
+        momentum=pick(request.momentum, defaults.momentum),
+        averaged=defaults.averaged,
+        physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
+    )
+    train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
+    scores, seconds = [], []
+    for seed in range(seeds):
+        torch.manual_seed(request.seed + seed)
+        noise_seed = None if request.noise_seed is None else request.noise_seed + seed
+        trained = train(
+            data,
+            build_model(request.model, data.x.shape[1:], data.outputs),
+            plan,
+            optimization,
+            ledger=Ledger(None, neighboring=plan.neighboring),
+            label="comparison",
+            noise_seed=noise_seed,
+            on_step=lambda _: None,
+        )
+        scores.append(trained.scores[-1])
+        seconds.append(trained.seconds)
+    return Compared(request.method, str(plan.guarantee), tuple(scores), statistics.fmean(seconds))
+
+
+def run_without_privacy(request: TrainRequest, data: Data, seeds: int) -> Compared:
+    scores = []
+    started = time.perf_counter()
+    for seed in range(seeds):
+        torch.manual_seed(request.seed + seed)
+        model = build_model(request.model, data.x.shape[1:], data.outputs)
+        epochs = comparison_epochs(data)
+        scores.append(train_without_privacy(data, model, epochs=epochs, seed=request.seed + seed)[-1])
+    seconds = (time.perf_counter() - started) / seeds
+    return Compared(WITHOUT_PRIVACY, "none", tuple(scores), seconds)
+
+
+def to_json(found: Sequence[Compared]) -> str:
+    """The comparison as a JSON document."""
+    return json.dumps([{**asdict(each), "mean": each.mean, "spread": each.spread} for each in found], indent=2) + "\n"
