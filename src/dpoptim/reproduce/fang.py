@@ -36,7 +36,10 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Frequency:
-    """Share of clipped gradients in an epoch, exact (no noise, public data) or as the monitor releases it."""
+    """Share of clipped gradients in an epoch, without noise (public data) or as the monitor releases it.
+
+    Of the *expected* batch, so that the chance of who takes part may carry it a little below 0 or above 1.
+    """
 
     model: str
     clip_norm: float

@@ -129,7 +129,10 @@ def excess_risk_bound(
 def independent_excess_risk_bound(
     *, batch_size: float, beta: float, lipschitz: float, radius: float, noise_norms: Sequence[float]
 ) -> float:
-    """Theorem 5.13's bound on E F(y_T) - F(x*) for independent gradients, eta_t = t + 1 and beta >= M, as printed."""
+    """Theorem 5.13's bound on E F(y_T) - F(x*) for independent gradients, eta_t = t + 1 and beta >= M.
+
+    Divided by the sum of the T weights that enter, T (T + 1) / 2, where the paper prints eta_{0:T}, which has one more.
+    """
     steps = len(noise_norms)
     if steps == 0:
         raise ValueError("noise_norms is empty; give one number for each step.")
