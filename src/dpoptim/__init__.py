@@ -27,7 +27,9 @@ def __getattr__(name: str) -> Any:
     elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         value = import_module(f"{__name__}.{name}")
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from dpoptim.opacus_words import hint_of_name
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint_of_name(name)}")
     globals()[name] = value
     return value
 

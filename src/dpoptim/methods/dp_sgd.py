@@ -10,6 +10,7 @@ from dpoptim.clipping import Style
 from dpoptim.mechanisms.independent import IndependentNoise
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy
+from dpoptim.opacus_words import knows_opacus
 from dpoptim.sampling import PoissonSampling
 
 
@@ -38,3 +39,6 @@ class DPSGD(TrainingMethod):
     @property
     def mechanism(self) -> IndependentNoise:
         return IndependentNoise()
+
+
+DPSGD.__init__ = knows_opacus(DPSGD.__init__)  # type: ignore[method-assign]  # DPSGD(max_grad_norm=...)

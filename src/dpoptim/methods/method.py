@@ -13,6 +13,7 @@ from dpoptim.clipping import Clipping, ClippingRule, Style
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, ClipNormPolicy, SensitiveState
+from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import Sampler
 
@@ -120,6 +121,7 @@ class TrainingMethod(ABC):
             bound = (Assumption("enforced", moving), policy.assumption())
         return (*bound, *self.mechanism.assumptions(run), *self.method_assumptions(), NOISE)
 
+    @knows_opacus
     def plan(
         self,
         *,

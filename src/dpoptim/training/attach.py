@@ -14,12 +14,14 @@ from dpoptim.distributed.wrapping import ranks_of
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
+from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
 from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.streams import is_stream, records_of_stream
 
 
+@knows_opacus
 def attach(
     plan: Plan,
     model: nn.Module,

@@ -211,9 +211,9 @@ class PrivateTraining:
         Args:
             physical_batch_size: rows that memory holds; a larger logical batch arrives in microbatches, and only the step
                 after the last one moves the model. None: one. It changes speed and memory, not the update.
-            num_workers, collate_fn, pin_memory, prefetch_factor, persistent_workers, multiprocessing_context,
-            worker_init_fn, timeout: as for ``torch.utils.data.DataLoader``. Give ``collate_fn`` to `attach` instead, with
-            a loss, to have it checked; another one here is listed among what is taken on trust.
+            num_workers: as all that follow, of ``torch.utils.data.DataLoader``.
+            collate_fn: give it to `attach` instead, with a loss, to have it checked; another one here is listed among
+                what is taken on trust.
 
         Returns:
             an iterator; ``len`` is the number of steps that remain, where each is one batch. One runs through the whole
