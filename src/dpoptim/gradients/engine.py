@@ -56,6 +56,7 @@ class Engine:
         physical_records: the most records that one backward pass may have; public. It decides how sums are formed.
         rows_open: rows delivered that have not been through a backward pass. Private.
         present: which rows of the delivered records are there, see `begin_microbatch`. Private.
+        fixed_shape: whether every physical batch has the same public number of rows; see `training.slots`.
         handed_over: how losses have come so far.
 
     Raises:
@@ -82,7 +83,7 @@ class Engine:
         totals: MakeTotals = Totals,
     ) -> None:
         self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
-        self.physical_records = capacity
+        self.physical_records, self.fixed_shape = capacity, False
         self.partial_backward = rows.whole_passes_only(partial_backward)
         self.positions, self.rows = dict(positions or {}), rows
         self.isolation = isolation or Isolation()
@@ -210,10 +211,10 @@ class Engine:
                     "count twice. Fix: one backward pass on the whole batch, records on the first axis; for passes over "
                     "disjoint parts of a batch, attach with partial_backward=True."
                 )
-            if self.reduction == "mean":
+            if self._common_factor:
                 self.recorder.refuse_rounding()
             self.rows_open -= rows
-            self.handed_over.add((self._handing, self.reduction))
+            self.handed_over.add((self._handing, "mean" if self._common_factor else "sum"))
             if self._null or not rows:
                 return
             records = rows // self.rows.per_record
@@ -264,7 +265,7 @@ class Engine:
         """Add the clipped sum of one pass to the engine's buffers."""
         groups = self._groups_of(records)
         scale = self._from_loss_to_records(records)
-        device, block = scale.device, NORM_BLOCK if self.reduction == "mean" else LONG_BLOCK
+        device, block = scale.device, NORM_BLOCK if self._common_factor else LONG_BLOCK
         alone = {i: use for i, use in merged.items() if isinstance(use, Lazy | SequenceOuter) and use.alone}
         whole = {i: use for i, use in merged.items() if i not in alone}
         squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
@@ -274,7 +275,7 @@ class Engine:
             squared[self._unit(i)].append(per_sample_grad.squared_norms(groups, block).to(device) * scale**2)
         zero = torch.zeros_like(scale)
         total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
-        longest = longest_factors(whole, zero, scale) if self.reduction == "mean" else None
+        longest = longest_factors(whole, zero, scale) if self._common_factor else None
 
         factors_of = partial(clip_factors, self.clipping, self._parts, self.margin())
 
@@ -320,9 +321,14 @@ class Engine:
         factor = 1 / (self._total_weight or records * self.rows.per_record)
         return shares / (float(np.float32(factor)) if self.parameters[0].dtype == torch.float32 else factor)
 
+    @property
+    def _common_factor(self) -> bool:
+        """Whether all gradients of a pass carry a factor that depends on its other records."""
+        return self.reduction == "mean" and not (self.fixed_shape and self._total_weight is None)
+
     def margin(self) -> float:
         """Share of the clip norm that is left to rounding where the loss is reduced as it is now; see `products`."""
-        return margin(self._narrowest, self.capacity, common_factor=self.reduction == "mean")
+        return margin(self._narrowest, self.capacity, common_factor=self._common_factor)
 
     def take(self) -> list[Tensor]:
         """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for each device.

@@ -45,7 +45,11 @@ well (by 2 (k + 2) u B C in the worst case), and so does every operation of the 
 inside down to that rounding moves as a whole (106 records by 106 C), as does one that leaves float32's range on the
 way. `attach` lists this among what is trusted. Sums cost nothing.
 
-What this does not cover, and no per-sample clipping in floating point can: that forward and backward pass round
+**With a fixed shape** (``batches(fixed_shape=True)``, see `training.slots`) every other record has its place and its
+company in equally shaped batches in both worlds, and a mean's factor is a public constant: the theorem holds for means
+as for sums, and what follows cannot happen with kernels that treat rows apart.
+
+What this does not cover otherwise, and no per-sample clipping in floating point can: that forward and backward pass round
 record j differently in the company of record i (other kernels for other batch sizes, other padding). Nor, for layers
 without a rule, that torch.func does. That other operations round a record alike wherever it lies is arranged
 (`alike`; a fixed number of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a

@@ -46,13 +46,12 @@ class RowsOfRecords:
         """What the sum over each record's rows is multiplied by: float64, shape (records,).
 
         Args:
-            present: see `of_records`. A mean is over the rows that are there, a number that is the record's own.
+            present: see `of_records`. A mean is over the rows that are there, a number that is the record's
+                own; of a record without a row nothing is left.
         """
-        if self.reduction == "sum":
-            return torch.ones(records, dtype=torch.float64, device=device)
-        if present is None:
-            return torch.full((records,), 1 / self.per_record, dtype=torch.float64, device=device)
-        return 1 / present.sum(1).clamp(min=1).to(device, torch.float64)
+        there = self.per_record if present is None else present.sum(1).to(device, torch.float64)
+        rows = torch.ones(records, dtype=torch.float64, device=device) * there
+        return rows.clamp(max=1.0) if self.reduction == "sum" else rows.clamp(max=1.0) / rows.clamp(min=1.0)
 
     def of_records(self, rows: PerSampleGrad, count: int, present: Tensor | None) -> PerSampleGrad:
         """The records' gradients, from those of all ``count`` rows of a pass: sums over each record's own rows.
@@ -63,9 +62,9 @@ class RowsOfRecords:
 
         **Guarantee.** A record's gradient is a function of its own rows, if each row's gradient is one of that row.
         """
-        if present is not None:
-            rows = rows.without(present.reshape(-1))
-        return rows if self.per_record == 1 else sum_rows(rows, count, self.per_record)
+        if self.per_record == 1:
+            return rows  # a row that is not there has weight zero: see `shares`
+        return sum_rows(rows if present is None else rows.without(present.reshape(-1)), count, self.per_record)
 
 
 ONE_ROW = RowsOfRecords()

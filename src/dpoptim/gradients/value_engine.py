@@ -162,9 +162,10 @@ class ValueEngine(Engine):
         squared = torch.where(measured > LARGEST, torch.inf, squared)  # times 0, they would not be finite further back
         if forward.dropped is not None:
             squared = torch.where(forward.dropped, torch.inf, squared)
+        share = self.rows.shares(len(squared), self.present, squared.device)  # zero where nobody is
         if self.observer is not None:
-            self.observer(squared, None)
-        factors = self.clipping.factors(squared, margin)
+            self.observer(squared * share.square(), None)
+        factors = self.clipping.factors(squared, margin) * share
         weighted = torch.where((factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0)
         gradients = torch.autograd.grad(forward.output, self.parameters, weighted.view_as(forward.output), allow_unused=True)
         for sums, gradient in zip(self._sums, gradients, strict=True):

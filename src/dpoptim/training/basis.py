@@ -9,6 +9,7 @@ from dpoptim.training.loss_check import LossCheck
 
 ESCAPES = Assumption("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
 MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of losses has none)"
+COMPANY = "vendor kernels round a record alike in any company (batches(fixed_shape=True) needs no such trust)"
 NOT_CHECKED = (
     "loss not checked: each record's loss depends on that record alone (no mean over the tokens of a batch, no mixing or "
     "comparing of records)"
@@ -90,7 +91,8 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     """Of what the user allowed.
 
     Args:
-        caveats: ``"partial_backward"``, ``"rounded"`` (under torch.autocast) and ``"seeded"``, of all parts of the run.
+        caveats: ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"`` (physical batches do, with who
+            is in them) and ``"seeded"``, of all parts of the run.
         resumed: whether it was taken up from a checkpoint.
     """
     items = []
@@ -99,6 +101,8 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     if caveats["rounded"]:
         shared = "under torch.autocast, records are rounded alike whatever other records share their batch"
         items.append(Assumption("trusted", shared))
+    if caveats["varies"]:
+        items.append(Assumption("trusted", COMPANY))
     if resumed:
         again = "nothing that was released after the checkpoint had been looked at when the run was taken up again"
         items.append(Assumption("trusted", again))

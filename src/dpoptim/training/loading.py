@@ -8,7 +8,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpoptim.errors import PrivacyError
+from dpoptim.training.empty_slots import fixed_shape
 from dpoptim.training.microbatches import Microbatch, MicrobatchSampler
+from dpoptim.training.slots import SlotSampler
 from dpoptim.training.streams import StreamRecords
 from dpoptim.training.units import CollateRows, rows_of_tensors
 
@@ -35,13 +37,20 @@ class LoaderOptions:
 
 
 def load_microbatches(
-    dataset: Dataset[Any], sampler: MicrobatchSampler, options: LoaderOptions, stacked: int = 1
+    dataset: Dataset[Any],
+    sampler: MicrobatchSampler | SlotSampler,
+    options: LoaderOptions,
+    stacked: int = 1,
+    fixed_items: int | None = None,
 ) -> Iterator[tuple[Any, Microbatch]]:
     """The collated microbatches with their notes, in order.
 
     Args:
         stacked: rows in an item of the data set; more than one are collated one by one.
+        fixed_items: in every microbatch, made-up ones for empty slots included; None: as many as take part.
     """
+    if isinstance(dataset, StreamRecords) and fixed_items is not None:
+        raise PrivacyError("fixed_shape=True places records at random, and a stream gives them in order. Fix: leave it out.")
     if isinstance(dataset, StreamRecords) and options.num_workers > 0:
         raise PrivacyError(
             "num_workers would let each worker read a stream of its own, and records could take part twice. Fix: "
@@ -54,6 +63,8 @@ def load_microbatches(
             yield rows_of_tensors(dataset.tensors, index, stacked), sampler.drawn.popleft()
         return
     collate_fn = options.collate_fn if stacked == 1 else CollateRows(stacked, options.collate_fn)
+    if fixed_items is not None:
+        dataset, collate_fn = fixed_shape(dataset, collate_fn, fixed_items)
     loader = DataLoader(
         dataset,
         batch_sampler=sampler,

@@ -121,6 +121,10 @@ class Units:
         """What these units bring to a step: items of the data set, shape (units,), or each person's, (units, K)."""
         return units if self.persons is None else self.persons.bring(coins, units)
 
+    def items_of(self, units: int) -> int:
+        """Items of the data set that so many units bring."""
+        return units if self.persons is None else units * self.rows.per_record
+
     def a_row(self, train_set: Dataset[Any]) -> Any:
         """A row of the data set, for its shapes and dtypes."""
         item = train_set[0]
@@ -196,10 +200,26 @@ class CollateRows:
 
 def rows_of_tensors(tensors: Sequence[Tensor], index: Tensor, K: int) -> list[Tensor]:
     """What `CollateRows` makes of these records of a `TensorDataset`."""
-    taken = [tensor.index_select(0, index.to(tensor.device)) for tensor in tensors]
+    taken = [take(tensor, index.to(tensor.device)) for tensor in tensors]
     if K == 1:
         return taken
     return [t.flatten(0, 1) if t.dim() > 1 else t.repeat_interleave(K) for t in taken]
+
+
+def take(tensor: Tensor, index: Tensor) -> Tensor:
+    """Some items of a tensor; made-up ones for `NO_ROW`."""
+    taken = tensor.index_select(0, index.clamp(min=0))
+    empty = (index == NO_ROW).nonzero()[:, 0]
+    if len(empty):
+        taken[empty] = made_up(tensor)
+    return taken
+
+
+def made_up(like: Tensor) -> Tensor:
+    """The number of which records for empty slots are made: 1, and 0 where integers may be indices. Rows of zeros
+    would be measured the slow way.
+    """
+    return torch.full((), float(like.is_floating_point()), dtype=like.dtype, device=like.device)
 
 
 def present_rows(brought: Indices) -> tuple[Indices, Tensor | None]:

@@ -1,0 +1,150 @@
+"""Physical batches of a public number of rows: records take free slots at random, and what stays empty counts as zero.
+
+**Theorem.** Suppose that forward pass, backward pass and the engine compute each row's part as a function of
+that row, of its place, and of the shapes alone (deterministic kernels that treat rows apart). Let every physical
+batch have the same public shape, let a batch of B records be placed by a uniformly random injection into S >= B
+slots, and let empty slots hold made-up records whose gradients count as exactly zero. Then, as long as no batch
+outgrows its slots, one record more or less moves the sum by at most C, rounding included.
+
+*Proof.* Deleting a given record from a uniformly random injection of B + 1 records leaves a uniformly random
+injection of B. So the coins of two data sets that differ in one record can be coupled such that every other
+record has the same slot in both, and the record's own slot is empty in the one that lacks it. Then all shapes are
+equal, every other row is equal and in its place, and so is all that is computed from it: conditions 1 to 3 of the
+theorem in `gradients.products` hold (groups are runs of slots), for any such kernel. A mean is over a public number
+of rows, so its factor is a constant. QED.
+
+A batch outgrows its slots where at least S of the *other* records join, an event E that neither the record nor
+anything released decides. Given the others' coins outside of E, each step is the sampled Gaussian that was
+accounted, so by joint convexity of the hockey-stick divergence the run is (epsilon(delta - P(E)), delta)-private.
+P(E) <= T P(Binomial(n - 1, q) >= S), if the data set has at most n records: S is the smallest for which this is
+at most `SHARE` of delta, and the guarantee is stated at what is left. Inside E one more physical batch of the same
+shape is made: nothing is dropped, and nobody is told.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.stats import binom
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.assumptions import Assumption
+from dpoptim.gradients.products import consecutive_groups
+from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import Plan
+from dpoptim.sampling import FixedBatches, Indices, PoissonSampling
+from dpoptim.training.microbatches import BatchQueue, Microbatch
+from dpoptim.training.units import NO_ROW, present_rows
+
+WORTH_PADDING = 0.06  # empty slots for each record, up to which steps were measured to take under 5 % longer
+SHARE = 2.0**-20  # of delta, for batches that outgrow their slots
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Slots of a logical batch; public.
+
+    Attributes:
+        rows: of each physical batch, in records.
+        pieces: physical batches.
+    """
+
+    rows: int
+    pieces: int
+
+    @classmethod
+    def of(cls, plan: Plan, physical_records: int | None) -> "Slots":
+        """For a plan's batches, in as few physical batches as memory allows."""
+        needed = slots_needed(plan)
+        pieces = 1 if physical_records is None else math.ceil(needed / physical_records)
+        return cls(math.ceil(needed / pieces), pieces)
+
+
+def slots_needed(plan: Plan) -> int:
+    """The least S of the theorem: public, from the plan alone."""
+    sampler = plan.sampler
+    if not isinstance(sampler, PoissonSampling | FixedBatches):
+        raise ValueError(f"fixed_shape=True is not for batches drawn by {type(sampler).__name__}. Fix: leave it out.")
+    if not isinstance(sampler, PoissonSampling) or sampler.sample_rate == 1:
+        return sampler.capacity(plan.n)  # a batch holds no more
+    allowed = math.log(lost_delta(plan) / plan.steps)
+    low, high = 1, plan.n
+    while low < high:
+        middle = (low + high) // 2
+        if binom.logsf(middle - 1, plan.n - 1, sampler.sample_rate) <= allowed:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def costs_little(plan: Plan) -> bool:
+    """Whether a plan's steps take hardly longer with a fixed shape (``benchmarks/fixed_shape.py``)."""
+    sampled = isinstance(plan.sampler, PoissonSampling) and plan.sampler.sample_rate < 1
+    return sampled and slots_needed(plan) <= (1 + WORTH_PADDING) * plan.batch_size
+
+
+def lost_delta(plan: Plan) -> float:
+    """What of delta is left to batches that outgrow their slots, over the whole run."""
+    sampled = isinstance(plan.sampler, PoissonSampling) and plan.sampler.sample_rate < 1
+    return SHARE * plan.delta if sampled else 0.0
+
+
+def less_lost_delta(plan: Plan, guarantee: Guarantee) -> Guarantee:
+    """A run's guarantee at the same delta, of which `lost_delta` is not left to the noise."""
+    lost = lost_delta(plan)
+    if lost == 0:
+        return guarantee
+    if guarantee.delta <= 2 * lost:
+        return replace(guarantee, epsilon=math.inf)
+    return replace(guarantee, epsilon=plan.guarantee_at(guarantee.delta - lost).epsilon)
+
+
+def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
+    """What the guarantee of a run rests on whose physical batches all had a fixed shape."""
+    alike = "shapes, and every record's place in them, are the same whether or not another record takes part"
+    apart = "kernels are deterministic and treat the rows of a batch apart"
+    most = f"the data set has at most {plan.n} records, so that delta includes batches that outgrow their slots"
+    items = [Assumption("enforced", alike), Assumption("trusted", apart)]
+    return (*items, Assumption("trusted", most)) if lost_delta(plan) else tuple(items)
+
+
+class SlotSampler:
+    """Places batches into slots, and yields the items of each physical batch: `NO_ROW` where a slot is empty.
+
+    Args:
+        batches: where the batches come from.
+        slots: of each; one more physical batch where a batch outgrows them.
+        coins: decide the slots.
+        rows: of a record.
+
+    **Guarantee.** How many rows a physical batch has is public, and a record's slot is the uniformly random injection
+    of the theorem above.
+    """
+
+    def __init__(self, batches: BatchQueue, slots: Slots, coins: KeyStream, rows: int) -> None:
+        self.batches, self._slots, self._coins, self._rows = batches, slots, coins, rows
+        self.drawn: deque[Microbatch] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for items in self.pieces():
+            yield items.tolist()
+
+    def pieces(self) -> Iterator[Indices]:
+        size = self._slots.rows
+        groups = tuple(map(tuple, consecutive_groups(size)))
+        for batch in self.batches.ahead():
+            pieces = max(self._slots.pieces, math.ceil(len(batch) / size))
+            words = np.empty(pieces * size, dtype=np.uint64)
+            self._coins.words(words)
+            placed = np.full((pieces * size, *batch.shape[1:]), NO_ROW, dtype=np.int64)
+            placed[np.argsort(words, kind="stable")[: len(batch)]] = batch
+            for number, piece in enumerate(np.split(placed, pieces), 1):
+                items, present = present_rows(piece)
+                if present is None:
+                    present = torch.from_numpy(piece != NO_ROW)[:, None].expand(size, self._rows)
+                self.drawn.append(Microbatch(groups, null=False, last=number == pieces, present=present))
+                yield items
