@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients.arithmetic import computed_in
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.products import margin
 
@@ -37,7 +38,7 @@ def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
 
 def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: str = "mean") -> list[Tensor]:
     squared = sum(g.double().reshape(len(g), -1).square().sum(1) for g in gradients)
-    dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
+    dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
     finite = factors > 0
     return [torch.einsum("i,i...->...", factors[finite], g[finite].double()) for g in gradients]

@@ -10,6 +10,11 @@ from torch import Tensor
 NARROW = (torch.float16, torch.bfloat16)
 
 
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the per-sample gradients of a parameter stored in ``dtype``: float32 for bfloat16 and float16."""
+    return torch.float32 if dtype in NARROW else dtype
+
+
 def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """float16 and bfloat16 as float32, where every product of two of them is exact."""
     return tuple(t.float() if t.dtype in NARROW else t for t in tensors)

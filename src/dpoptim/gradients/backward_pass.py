@@ -47,12 +47,12 @@ class BackwardRecorder:
 
     Attributes:
         may_round: whether no loss will be a mean, so that nobody need look for rounding (see `refuse_rounding`).
-        rounded: whether a layer ran under torch.autocast.
+        rounded: whether a layer ran in narrow precision (torch.autocast, or as it is stored).
     """
 
     def __init__(self, close: Callable[[BackwardPass], None], *, may_round: bool = False) -> None:
         self._close, self.may_round, self.rounded = close, may_round, False
-        self._narrow: str | None = None  # the first layer that ran under torch.autocast since a delivery
+        self._narrow: str | None = None  # the first layer that ran in narrow precision since a delivery
         self._task = self._latest = OUTSIDE_BACKWARD
         self._pass = BackwardPass()
 
@@ -72,7 +72,7 @@ class BackwardRecorder:
         """
         if self._narrow is not None:
             raise PrivacyError(
-                f"layer {self._narrow!r} ran under torch.autocast with a loss that is a mean: its factor, one over the "
+                f"layer {self._narrow!r} ran in bfloat16 or float16 with a loss that is a mean: its factor, one over the "
                 "realised batch, would be rounded together with every record's gradient, and the bound on a record would "
                 "not hold. Fix: private.backward(losses) with one loss for each record; or train in float32."
             )

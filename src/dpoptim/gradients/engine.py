@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import exact_arithmetic
+from dpoptim.gradients.arithmetic import NARROW, computed_in, exact_arithmetic
 from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
 from dpoptim.gradients.choose_formula import choose_formula
 from dpoptim.gradients.clip_factors import clip_factors
@@ -92,10 +92,10 @@ class Engine:
         if not named:
             raise ValueError("model has no parameter that requires a gradient; there is nothing to train.")
         for name, p in named:
-            if p.dtype not in UNIT_ROUNDOFF:
+            if computed_in(p.dtype) not in UNIT_ROUNDOFF:
                 raise PrivacyError(
-                    f"parameter {name!r} is {p.dtype}; per-sample gradients are float32 and float64. "
-                    "Fix: model.float(), and torch.autocast for speed."
+                    f"parameter {name!r} is {p.dtype}; parameters that train are float32, float64, bfloat16 or float16. "
+                    "Fix: freeze it, or model.float()."
                 )
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
@@ -104,7 +104,8 @@ class Engine:
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
         self._size = sum(p.numel() for p in self.parameters)
-        self._narrowest = min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)
+        self._narrowest = min((computed_in(p.dtype) for p in self.parameters), key=lambda d: d.itemsize)
+        self._stored_narrow = next((name for name, p in named if p.dtype in NARROW), None)
         self.totals = totals(self.parameters, clipping.directions)
         self._sums = self.totals.sums
         self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
@@ -154,6 +155,8 @@ class Engine:
         """
         self.require_all_closed()
         self.recorder.begin()
+        if self._stored_narrow is not None:
+            self.recorder.note_narrow(self._stored_narrow)
         self.rows_open, self._null = records * self.rows.per_record, null
         self._groups, self.present = groups, present
         if self.hooks is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
+from dpoptim.gradients.arithmetic import computed_in
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.products import margin
@@ -39,7 +40,7 @@ def squared_norms(gradients: list[Tensor]) -> Tensor:
 def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: Reduction = "mean") -> list[Tensor]:
     """The sums that the engine should give: float64, the parameters' shapes; records that are not finite left out."""
     squared = squared_norms(gradients)
-    dtype = min((g.dtype for g in gradients), key=lambda d: d.itemsize)
+    dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
     kept = factors > 0
     weights = factors[kept]

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.arithmetic import NARROW
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums, add_weighted_outer, add_weighted_rows, slices
 
@@ -83,9 +84,13 @@ def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape."""
+    """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape; narrow ones as float32."""
 
     values: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dtype in NARROW:
+            object.__setattr__(self, "values", self.values.float())
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         return row_squared_norms(self.values, block=block)

@@ -99,7 +99,7 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     if caveats["partial_backward"]:
         items.append(Assumption("trusted", "several backward passes over a batch cover disjoint records"))
     if caveats["rounded"]:
-        shared = "under torch.autocast, records are rounded alike whatever other records share their batch"
+        shared = "in bfloat16 or float16, records are rounded alike whatever other records share their batch"
         items.append(Assumption("trusted", shared))
     if caveats["varies"]:
         items.append(Assumption("trusted", COMPANY))
