@@ -81,3 +81,11 @@ def test_a_mean_is_refused() -> None:
         x, y = next(private.batches())
         with pytest.raises(dpoptim.PrivacyError, match="mean"):
             nn.functional.cross_entropy(model(x), y).backward()
+
+
+def test_value_clipping_refuses_them() -> None:
+    model = nn.Linear(3, 2).bfloat16()
+    data = TensorDataset(torch.randn(20, 3, dtype=torch.bfloat16), torch.randint(0, 2, (20,)))
+    plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(n=20, batch_size=10, steps=2, epsilon=8.0, delta=1e-3)
+    with pytest.raises(dpoptim.PrivacyError, match="stored in bfloat16"):
+        dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data)
