@@ -10,6 +10,7 @@ from dpoptim.gradients.layers.registered import register_layer_rule as register_
 from dpoptim.methods import DPFTRL as DPFTRL
 from dpoptim.methods import DPSGD as DPSGD
 from dpoptim.methods import DiceSGD as DiceSGD
+from dpoptim.methods import PlannedClipNorm as PlannedClipNorm
 from dpoptim.methods import PrivateQuantile as PrivateQuantile
 from dpoptim.methods import ValueClippedSGD as ValueClippedSGD
 from dpoptim.methods.low_quantile import private_low_quantile as private_low_quantile

@@ -20,6 +20,7 @@ from dpoptim.accounting.ledger import Ledger, Reservation
 from dpoptim.accounting.ledger_charge import Charge
 from dpoptim.errors import PrivacyError
 from dpoptim.noise.choice import exponential_choice
+from dpoptim.noise.correlated.increments import increment_std
 from dpoptim.noise.correlated.strategy import NoiseState, Strategy
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
@@ -47,6 +48,10 @@ class GaussianSum:
     def deviation(self, step: int) -> float:
         """Standard deviation of the noise in every entry of a step, counted from 0."""
         return self.standard_deviation * (self.scales[step] if self.scales else 1.0)
+
+    def released_deviation(self, step: int) -> float:
+        """The same: what is released has the noise that was drawn."""
+        return self.deviation(step)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,12 @@ class CorrelatedSum:
         """Of the entries of z, from which the strategy makes the noise; see `noise.correlated.strategy`."""
         sensitivity = self.strategy.sensitivity(self.steps, self.participations, self.separation, regular=self.regular)
         return self.noise_multiplier * self.norm_bound * sensitivity
+
+    def released_deviation(self, step: int) -> float:
+        """Standard deviation of the noise in every entry of what a step releases; ``nan`` if it is not known."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        return self.standard_deviation * increment_std(self.strategy, self.steps, step)
 
 
 Query = GaussianSum | CorrelatedSum

@@ -29,6 +29,9 @@ def quantile(when: Any) -> dpoptim.PrivateQuantile:
 METHODS: dict[str, Any] = {
     "dp-sgd": dpoptim.DPSGD(0.7),
     **{f"dp-sgd, {when}": dpoptim.DPSGD(quantile(when)) for when in WHEN},
+    "dp-sgd, planned": dpoptim.DPSGD(dpoptim.PlannedClipNorm((1.0, 0.2, 0.5))),
+    "dp-ftrl, planned": dpoptim.DPFTRL(dpoptim.PlannedClipNorm((1.0, 0.2)), order="given"),
+    "dice-sgd, planned": dpoptim.DiceSGD(dpoptim.PlannedClipNorm((1.0, 0.2)), 0.5, 3.0),
     "dp-ftrl": dpoptim.DPFTRL(0.7, order="given"),
     **{f"dp-ftrl, {when}": dpoptim.DPFTRL(quantile(when), noise="tree", order="given") for when in WHEN},
     "dp-ftrl by value": dpoptim.DPFTRL(0.7, order="given", value_bound="sharp"),

@@ -4,6 +4,7 @@ from dpoptim.methods.dice_sgd import DiceSGD
 from dpoptim.methods.dp_ftrl import DPFTRL
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.methods.method import TrainingMethod
+from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.value_clipped_sgd import ValueClippedSGD
 from dpoptim.methods.whole_run import WholeRun
@@ -13,6 +14,7 @@ __all__ = [
     "DPFTRL",
     "DPSGD",
     "DiceSGD",
+    "PlannedClipNorm",
     "PrivateQuantile",
     "TrainingMethod",
     "ValueClippedSGD",

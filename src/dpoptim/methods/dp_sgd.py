@@ -6,6 +6,7 @@ Das et al. Alg. 1, Fang et al. Alg. 1 and Zhang et al. Alg. 1 are this algorithm
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dpoptim.arguments import positive_number
 from dpoptim.clipping import Style
 from dpoptim.mechanisms.independent import IndependentNoise
 from dpoptim.methods.method import TrainingMethod
@@ -20,25 +21,30 @@ class DPSGD(TrainingMethod):
 
     Args:
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a `PrivateQuantile`, by which
-            the run finds it within its budget.
+            the run finds it within its budget, or a `PlannedClipNorm`.
         clipping: ``"flat"`` (g min(1, C/|g|)), ``"automatic"`` (C g / (|g| + 0.01))
             or ``"per-layer"`` (each of the L layers by itself, to C / sqrt(L)).
+        noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier: (2, 1) is twice as much in
+            the first half. Accounted step by step. Empty: the same throughout.
     """
 
     clip_norm: float | ClipNormPolicy
     clipping: Style = "flat"
+    noise_schedule: tuple[float, ...] = ()
     name: ClassVar[str] = "dp-sgd"
     summary: ClassVar[str] = "clipped gradients of Poisson batches, with independent noise (Abadi et al. 2016)"
 
     def __post_init__(self) -> None:
         self.check()
+        schedule = tuple(positive_number("noise_schedule", value) for value in self.noise_schedule)
+        object.__setattr__(self, "noise_schedule", schedule)
 
     def sampler(self, n: int, batch_size: int) -> PoissonSampling:
         return PoissonSampling(batch_size / n)
 
     @property
     def mechanism(self) -> IndependentNoise:
-        return IndependentNoise()
+        return IndependentNoise(self.noise_schedule)
 
 
 DPSGD.__init__ = knows_opacus(DPSGD.__init__)  # type: ignore[method-assign]  # DPSGD(max_grad_norm=...)

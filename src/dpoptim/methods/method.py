@@ -11,13 +11,14 @@ from dp_accounting import NeighboringRelation
 from dpoptim.assumptions import NOISE, Assumption, bounded
 from dpoptim.clipping import Clipping, ClippingRule, Style
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
+from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, ClipNormPolicy, SensitiveState
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import Sampler
 
-CLIP_NORM_POLICIES: tuple[type[Any], ...] = (PrivateQuantile,)  # told apart by their fields in a plan's JSON
+CLIP_NORM_POLICIES: tuple[type[Any], ...] = (PrivateQuantile, PlannedClipNorm)  # told apart by their fields in a plan's JSON
 
 
 class TrainingMethod(ABC):

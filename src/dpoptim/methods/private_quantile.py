@@ -141,6 +141,12 @@ class QuantileSearch(AdaptiveClipNorm):
         self.share_below = math.nan
 
     @property
+    def gain(self) -> float:
+        if self._settings.when == "at the start":
+            return self.rule.norm
+        return self.rule.norm / math.sqrt(1 - self._settings.share)
+
+    @property
     def found(self) -> bool:
         return self._measuring == 0
 

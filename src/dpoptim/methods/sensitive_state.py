@@ -67,6 +67,11 @@ class AdaptiveClipNorm(Protocol):
     share_below: float  # the last noisy share of gradients below the clip norm; nan if none was released
 
     @property
+    def gain(self) -> float:
+        """What `answer` will multiply this step's released sums by; public."""
+        ...
+
+    @property
     def found(self) -> bool:
         """Whether this step trains; else it only measures."""
         ...

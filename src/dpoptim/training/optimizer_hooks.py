@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.optim.adam_bc import pass_on
 from dpoptim.torch_internals import global_step_hooks, gradient_hooks, put_first
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
@@ -32,6 +33,8 @@ class OptimizerHooks:
         engine: Engine,
     ) -> None:
         self._steps, self._gradients, self._engine = steps, gradients, engine
+        self._optimizers = tuple(optimizers)
+        pass_on(self._optimizers, steps.noise_std)  # refuses those that would not be told, before anything is spent
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
@@ -74,6 +77,7 @@ class OptimizerHooks:
         self._engine.require_all_closed()
         if self._steps.state == "complete":
             self._steps.release()
+            pass_on(self._optimizers, self._steps.noise_std)
             self._gradients.begin(optimizer, moves=self._steps.moved)
         return changed
 

@@ -431,6 +431,15 @@ class PrivateTraining:
         return self._engine.clipping.norm if found else math.nan
 
     @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise in every entry of the last gradients that were released; public.
+
+        Before the first release, of the gradients to come; 0 without noise; ``nan`` where the noise is of a tree. Optimizers
+        with a ``noise_std`` of their own, such as `dpoptim.optim.AdamBC`, are told it.
+        """
+        return self._steps.noise_std
+
+    @property
     def share_unclipped(self) -> float:
         """The noisy share of the last step's gradients that were not clipped; public. ``nan`` where none is released.
 

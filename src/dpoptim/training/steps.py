@@ -27,6 +27,8 @@ class Steps:
     Attributes:
         done: noisy steps taken so far (public), those that only looked for the clip norm included.
         moved: whether the last ``optimizer.step()`` moved the model.
+        noise_std: of the noise in every entry of the last gradients that the gate released; before the first, of those to
+            come; ``nan`` if the mechanism does not tell.
 
     **Guarantee.** Each batch's sum goes to the gate once, and nothing remembers a step before its noise is drawn.
     """
@@ -41,6 +43,7 @@ class Steps:
         if self._side is not None:
             self._side.attach(engine.by_layer, ranks)
         self.choice = method.adaptive_clip_norm(plan)
+        self.noise_std = self._noise_of(self.done, 1.0 if self.choice is None else self.choice.gain)
         if self.choice is not None:
             self.choice.meet(ranks)
             engine.clipping, engine.observer = self.choice.rule, self.choice.observe
@@ -86,6 +89,7 @@ class Steps:
             self._side.released(sums)
         elif self._side is not None:
             self._side.skipped()
+        gain = 1.0 if self.choice is None else self.choice.gain
         released = noisy if self.choice is None else self.choice.answer(noisy)
         if self.choice is not None:
             self._engine.clipping = self.choice.rule
@@ -93,8 +97,12 @@ class Steps:
         self.done += 1
         if released is not None:  # else the step was for the clip norm: optimizers find no gradients, and move nothing
             self._engine.write_means(released, self._plan.batch_size)
+            self.noise_std = self._noise_of(self.done - 1, gain)
             self.moved = True
         self._state = "idle"
+
+    def _noise_of(self, step: int, gain: float) -> float:
+        return gain * self._plan.query.released_deviation(step) / self._plan.batch_size
 
     def refuse_interrupted(self) -> None:
         if self._state == "released":

@@ -1,0 +1,36 @@
+"""How noisy a single step's release is where noise is correlated: the rows of C^-1."""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from dpoptim.noise.correlated.banded import BandedToeplitz
+from dpoptim.noise.correlated.buffered import BufferedToeplitz, fitted, prefix_coefficients
+from dpoptim.noise.correlated.fitting import convolved, inverse
+from dpoptim.noise.correlated.independent import Independent
+from dpoptim.noise.correlated.strategy import Floats, Strategy
+from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot, inverse_coefficients
+
+
+def increment_std(strategy: Strategy, steps: int, step: int) -> float:
+    """Return the standard deviation of a step's noise where z has standard deviation 1; ``nan`` for trees and others'."""
+    if isinstance(strategy, Independent):
+        return 1.0
+    if isinstance(strategy, ToeplitzSquareRoot) and strategy.normalised:
+        return math.nan
+    if isinstance(strategy, BandedToeplitz | BufferedToeplitz | ToeplitzSquareRoot):
+        return float(_increments(strategy, steps)[step])
+    return math.nan
+
+
+@lru_cache(maxsize=16)
+def _increments(strategy: BandedToeplitz | BufferedToeplitz | ToeplitzSquareRoot, steps: int) -> Floats:
+    if isinstance(strategy, BandedToeplitz):
+        column, rows = strategy.coefficients(steps)
+        return np.sqrt(convolved(1 / rows, inverse(column, steps) ** 2))
+    if isinstance(strategy, BufferedToeplitz):
+        first = np.diff(prefix_coefficients(*fitted(strategy.buffers, steps), steps), prepend=0.0)
+    else:
+        first = inverse_coefficients(steps)
+    return np.sqrt(np.cumsum(first**2))

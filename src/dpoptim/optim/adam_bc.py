@@ -1,0 +1,98 @@
+"""Adam whose second moment has the noise's variance taken off (Tang, Shpilevskiy and Lecuyer 2023, "DP-AdamBC")."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpoptim.arguments import number_from_zero, positive_number
+
+
+class AdamBC(torch.optim.Optimizer):
+    """Adam for noisy gradients: steps are ``m / sqrt(max(v - noise variance, floor * noise variance))``.
+
+    The noise enlarges every second moment alike, which makes Adam SGD; its variance is public, and
+    taken off. Post-processing of what was released: it costs no privacy. Inside `dpoptim.attach`
+    the noise of each release is passed on by itself (``noise_std`` of the parameter groups).
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate, > 0.
+        betas: decays of the two moments, in [0, 1).
+        eps: added to the root, as in Adam; >= 0.
+        floor: least second moment that is told from none, in units of the noise's variance; >= 0.
+            An average over 1 / (1 - beta2) steps is right to about sqrt(1 - beta2) of it.
+        weight_decay: decoupled, as in AdamW; >= 0.
+        noise_std: of the noise in every entry of the gradients, until `attach` says otherwise.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        floor: float = 0.1,
+        weight_decay: float = 0.0,
+        noise_std: float = 0.0,
+    ) -> None:
+        for name, value in zip(("betas[0]", "betas[1]"), betas, strict=True):
+            if not 0 <= number_from_zero(name, value) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value!r}.")
+        defaults = {
+            "lr": positive_number("lr", lr),
+            "betas": betas,
+            "eps": number_from_zero("eps", eps),
+            "floor": number_from_zero("floor", floor),
+            "weight_decay": number_from_zero("weight_decay", weight_decay),
+            "noise_std": number_from_zero("noise_std", noise_std),
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the parameters that have gradients; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move(p, p.grad, group)
+        return loss
+
+    def _move(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["step"], state["variance"] = 0, 0.0
+            state["first"], state["second"] = torch.zeros_like(p), torch.zeros_like(p)
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        state["first"].lerp_(gradient, 1 - beta1)
+        state["second"].lerp_(gradient.square(), 1 - beta2)
+        # Weighted over the steps as the second moment is: the noise may differ from step to step.
+        state["variance"] = beta2 * state["variance"] + (1 - beta2) * group["noise_std"] ** 2
+        correction = 1 - beta2 ** state["step"]
+        variance = state["variance"] / correction
+        second = (state["second"] / correction - variance).clamp_(min=group["floor"] * variance)
+        if group["weight_decay"] > 0:
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+        root = second.sqrt_().add_(group["eps"])
+        p.addcdiv_(state["first"], root, value=-group["lr"] / (1 - beta1 ** state["step"]))
+
+
+def pass_on(optimizers: Iterable[torch.optim.Optimizer], noise_std: float) -> None:
+    """Tell optimizers that want to know it (those with a ``noise_std`` of their own) how noisy a release is."""
+    for optimizer in optimizers:
+        if "noise_std" in optimizer.defaults:
+            if math.isnan(noise_std):
+                raise ValueError(
+                    f"{type(optimizer).__name__} asks for the noise of each step, which this noise does not tell. Fix: "
+                    "noise='best' or 'independent', or another optimizer."
+                )
+            for group in optimizer.param_groups:
+                group["noise_std"] = noise_std

@@ -1,0 +1,111 @@
+"""Planned clip norms and planned noise: what was planned is what happens, and what is accounted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.accounting import compute_epsilon
+from dpoptim.audit.families import attack
+from dpoptim.audit.side_by_side import releases_kept
+
+PLAN: dict[str, Any] = {"n": 400, "batch_size": 400, "steps": 6, "delta": 1e-5, "neighboring": "zero-out"}
+
+
+def releases(plan: dpoptim.Plan, size: int = 40_000, **options: Any) -> tuple[list[torch.Tensor], list[float]]:
+    """What each step releases of records without gradients, and the clip norm before each step."""
+    model = nn.Linear(1, size, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    with (
+        releases_kept(size) as kept,
+        dpoptim.attach(plan, model, optimizer, TensorDataset(torch.zeros(400, 1)), noise_seed=0, **options) as private,
+    ):
+        for (x,) in private.batches():
+            norms.append(private.clip_norm)
+            private.backward(model(x).sum(1))
+            optimizer.step()
+    return kept, norms
+
+
+def test_noise_follows_its_schedule_and_so_does_the_charge() -> None:
+    plan = dpoptim.DPSGD(0.5, noise_schedule=(2, 1, 0.5)).plan(noise_multiplier=1.5, **PLAN)
+    gaussian = dp_accounting.GaussianDpEvent
+    steps = [dp_accounting.SelfComposedDpEvent(gaussian(1.5 * scale), 2) for scale in (0.5, 1, 2)]
+    expected = compute_epsilon(dp_accounting.ComposedDpEvent(steps), 1e-5, "zero-out").epsilon
+    assert plan.guarantee.epsilon == pytest.approx(expected)
+    kept, _ = releases(plan)
+    for released, scale in zip(kept, (2, 2, 1, 1, 0.5, 0.5), strict=True):
+        assert float(released.std()) == pytest.approx(0.5 * 1.5 * scale, rel=0.02)
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+
+
+def test_sampled_noise_schedules_are_composed_and_calibrated() -> None:
+    method = dpoptim.DPSGD(1.0, noise_schedule=(1.5, 1.0))
+    plan = method.plan(n=10_000, batch_size=100, steps=50, epsilon=2.0, delta=1e-5)
+    assert 1.98 <= plan.guarantee.epsilon <= 2
+    events = plan.event.events  # type: ignore[attr-defined]
+    assert [(one.event.event.noise_multiplier / plan.noise_multiplier, one.count) for one in events] == [
+        (pytest.approx(1.0), 25),
+        (pytest.approx(1.5), 25),
+    ]
+
+
+def test_the_attack_knows_the_schedule() -> None:
+    plan = dpoptim.DPSGD(1.0, noise_schedule=(3, 1)).plan(noise_multiplier=2.0, **PLAN)
+    found = attack(plan, 8000, 0)
+    assert found.verdict != "refuted"
+    assert 0.6 * found.claimed < found.lower_bound <= found.claimed
+
+
+def test_clip_norms_follow_their_plan_at_no_cost() -> None:
+    plan = dpoptim.DPSGD(dpoptim.PlannedClipNorm((1.0, 0.25))).plan(noise_multiplier=2.0, **PLAN)
+    assert plan.event == dpoptim.DPSGD(1.0).plan(noise_multiplier=2.0, **PLAN).event
+    _, norms = releases(plan)
+    assert norms == [1.0] * 3 + [0.25] * 3
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+    assert json.loads(plan.to_json())["method"]["clip_norm"] == {"norms": [1.0, 0.25]}
+
+
+def test_a_plan_of_clip_norms_survives_a_checkpoint(tmp_path: Path) -> None:
+    plan = dpoptim.DPSGD(dpoptim.PlannedClipNorm((1.0, 0.25))).plan(noise_multiplier=2.0, **PLAN)
+
+    def run(stop: int, **options: Any) -> list[float]:
+        model, norms = nn.Linear(1, 2), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.ones(400, 1))
+        with dpoptim.attach(plan, model, optimizer, data, noise_seed=0, **options) as private:
+            for (x,) in private.batches():
+                norms.append(private.clip_norm)
+                private.backward(model(x).sum(1))
+                optimizer.step()
+                if private.steps_done == stop:
+                    private.save(tmp_path / "run.secret")
+                    break
+        return norms
+
+    assert run(2) == [1.0, 1.0]
+    assert run(99, resume=tmp_path / "run.secret") == [1.0, 0.25, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (lambda: dpoptim.DPSGD(1.0, noise_schedule=(1, 0)), "noise_schedule must be a finite number above 0"),
+        (lambda: dpoptim.PlannedClipNorm(()), "norms is empty"),
+        (lambda: dpoptim.PlannedClipNorm((1.0, -1.0)), "norms must be a finite number above 0"),
+        (
+            lambda: dpoptim.DPSGD(dpoptim.PlannedClipNorm((1.0,) * 9)).plan(noise_multiplier=2.0, **PLAN),
+            "at most one a step",
+        ),
+    ],
+)
+def test_bad_schedules_are_refused(method: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        method()
