@@ -44,7 +44,7 @@ class PlannedClipNorm:
 
     def refuse_if_drowned(self, *, batch_size: int, steps: int, deviation: float) -> None:
         if len(self.norms) > steps:
-            raise ValueError(f"clip_norm plans {len(self.norms)} norms for {steps} steps; give at most one a step.")
+            raise ValueError(f"clip_norm plans more norms than the {steps} steps of the run; give at most one a step.")
 
     def assumption(self) -> Assumption:
         return Assumption("enforced", f"the clip norm follows a plan: {', '.join(f'{norm:g}' for norm in self.norms)}")
