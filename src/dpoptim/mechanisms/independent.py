@@ -1,7 +1,7 @@
 """Independent Gaussian noise in every step: DP-SGD's mechanism, amplified by whatever the sampler offers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import dp_accounting
 import numpy as np
@@ -26,7 +26,7 @@ class IndependentNoise(StepMechanism):
         """Return the noise of each step over the plan's noise multiplier; positive, shape (steps,). Public."""
         return in_stretches(self.schedule or (1.0,), steps)
 
-    schedule: tuple[float, ...] = ()
+    schedule: tuple[float, ...] = field(default=(), kw_only=True)
 
     def audit_family(self, run: RunShape) -> str:
         return "two worlds" if isinstance(run.sampler, PoissonSampling) else "fixed order"

@@ -44,7 +44,7 @@ class DPSGD(TrainingMethod):
 
     @property
     def mechanism(self) -> IndependentNoise:
-        return IndependentNoise(self.noise_schedule)
+        return IndependentNoise(schedule=self.noise_schedule)
 
 
 DPSGD.__init__ = knows_opacus(DPSGD.__init__)  # type: ignore[method-assign]  # DPSGD(max_grad_norm=...)
