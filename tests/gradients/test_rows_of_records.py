@@ -65,7 +65,7 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(per_sample_grads_module, "kept", lambda most, entries: False)
         patch.setattr("dpoptim.gradients.sequence_outer.kept", lambda most, entries: False)
         return
-    for name in ("KEPT_GRADIENTS", "WORTH_A_CALL", "LARGE_KERNEL"):
+    for name in ("KEPT_GRADIENTS", "FEW_POSITIONS", "WORTH_A_CALL", "LARGE_KERNEL"):
         patch.setattr(choose_formula_module, name, -1 if way == "one by one" or name == "KEPT_GRADIENTS" else math.inf)
 
     def chosen(grad: Lazy | SequenceOuter, positions: int | None, capacity: int, size: int) -> Lazy | SequenceOuter:

@@ -72,7 +72,7 @@ def test_removing_a_record_of_adversarial_rows(
     rows = keep.repeat_interleave(K)
     with pytest.MonkeyPatch.context() as patch:
         if singly:
-            for name in ("KEPT_GRADIENTS", "WORTH_A_CALL", "LARGE_KERNEL"):
+            for name in ("KEPT_GRADIENTS", "FEW_POSITIONS", "WORTH_A_CALL", "LARGE_KERNEL"):
                 patch.setattr(choose_formula_module, name, -1)
         whole = sums(model, x, target, RowsOfRecords(K, reduction), bound, present)
         without = sums(model, x[rows], target[rows], RowsOfRecords(K, reduction), bound, present[keep])

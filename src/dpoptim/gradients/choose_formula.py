@@ -9,6 +9,7 @@ from dpoptim.gradients.sequence_outer import SequenceOuter
 
 KEPT_GRADIENTS = 1 << 20  # entries of a layer's per-record gradients up to which forming and keeping them is choose_formula
 WORTH_A_CALL = 1 << 19  # multiplications for one record's gradient that take longer than asking for them
+FEW_POSITIONS = 8  # up to which claimed norms are cheaper still, as for the rows of a record in a linear layer
 LARGE_KERNEL = 1 << 15  # entries of a convolution's kernel that make as much work, by whatever products
 
 
@@ -35,6 +36,6 @@ def choose_formula(
         return per_sample_grad
     p, d = per_sample_grad.g.shape[2], per_sample_grad.a.shape[2]
     usual = per_sample_grad.g.device.type == "cpu" and per_sample_grad.dtype == torch.float32
-    if usual and room and positions * p * d >= WORTH_A_CALL:
+    if usual and room and positions > FEW_POSITIONS and positions * p * d >= WORTH_A_CALL:
         return replace(per_sample_grad, alone=True)
     return replace(per_sample_grad, claims=positions * (p + d) < 0.8 * p * d)
