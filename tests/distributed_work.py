@@ -351,3 +351,52 @@ def sharded_model(rank: int) -> str:
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return caught(lambda: dpoptim.attach(plan_for(METHODS["flat"]()), model, optimizer, TensorDataset(*records())))
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------
+
+
+def ledger_of(rank: int, plan: Plan, path: str) -> dict[str, Any]:
+    if rank or not plan.noise_multiplier:
+        return {}
+    return {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)}
+
+
+def saved_part(rank: int, method: str, path: str, noise_multiplier: float) -> str | None:
+    """The first three steps of a run, left at a checkpoint."""
+    plan = plan_for(METHODS[method](), noise_multiplier=noise_multiplier, steps=8)
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    options = (
+        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)} if noise_multiplier and rank == 0 else {}
+    )
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(*records()), noise_seed=5, **options) as private:
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+            if private.steps_done == 3:
+                if rank == 0:  # as if workers had run ahead on this rank alone
+                    private._batches.draw_ahead(3)
+                private.save(path)
+                return private.reservation
+    return None
+
+
+def resumed_part(rank: int, method: str, path: str, noise_multiplier: float, again: str) -> dict[str, Any]:
+    """The rest of it. What is saved again, right after it was taken up, is what was there."""
+    plan = plan_for(METHODS[method](), noise_multiplier=noise_multiplier, steps=8)
+    torch.manual_seed(9)
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    options = (
+        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)} if noise_multiplier and rank == 0 else {}
+    )
+    data = TensorDataset(*records())
+    with dpoptim.attach(plan, model, optimizer, data, noise_seed=5, resume=path, **options) as private:
+        private.save(again)
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+        reservation = private.reservation
+    parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return {"parameters": parameters, "steps": private.steps_done, "reservation": reservation}

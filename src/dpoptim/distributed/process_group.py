@@ -61,9 +61,7 @@ class ProcessGroup:
             raise RankError(f"{named(failed)} failed in {what}, and says why itself. Nothing was released.")
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        everyone: list[Any] = [None] * self.size
-        with self._connected("comparing what the ranks are about to do"):
-            dist.all_gather_object(everyone, dict(facts), group=self._control)
+        everyone = self.gathered(dict(facts))
         for key in facts:
             other = [rank for rank, theirs in enumerate(everyone) if theirs.get(key) != everyone[0].get(key)]
             if other:
@@ -130,6 +128,12 @@ class ProcessGroup:
             if not quietly:
                 raise
         return [(int(kind), int(step)) for kind, step in signs.tolist()]
+
+    def gathered(self, mine: Any) -> list[Any]:
+        everyone: list[Any] = [None] * self.size
+        with self._connected("gathering what the ranks have"):
+            dist.all_gather_object(everyone, mine, group=self._control)
+        return everyone
 
     def added(self, number: int) -> int:
         total = torch.tensor([number], dtype=torch.int64)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -87,6 +87,10 @@ class Ranks(Protocol):
         """What rank 0 released, on every rank; shaped like ``like``."""
         ...
 
+    def gathered(self, mine: Any) -> list[Any]:
+        """What each rank hands over, in order."""
+        ...
+
     def added(self, number: int) -> int:
         """The sum of the ranks' numbers."""
         ...
@@ -155,6 +159,9 @@ class OneProcess:
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
         return released
+
+    def gathered(self, mine: Any) -> list[Any]:
+        return [mine]
 
     def added(self, number: int) -> int:
         return number

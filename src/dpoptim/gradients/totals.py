@@ -33,6 +33,11 @@ class Totals:
         views = zip(*map(self.split, self._buffers), strict=True)  # of each parameter, one for each sum
         self.sums = [Sums([view.view(-1) for view in each], directions) for each in views]
 
+    @property
+    def entries(self) -> list[int]:
+        """Of the whole vectors of a sum, in the order of `take`."""
+        return [sum(sizes) for _, sizes in self._layout]
+
     def restart(self) -> None:
         """Forget what was added."""
         for sums in self.sums:

@@ -49,18 +49,37 @@ ENTRIES = {
 
 
 def write_checkpoint(
-    path: Path, contents: dict[str, Any], *, key: bytes | None = None, announce: Callable[[str], None]
+    path: Path,
+    contents: dict[str, Any],
+    *,
+    key: bytes | None = None,
+    announce: Callable[[str], None],
+    on_first: Callable[[Callable[[], Any]], Any] = lambda ask: ask(),
 ) -> None:
     """Write ``contents`` (tensors, numbers, text, and nests of them) to a file that its owner alone may read.
 
     Args:
         key: 32 bytes that seal it.
         announce: called with the SHA-256 of what follows the first line, before the file is there.
+        on_first: where several processes call this together: does something in the one that has the file.
 
     Raises:
         ValueError: what would be written could not be read back, or the key has another length.
         OSError: see `write_atomically`; or ``path`` is there and no checkpoint.
     """
+    file: list[bytes] = []
+
+    def encode() -> str:
+        body, digest = encoded(path, contents, key)
+        file.append(body)
+        return digest
+
+    announce(on_first(encode))
+    on_first(lambda: write_atomically(path, file[0], secret=True))
+
+
+def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[bytes, str]:
+    """The file for ``path``, and its SHA-256; errors as for `write_checkpoint`."""
     if path.exists() and not is_checkpoint(path):
         raise FileExistsError(
             f"{printable(str(path))} is there and is no checkpoint; it stays as it is. Fix: choose another path."
@@ -81,8 +100,7 @@ def write_checkpoint(
         nonce = os.urandom(NONCE_BYTES)
         body = nonce + cipher(key).encrypt(nonce, body, SEALED)
     digest = hashlib.sha256(body).hexdigest()
-    announce(digest)
-    write_atomically(path, mark + digest.encode() + b"\n" + body, secret=True)
+    return mark + digest.encode() + b"\n" + body, digest
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -125,6 +143,11 @@ def read_checkpoint(path: Path, *, key: bytes | None = None) -> tuple[dict[str, 
                 f"resume: {name} was sealed with another key, or changed. Fix: give the checkpoint_key of its run."
             ) from None
     return checked(body, name), digest
+
+
+def checkpoint_to_resume(path: str | Path | None, key: bytes | None) -> tuple[dict[str, Any] | None, str]:
+    """As `read_checkpoint`; nothing without a path."""
+    return (None, "") if path is None else read_checkpoint(Path(path), key=key)
 
 
 def checked(body: bytes, name: str) -> dict[str, Any]:

@@ -78,6 +78,15 @@ class BatchQueue:
                 self._waiting.append(next(self._drawn))
             yield self._waiting[step - self._released]
 
+    @property
+    def drawn_ahead(self) -> int:
+        """Batches that wait for their release."""
+        return len(self._waiting)
+
+    def draw_ahead(self, batches: int) -> None:
+        """Draw until so many wait; where several processes draw alike, those that have drawn fewer catch up."""
+        self._waiting.extend(next(self._drawn) for _ in range(batches - len(self._waiting)))
+
     def released(self) -> None:
         """The oldest batch's noisy sum is out."""
         self._waiting.popleft()

@@ -19,6 +19,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import whole_number
 from dpoptim.assumptions import Assumption
 from dpoptim.distributed.agreement import facts_of
+from dpoptim.distributed.checkpoints import cut, joined
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import OwnSynchronisation
 from dpoptim.errors import PrivacyError
@@ -37,7 +38,12 @@ from dpoptim.training.basis import (
     caveats_of,
     in_order,
 )
-from dpoptim.training.checkpoint import identity_of, read_checkpoint, refuse_other_training, write_checkpoint
+from dpoptim.training.checkpoint import (
+    checkpoint_to_resume,
+    identity_of,
+    refuse_other_training,
+    write_checkpoint,
+)
 from dpoptim.training.engines import engine_for
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
@@ -50,11 +56,11 @@ from dpoptim.training.progress import show_progress
 from dpoptim.training.reduction import differentiate
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
-    refuse_checkpoints,
     refuse_devices,
     refuse_foreign_parameters,
     refuse_other_size,
     refuse_other_unit,
+    refuse_to_save,
     refuse_unsupported,
 )
 from dpoptim.training.released_gradients import ReleasedGradients
@@ -96,8 +102,7 @@ class PrivateTraining:
     ) -> None:
         require_choice(isolation, batch_axis)
         self._ranks, self._sharded = ranks, sharded
-        refuse_checkpoints(ranks.size if resume is not None else 1)
-        checkpoint, digest = (None, "") if resume is None else read_checkpoint(Path(resume), key=checkpoint_key)
+        checkpoint, digest = ranks.from_first(partial(checkpoint_to_resume, resume, checkpoint_key))
         self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
         self._synchronisation = OwnSynchronisation(model)
@@ -137,11 +142,12 @@ class PrivateTraining:
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
         ranks.arrive("dpoptim.attach")
         self._agree(partial_backward, noise_seed)
-        self._ledger = ranks.ledger(Ledger(neighboring=plan.neighboring) if ledger is None else ledger)
+        self._ledger, self._owns_ledger = ranks.ledger(ledger or Ledger(neighboring=plan.neighboring)), ledger is None
         self._identity = identity_of(plan, self._engine, self.optimizers, self._units)
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
-        self._owns_ledger = ledger is None
+            own = ranks.dealer(noise_seed, "ranks of waiting" + later)
+            checkpoint = cut(checkpoint, ranks, self._engine.totals.entries, own)
         gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
@@ -380,7 +386,7 @@ class PrivateTraining:
                 "private.save was called in the middle of a step. Fix: save after optimizer.step() for the last piece of a "
                 "batch, such as where private.finished_step is true."
             )
-        refuse_checkpoints(self._ranks.size)
+        refuse_to_save(self._ranks.size, sharded=self._sharded)
         refuse_changed_parameters(self._engine)
         contents = {
             "identity": self._identity,
@@ -389,9 +395,15 @@ class PrivateTraining:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "unfinished": self._released_gradients.unfinished(),
-            **self._steps.secret_state(),
+            **joined(self._steps.secret_state(), self._ranks, self._engine.totals.entries),
         }
-        write_checkpoint(Path(path), contents, key=self._checkpoint_key, announce=self._steps.gate.note_checkpoint)
+        write_checkpoint(
+            Path(path),
+            contents,
+            key=self._checkpoint_key,
+            announce=self._steps.gate.note_checkpoint,
+            on_first=self._ranks.from_first,
+        )
         self._saved_at = self.steps_done
 
     def _all_caveats(self) -> dict[str, bool]:

@@ -109,10 +109,12 @@ def refuse_other_size(plan: Plan, count: int, name: str) -> None:
         )
 
 
-def refuse_checkpoints(processes: int) -> None:
-    if processes > 1:
+def refuse_to_save(processes: int, *, sharded: bool) -> None:
+    """Records that each process numbers for itself could not be found again by other processes."""
+    if processes > 1 and sharded:
         raise PrivacyError(
-            "checkpoints of runs in several processes are not supported yet. Fix: train in one process, or without them."
+            "checkpoints of runs with sharded=True in several processes are not supported yet. Fix: the same data set on "
+            "every process (a memory-mapped array, say), without sharded."
         )
 
 

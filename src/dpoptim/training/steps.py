@@ -113,6 +113,7 @@ class Steps:
 
     def secret_state(self) -> dict[str, Any]:
         """What a checkpoint needs between two steps. Secret."""
+        self._queue.draw_ahead(self._ranks.most(self._queue.drawn_ahead))
         return {
             "steps_done": self.done,
             "queue": self._queue.secret_state(),
