@@ -37,6 +37,9 @@ NARROW = {"mixtral", "qwen2 moe", "gpt oss"}
 BY_RULES = {
     *("mlp", "cnn", "u-net", "lstm", "char rnn", "attention", "encoder", "transformer", "tied head", "vae", "diffusion"),
     *("frozen batch norm", "positions of one row", "bag of words", "lstm turned inside", "clip, each record by itself"),
+    *("relative position bias", "positions of one axis", "positions repeated", "records folded into positions"),
+    *("time-first lstm", "time-first encoder", "time-first transformer"),
+    *("t5", "mpnet", "opt", "beit", "beit with a shared bias", "longformer", "patchtst"),
     *("bert", "roberta", "gpt2", "llama", "qwen2", "gemma2", "bart", "vit", "dinov2", "convnext", "lora", "ia3"),
 }
 

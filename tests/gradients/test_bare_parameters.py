@@ -87,6 +87,7 @@ EXACT = [
     ((1, 1, D), "torch.cat([self.first(p.expand(B, -1, -1)), h], 1)"),
     ((1, 1, D), "torch.cat([self.first(p).expand(B, -1, -1), h], 1)"),
     ((1, D), "torch.stack([p.expand(B, -1), h.mean(1)], 1)"),
+    ((1, 1, D), "h + p * torch.arange(1.0, T + 1)[None, :, None].to(h.dtype)"),  # positions made on the way are not data
 ]
 
 EXACT += [
@@ -102,7 +103,6 @@ FALLBACK = [
     ((D, D), "F.linear(h, p * 2)"),
     ((D, D), "(p @ h.transpose(1, 2)).transpose(1, 2)"),
     ((T,), "F.prelu(h, p)"),
-    ((1, 1, D), "h + p * torch.arange(1.0, T + 1)[None, :, None].to(h.dtype)"),  # positions made on the way are not data
 ]
 
 

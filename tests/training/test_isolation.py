@@ -1,5 +1,6 @@
 """`attach` keeps records apart in the fastest way that works, says so once, and lists it."""
 
+import math
 import re
 import warnings
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.training.isolation import Chosen, IsolationWarning, choose_isolation
+from dpoptim.training.isolation import IsolationWarning, choose_isolation
 
 N, T, D = 12, 4, 5
 
@@ -49,12 +50,6 @@ class Noisy(nn.Module):
 def data(*shape: int) -> TensorDataset:
     torch.manual_seed(1)
     return TensorDataset(torch.randn(N, *(shape or (D,))), torch.randint(0, 3, (N,)))
-
-
-def quietly(model: nn.Module, train_set: Dataset[Any], *args: Any) -> Chosen:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", IsolationWarning)
-        return choose_isolation(model, train_set, *args)
 
 
 def trained(model: nn.Module, train_set: Any, **options: Any) -> tuple[list[Tensor], Any]:
@@ -157,9 +152,9 @@ class Both(nn.Module):
 
 
 def test_time_first_is_found_and_may_be_said() -> None:
-    found = quietly(Both(), data(T, D))
-    assert found.isolation.batch_axis == 1 or found.isolation.alone
-    assert quietly(Both(), data(T, D), "auto", 1).isolation == found.isolation
+    found = choose_isolation(Both(), data(T, D))
+    assert found.isolation == Isolation(batch_axis=1, time_first=frozenset({"head"}))
+    assert choose_isolation(Both(), data(T, D), "auto", 1).isolation == found.isolation
     assert choose_isolation(Both(batch_first=True), data(T, D)).isolation == Isolation()
     with pytest.raises(dpoptim.SamplesInteractError, match="batch_axis=1"):
         choose_isolation(Both(), data(T, D), "auto", 0)
@@ -214,4 +209,29 @@ def test_records_by_name_are_tried_as_the_model_takes_them() -> None:
     assert chosen.sample is not None
     assert set(chosen.sample.kwargs) == {"x", "attention_mask", "labels"}
     # Positions of shape (T,) pass for records whenever there are T of them; nothing but made-up records could tell.
-    assert quietly(ByName(lambda x: torch.arange(T)), Named()).isolation.by_vmap == ("",)
+    chosen = choose_isolation(ByName(lambda x: torch.arange(T)), Named())
+    assert chosen.isolation == Isolation(shared=frozenset({"position"}))
+
+
+def test_numbers_that_may_be_masks_are_ones_where_nothing_else_works() -> None:
+    """A record without any token has no gradient at all in some models."""
+
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(D, 3)
+
+        def forward(self, x: Tensor, counted: Tensor) -> Tensor:
+            return (self.layer(x) * counted[..., None]).sum(1) / counted.sum(1, keepdim=True)
+
+    torch.manual_seed(0)
+    records = TensorDataset(torch.randn(N, 1, D), torch.ones(N, 1, dtype=torch.long))
+    assert choose_isolation(Averaging(), records).isolation == Isolation()
+    never = choose_isolation(nn.Sequential(nn.Linear(D, 3), NotFinite()), data())
+    assert never.sample is None
+    assert "not finite" in never.basis[-1].text
+
+
+class NotFinite(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * math.nan

@@ -15,7 +15,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
 from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForward, StillForward
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.layers.bare import for_records
+from dpoptim.gradients.layers.bare import BareParameters, for_records
 from dpoptim.gradients.layers.frozen import faster_forward
 from dpoptim.gradients.layers.registry import rule_for, runner_for
 from dpoptim.gradients.layers.rule import LayerRule
@@ -129,10 +129,19 @@ class HookManager:
             whole = VmapLayer(self.recorder, module, label, keys, axis)
             self._replace_forward(module, PerSampleForward(module, self._runs(whole)))
             return
+        if name in self.isolation.shared:
+            alike = BareParameters(self.recorder, module, label, keys, sees_records=False)
+            self._replace_forward(module, PerSampleForward(module, self._runs(alike)))
+            return
         rule = rule_for(module)
         if rule is not None:
             rule.check(module, label)
-            self._replace_forward(module, PerSampleForward(module, partial(self._run_layer, rule, module, label)))
+            run = partial(self._run_layer, rule, module, label)
+            if name in self.isolation.folded:
+                run = partial(self._run_folded, run)
+            elif name in self.isolation.time_first:
+                run = partial(run_time_first, run)
+            self._replace_forward(module, PerSampleForward(module, run))
             return
         runner = runner_for(self.recorder, module, label, keys)
         if runner is None or runner.hooks_children:
@@ -193,6 +202,12 @@ class HookManager:
         parameters = [p for p in module._parameters.values() if p is not None]
         return RuleFunction.apply(self.recorder, rule, module, label, x, *parameters)
 
+    def _run_folded(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Run a layer on records and positions that are folded together, records first."""
+        if self.rows is None or not self.rows or x.shape[0] % self.rows:
+            return run(x)
+        return run(x.unflatten(0, (self.rows, x.shape[0] // self.rows))).flatten(0, 1)
+
     def _replace_forward(self, module: nn.Module, forward: OwnForward) -> None:
         vars(module)["forward"] = forward
         self._undo.append(lambda: vars(module).pop("forward", None))
@@ -211,6 +226,11 @@ class HookManager:
                 layer=name.rpartition(".")[0],
             )
         self.recorder.reached(place)
+
+
+def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Run a layer on (time, records, ...)."""
+    return run(x.transpose(0, 1)).transpose(0, 1)
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -23,11 +23,17 @@ class Isolation:
         alone: microbatches have one record each; then the rest does not matter.
         by_vmap: names of the modules that are vectorised as a whole; "" is the model.
         batch_axis: the records' axis in what the model is given; 1 for (time, batch, ...) layouts.
+        folded: names of layers whose first axis is that of records and positions, folded together.
+        time_first: names of layers whose second axis is the records'.
+        shared: names of layers that see no records at all: what they make of constants is the same for all.
     """
 
     alone: bool = False
     by_vmap: tuple[str, ...] = ()
     batch_axis: int = 0
+    folded: frozenset[str] = frozenset()
+    time_first: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
 
     @property
     def tier(self) -> Tier:

@@ -19,6 +19,8 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
+from dpoptim.gradients.layers.registry import rule_for, takes_more_axes
+from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone, squared_norms, trainable
 from dpoptim.training.check import TOLERANCE, quiet
 from dpoptim.training.made_up import Sample, samples
@@ -94,11 +96,19 @@ def choose_isolation(
     with quiet(model, lambda: found.outputs(model)):
         sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
         trials = Trials(model, sample)
+        if not trials.finite:  # records without any token, say, where numbers are a mask
+            sample = sample.with_ones()
+            trials = Trials(model, sample)
+        if not trials.finite:
+            isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
+            return Chosen(isolation, (not_probed("gradients on random input are not finite"),), None)
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
         failure = trials.failure(isolation)
         if failure is not None and choice != "auto":
             raise trials.refusal(failure)
         first = failure
+        if failure is not None:
+            isolation, failure = with_places(model, sample, trials, isolation, failure)
         for _ in range(MOST_TRIALS):
             if failure is None or isolation.alone:
                 break
@@ -171,7 +181,8 @@ def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
         after = sample.map_records(change).outputs(model)
         for pair in zip(before, after, strict=True):
             a, b = (out[1:] for out in pair)
-            if a.numel() and not float((a - b).abs().max()) <= 1e-5 * float(a.abs().max()):
+            moved = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+            if a.numel() and not float(moved.max()) <= 1e-5 * float(a.nan_to_num(0.0, 0.0, 0.0).abs().max()):
                 return False
     return True
 
@@ -186,8 +197,10 @@ class Trials:
         alone = [self._part([i]) for i in range(sample.rows)]
         self._gradients = gradients_alone(model, self._loss, alone)
         norms = squared_norms(self._gradients).sqrt()
+        self.finite = bool(norms.isfinite().all())
         # One bound under which every record is clipped, and one under which none is.
-        self._bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
+        sizes = (float(norms.median()) / 2, 2 * float(norms.max())) if self.finite else ()
+        self._bounds = [max(size, 1e-6) for size in sizes]
         self.seconds: dict[Isolation, float] = {}
 
     def failure(self, isolation: Isolation) -> Failure | None:
@@ -251,6 +264,58 @@ class Trials:
         return [name for name, a, b in pairs if not float((a - b).norm()) <= allowed]
 
 
+def with_places(
+    model: nn.Module, sample: Sample, trials: Trials, isolation: Isolation, failure: Failure
+) -> tuple[Isolation, Failure | None]:
+    """Rules again, told where layers have their records; as before, if that is no help."""
+    for lookups in (False, True):
+        told = places_of_records(model, sample, isolation, lookups=lookups)
+        if told != isolation and trials.failure(told) is None:
+            return told, None
+    return isolation, failure
+
+
+@torch.no_grad()
+def places_of_records(model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool) -> Isolation:
+    """Where layers that have a rule find the records among their input's axes, by a run of the model as it is.
+
+    Args:
+        lookups: whether lookups of (1, T) indices are made once for all records, not once for each.
+    """
+    seen: dict[str, set[str]] = {}
+    rows = sample.rows
+
+    def note(name: str, rule: LayerRule, args: tuple[Any, ...]) -> None:
+        x = args[0] if args and isinstance(args[0], Tensor) else None
+        if x is None or not x.dim() or x.shape[0] == rows:
+            place = "first"
+        elif x.shape[0] == 1 and x.dim() > 1 and x.shape[1] != rows and not lookups:
+            place = "first"  # positions, looked up for each record
+        elif takes_more_axes(rule) and x.dim() > 1 and x.shape[1] == rows:
+            place = "time first"
+        elif takes_more_axes(rule) and x.shape[0] > rows and x.shape[0] % rows == 0:
+            place = "folded"
+        else:
+            place = "shared"
+        seen.setdefault(name, set()).add(place)
+
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name, rule=rule: note(name, rule, args))
+        for name, module in model.named_modules()
+        if (rule := rule_for(module)) is not None and any(p.requires_grad for p in module.parameters())
+    ]
+    try:
+        sample.call(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    def only(place: str) -> frozenset[str]:
+        return frozenset(name for name, places in seen.items() if places == {place})
+
+    return replace(isolation, folded=only("folded"), time_first=only("time first"), shared=only("shared"))
+
+
 def first_sentence(message: str) -> str:
     return message.split(". Fix: ", maxsplit=1)[0].rstrip(".")
 
@@ -296,7 +361,7 @@ def some(names: tuple[str, ...]) -> str:
 
 def message_of(trials: Trials, isolation: Isolation, failure: Failure | None) -> str:
     """What to tell of a way that is slower than rules; empty if there is nothing to tell."""
-    if failure is None:
+    if failure is None or (isolation.tier == "rules" and not isolation.by_vmap):
         return ""
     what = {
         "alone": "records pass alone, one in each microbatch",

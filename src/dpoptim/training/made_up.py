@@ -67,6 +67,10 @@ class Sample:
         args, kwargs = pytree.tree_map(map_one, (self.args, self.kwargs))
         return replace(self, args=args, kwargs=kwargs)
 
+    def with_ones(self) -> "Sample":
+        """With whole numbers, of which some may be masks, all one."""
+        return self.map_records(lambda x: x if x.is_floating_point() else torch.ones_like(x))
+
     def time_first(self) -> "Sample":
         """The same records on the second axis of whatever has two."""
         turned = replace(self, axis=1)
@@ -141,11 +145,11 @@ def accepted(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
 
 def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3, times: int = 1) -> int:
     """The smallest number of records from ``least`` on, each of so many rows, of which no other axis in sight has as many
-    or as many rows: none can pass for the batch.
+    or as many rows, or a multiple: none can pass for the batch, nor for records and positions folded together.
     """
     taken = {size for leaf in leaves for size in leaf.shape[1:]}
     taken |= {size for p in model.parameters() for size in p.shape}
-    return next(size for size in range(max(3, least), 10**6) if not {size, size * times} & taken)
+    return next(size for size in range(max(3, least), 10**6) if all(other == 0 or other % size for other in taken))
 
 
 def random_like(x: Tensor, rows: int) -> Tensor:

@@ -23,14 +23,27 @@ def for_records(x: Any, rows: int | None) -> Any:
 
 
 class BareParameters:
-    """Runs a module that uses parameters of its own, which are shared among the records of its input."""
+    """Runs a module that uses parameters of its own, which are shared among the records of its input.
+
+    Args:
+        sees_records: whether its input has records; else it is made of constants, and what comes out is shared as well.
+    """
 
     hooks_children = True
 
-    def __init__(self, recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]) -> None:
+    def __init__(
+        self,
+        recorder: BackwardRecorder,
+        module: nn.Module,
+        label: str,
+        trainable: Sequence[str],
+        *,
+        sees_records: bool = True,
+    ) -> None:
         self.module, self.original = module, module.forward
         self.owner = Owner(recorder, label, module)
         self.fallback = VmapLayer(recorder, module, label, trainable)
+        self.sees_records = sees_records
         self.falls_back: bool | None = None  # decided by the first call, on public grounds: which operations there are
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -38,7 +51,8 @@ class BareParameters:
             return self.fallback(rows, args, kwargs)
         self.owner.see_constants()
         self.owner.rows = rows
-        tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.owner.sees_constants_only = not self.sees_records or not tensors
         self.owner.first_axes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
         try:
             for place, name, parameter in self.owner.places:
@@ -53,6 +67,7 @@ class BareParameters:
             self.falls_back = False
             return outputs
         finally:
+            self.owner.sees_constants_only = False
             for place, name, _ in self.owner.places:
                 vars(place).pop(name, None)
         return self.fallback(rows, args, kwargs)

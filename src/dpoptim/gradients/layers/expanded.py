@@ -38,6 +38,7 @@ class Owner:
         self.recorder, self.label, self.module = recorder, label, module
         self.places = places_of(module)
         self.constants: set[int] = set()
+        self.sees_constants_only = False  # for now: the module runs on what is no data
         self.rows: int | None = None  # records in the model's current input, where known
         self.first_axes: set[int] = set()  # of the tensors that the module was called with
         self._layers: dict[tuple[Any, ...], nn.Module] = {}

@@ -53,6 +53,11 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     return None
 
 
+def takes_more_axes(rule: LayerRule) -> bool:
+    """Whether any axes may lie between the records and what the layer works on."""
+    return isinstance(rule, LinearRule | TransposedLinearRule | LayerNormRule | RMSNormRule | EmbeddingRule)
+
+
 # Layers that their runners know as a whole.
 WHOLE: tuple[tuple[Callable[[nn.Module], bool], Callable[..., Runner]], ...] = (
     (is_recurrent, RecurrentLayer),

@@ -32,7 +32,6 @@ ELEMENTWISE = {  # names of functions and methods, without the underscores of op
     *("where", "maximum", "minimum", "addcmul", "addcdiv", "lerp"),
 }
 IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
-JOINING = {"cat", "concat", "concatenate", "stack"}
 REPEATING = {"expand", "repeat", "broadcast_to", "tile"}
 SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}  # these keep row-major order
 LIKE_ANOTHER: dict[str, Callable[[Tensor], Any]] = {
@@ -104,7 +103,7 @@ class SharedParameter(torch.Tensor):
                 rule, layer, x = found
                 x = rule.prepare(layer, owner.label, x, owner.rows)
                 return RuleFunction.apply(owner.recorder, rule, layer, owner.label, x, *layer.parameters())
-        spread = expand_elementwise if name.strip("_") in ELEMENTWISE else expand_joined if name in JOINING else None
+        spread = EXPANDED.get(name, expand_elementwise if name.strip("_") in ELEMENTWISE else None)
         rows = None if spread is None else spread(name, args, kwargs, shared, data)
         if rows is None or not owner.may_be_records(rows):
             raise unsupported
@@ -141,7 +140,10 @@ def as_parameter(leaf: Any) -> Any:
 
 
 def constant(t: Tensor, owner: Owner) -> bool:
-    return not t.requires_grad and (t.dim() == 0 or id(t) in owner.constants)
+    if t.requires_grad:
+        return False
+    one_for_all = t.dim() == 0 or (t.shape[0] == 1 and owner.rows not in (None, 1))
+    return one_for_all or owner.sees_constants_only or id(t) in owner.constants
 
 
 def in_place(name: str) -> bool:
@@ -198,6 +200,16 @@ def expand_elementwise(
     return rows if fits else None
 
 
+def expand_mask(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
+) -> int | None:
+    """How many records attention has whose bias is shared; None where something else is."""
+    axes, rows = data[0].dim(), data[0].shape[0]
+    bias = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    only = all(s is bias and s.dim() <= axes and (s.dim() < axes or s.shape[0] == 1 or s.alike) for s in shared)
+    return rows if only and all(t.dim() == axes and t.shape[0] == rows for t in data) else None
+
+
 def expand_joined(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
 ) -> int | None:
@@ -208,3 +220,8 @@ def expand_joined(
     rows = data[0].shape[0] if axes else 0
     fits = isinstance(dim, int) and dim > 0 and all(t.dim() == axes and t.shape[0] == rows for t in (*data, *shared))
     return rows if fits and all(s.alike or rows == 1 for s in shared) else None
+
+
+EXPANDED = dict.fromkeys(("cat", "concat", "concatenate", "stack"), expand_joined) | {
+    "scaled_dot_product_attention": expand_mask
+}
