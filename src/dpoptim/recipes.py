@@ -25,12 +25,17 @@ class Recipe:
     physical_batch_size: int | None
 
 
-def recipe(model: str, n: int) -> Recipe:
+def recipe(model: str, n: int, features: str | None = None) -> Recipe:
     """The defaults for a softmax, mlp or cnn model on ``n`` records (n is public).
 
     Tuned on Fashion-MNIST (public). The batch is n / 15, and larger on small data.
+
+    Args:
+        features: ``"scattering"``: of images, large and alike in norm, so that nearly every gradient is clipped.
     """
     batch_size = min(n, max(512, n // 15))
+    if model == "softmax" and features == "scattering":
+        return Recipe(min(n, max(512, n // 7)), 40, 1.0, 1.0, 0.9, averaged=0.2, physical_batch_size=None)
     if model == "softmax":
         return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)
     if model == "mlp":

@@ -74,9 +74,9 @@ def test_features_of_an_image_are_its_own_to_the_last_bit() -> None:
     other[np.arange(70) != 40] = 0.5
     assert np.array_equal(step(other)[40], whole[40])
     assert np.array_equal(step(x[40:41])[0], whole[40])
-    np.testing.assert_allclose(np.linalg.norm(whole.reshape(70, -1), axis=1), 0.85, atol=0.03)
+    np.testing.assert_allclose(np.square(whole).mean((1, 2, 3)), 0.72, atol=0.05)
     grouped = whole.reshape(70, 25, -1)
-    np.testing.assert_allclose(grouped.mean(2), 0, atol=1e-6)
+    np.testing.assert_allclose(grouped.mean(2), 0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

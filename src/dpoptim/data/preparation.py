@@ -1,6 +1,5 @@
 """What happens to each record's array by itself before a model sees it, so that prediction can do it again."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,7 +82,7 @@ class UnitNorm:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Scattering coefficients of images (see `Scattering`), each record normalised in groups of planes, to norm 1.
+    """Scattering coefficients of images (see `Scattering`), each record normalised in groups of planes.
 
     Attributes:
         groups: of planes; each group of each record is brought to mean 0 and deviation 1. Divides the planes.
@@ -109,13 +108,12 @@ class Scatter:
     def fill(self, features: Floats, x: Floats) -> Floats:
         """Write the features of ``x`` into ``features``, of `shape_of` them, a chunk at a time."""
         transform = Scattering(x.shape[2], x.shape[3], scales=self.scales, angles=self.angles)
-        size = math.sqrt(math.prod(features.shape[1:]))
         for start in range(0, len(x), CHUNK):
             part = np.zeros((CHUNK, *x.shape[1:]), dtype=np.float32)
             rows = min(CHUNK, len(x) - start)
             part[:rows] = x[start : start + rows]
             planes = torch.nn.functional.group_norm(transform(torch.from_numpy(part)), self.groups)
-            features[start : start + rows] = planes[:rows].numpy() / np.float32(size)
+            features[start : start + rows] = planes[:rows].numpy()
         return features
 
     def describe(self) -> str:

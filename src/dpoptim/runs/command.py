@@ -51,7 +51,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     **Guarantee.** What is written and printed is covered by the plan's guarantee, or was declared public.
     """
     data = load(request)
-    defaults = recipe(request.model, request.n or data.units)
+    defaults = recipe(request.model, request.n or data.units, request.features)
     plan = plan_of(
         request, data.units, bundled=request.data in BUNDLED, largest_gradient=solver_clip(data), defaults=defaults
     )

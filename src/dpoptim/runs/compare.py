@@ -75,7 +75,7 @@ def compare_methods(
 
 
 def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
-    defaults = recipe(request.model, request.n or data.units)
+    defaults = recipe(request.model, request.n or data.units, request.features)
     bundled = request.data in BUNDLED
     clip = solver_clip(data)
     plan = plan_of(request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults)
