@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from torture import full_disk, kills, memory, mutations, targets  # noqa: F401 (targets registers)
+from torture import data_files, full_disk, kills, memory, mutations, targets  # noqa: F401 (two register)
 from torture.outcomes import Outcomes
 
 LEDGER_KIBIBYTES = 128

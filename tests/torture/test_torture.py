@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torture import full_disk, kills, memory, mutations, targets  # noqa: F401 (targets registers)
+from torture import data_files, full_disk, kills, memory, mutations, targets  # noqa: F401 (two register)
 from torture.mutations import TARGETS, Target
 from torture.outcomes import Outcomes
 
