@@ -232,3 +232,12 @@ def test_ten_thousand_entries_are_quick() -> None:
         patch.setattr(type(budget), "charge", counted)
         reserve(ledger, 2000.0)
         assert len(charged) == 2  # of the one before and the new one, out of 301
+
+
+def test_a_ledger_names_what_was_reserved_through_it(path: Path) -> None:
+    """The newest entry of the file may be a concurrent run's."""
+    ours, theirs = Ledger(path), Ledger(path)
+    mine = reserve(ours)
+    reserve(theirs)
+    assert ours.made == [mine]
+    assert ours.entries()[-1].id != mine

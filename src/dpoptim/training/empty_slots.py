@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
 
 from dpoptim.errors import PrivacyError
+from dpoptim.torch_internals import pytree
 from dpoptim.training.units import NO_ROW, made_up
 
 
