@@ -24,6 +24,7 @@ from dpoptim.noise.correlated.increments import increment_std
 from dpoptim.noise.correlated.strategy import NoiseState, Strategy
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.trials import even_choice, logarithmic_count
 
 
 @dataclass(frozen=True)
@@ -348,3 +349,27 @@ class SelectionGate:
         chosen = exponential_choice(self._noise, [Fraction(score) * half for score in scores])
         charge.finish()
         return chosen
+
+
+class TrialsGate:
+    """A search whose trials are charged as one event before the first of them; see `dpoptim.tuning`.
+
+    Args:
+        event, neighboring, ledger, noise, label: as for `Gate`; a ``RepeatAndSelectDpEvent`` of shape 0.
+    """
+
+    def __init__(self, *, event: Any, neighboring: str, ledger: Ledger, noise: KeyStream, label: str) -> None:
+        self.event, self._noise, self._process = event, noise, os.getpid()
+        self._charge = Charge(ledger, event, neighboring, label)
+        self._charge.check()
+
+    def draw(self, candidates: int) -> list[int]:
+        """Which of the candidates to try, one after the other: as many as the event says, each drawn evenly."""
+        refuse_fork(self._process)
+        self._charge.open()
+        count = logarithmic_count(self._noise, self.event.mean)
+        return [even_choice(self._noise, candidates) for _ in range(count)]
+
+    def finish(self) -> None:
+        """Mark the search as completed; see `Gate.finish`."""
+        self._charge.finish()

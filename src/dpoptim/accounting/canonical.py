@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from numbers import Integral, Real
 
 import dp_accounting as dp
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 __all__ = ["Leaves", "canonical", "relative_to_sensitivity"]
 
@@ -45,7 +46,8 @@ def canonical(event: dp.DpEvent) -> Leaves:
 
 def relative_to_sensitivity(event: dp.DpEvent, relation: dp.NeighboringRelation) -> dp.DpEvent:
     """`event` with Gaussians in the scale of `dp_accounting`'s RDP: noise over *sensitivity*, not over C."""
-    if relation is not dp.NeighboringRelation.REPLACE_ONE:
+    stated = isinstance(event, (dp.LaplaceDpEvent, dp.ZCDpEvent))  # for the relation in use already
+    if stated or relation is not dp.NeighboringRelation.REPLACE_ONE:
         return event
     if isinstance(event, dp.GaussianDpEvent):
         return dp.GaussianDpEvent(event.noise_multiplier / 2)
@@ -56,8 +58,8 @@ def relative_to_sensitivity(event: dp.DpEvent, relation: dp.NeighboringRelation)
     if isinstance(event, dp.SampledWithoutReplacementDpEvent):
         inner = relative_to_sensitivity(event.event, relation)
         return dp.SampledWithoutReplacementDpEvent(event.source_dataset_size, event.sample_size, inner)
-    if isinstance(event, (dp.LaplaceDpEvent, dp.ZCDpEvent)):
-        return event  # stated for the relation in use already
+    if isinstance(event, RepeatAndSelectDpEvent):
+        return RepeatAndSelectDpEvent(relative_to_sensitivity(event.event, relation), event.mean, event.shape)
     raise ValueError(
         f"event: {type(event).__name__} cannot be evaluated by RDP under replace-one; "
         'use neighboring="zero-out" or "add-or-remove-one"'
@@ -81,6 +83,10 @@ def _walk(event: dp.DpEvent, times: int) -> Iterator[tuple[dp.DpEvent, int]]:
         case dp.SampledWithoutReplacementDpEvent(source_dataset_size=n, sample_size=size, event=inner):
             _checked_rate(size / n)
             yield dp.SampledWithoutReplacementDpEvent(n, size, _rebuilt(canonical(inner))), times
+        case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
+            if not (1 < mean < math.inf and 0 <= shape < math.inf):
+                raise ValueError(f"event: expected a mean above 1 and a shape of at least 0, got {mean!r} and {shape!r}")
+            yield RepeatAndSelectDpEvent(_rebuilt(canonical(inner)), mean, shape), times
         case _:
             _check_simple(event)
             yield event, times

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import dp_accounting as dp
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 __all__ = ["event_from_json", "event_to_json"]
 
@@ -68,6 +69,7 @@ _FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
     "PoissonSampled": (dp.PoissonSampledDpEvent, {"sampling_probability": _NUMBER, "event": _EVENT}),
     "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
     "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
+    "RepeatAndSelect": (RepeatAndSelectDpEvent, {"event": _EVENT, "mean": _NUMBER, "shape": _NUMBER}),
 }
 _NAME_OF = {cls: name for name, (cls, _) in _FORMAT.items()}
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import dp_accounting as dp
 import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
@@ -86,6 +87,15 @@ def renyi_divergences(leaves: Leaves, relation: dp.NeighboringRelation, orders: 
 
     Raises ValueError if RDP does not cover an event under `relation`.
     """
+    if any(isinstance(leaf, RepeatAndSelectDpEvent) for leaf, _ in leaves) and tuple(orders) != _ORDERS:
+        # A search's divergence at one order is bounded by its trials' at all others: the more of these, the tighter.
+        every = sorted({*_ORDERS, *orders})
+        return renyi_at(every, leaves, relation)[np.searchsorted(every, orders)]
+    return renyi_at(orders, leaves, relation)
+
+
+def renyi_at(orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
+    """The divergences at these orders, each of which may make the others tighter."""
     accountant = dp.rdp.RdpAccountant(orders, relation)
     reserve = np.zeros(len(orders))
     for leaf, count in leaves:

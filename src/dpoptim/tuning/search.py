@@ -1,0 +1,229 @@
+"""Hyperparameters chosen on private data, at a price that does not grow with the number of candidates.
+
+Before spending anything, tune on public or made-up data like yours: that is free, and usually as good.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import dp_accounting
+import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.model_selection import ParameterGrid
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.calibration import calibrate_event
+from dpoptim.accounting.gaussian import gdp_epsilon
+from dpoptim.accounting.guarantee import SEEDED, Guarantee
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.estimators.scope import with_scope
+from dpoptim.estimators.table import stated_delta
+from dpoptim.gate import TrialsGate
+from dpoptim.noise.stream import KeyStream
+from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, release_sum
+
+SHAPE = 0.0  # of the number of trials: logarithmic, the cheapest of the family for Gaussian trials
+UNTIMED = "on trust: nobody learns from running times how many trials there were"
+LEFT = 1 - 1e-9
+
+
+class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
+    """Search over settings of a linear estimator, with scikit-learn's manners.
+
+    Each trial draws a candidate, trains on one part of the records, and scores on the rest with noise. The number of trials
+    is random and stays unknown; the best trial's model, settings and score are all that is kept. There is no refit: it
+    would cost again.
+
+    Args:
+        estimator: `DPLogisticRegression` or `DPLinearRegression`: every candidate's fit must be one Gaussian event at the
+            same epsilon, whatever else it sets.
+        param_grid: as for ``GridSearchCV``; public, and not of the estimator's budget.
+        epsilon, delta: of the whole search; delta ``"auto"``: n^-1.1.
+        mean_trials: expected number of trials, > 1. Twice the candidates find the best of them in most searches.
+        holdout: share of the records that score, in (0, 1).
+        random_state: of the division into parts, a whole number; public.
+        ledger: where the search is charged, as one event; None: nowhere.
+        noise_seed: repeatable noise and trials, for tests.
+
+    Attributes:
+        best_estimator_, best_params_: of the winner, trained on ``1 - holdout`` of the records.
+        best_score_: its noisy score (accuracy, or minus the squared error in units of the target's bound); as the best
+            of several it is more likely too high than too low.
+        privacy_: `Guarantee` of all of these.
+
+    **Guarantee.** ``privacy_``, for every table (Papernot and Steinke 2022, Theorem 2, by dp_accounting's
+    ``RepeatAndSelectDpEvent``, reserved before the first trial). A trial is mu-GDP: which part a record is in depends on
+    its place alone. One in the training part is seen by the fit, mu-GDP, of which the score is a post-processing for it;
+    one in the hold-out is seen by the score alone, a Gaussian of mu. So the trial costs mu once, not twice.
+    """
+
+    privacy_: Guarantee
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]],
+        *,
+        epsilon: float = 1.0,
+        delta: float | Literal["auto"] = "auto",
+        mean_trials: float = 10.0,
+        holdout: float = 0.2,
+        random_state: int = 0,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.param_grid = param_grid
+        self.epsilon = epsilon
+        self.delta = delta
+        self.mean_trials = mean_trials
+        self.holdout = holdout
+        self.random_state = random_state
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Search. Args: X of shape (n, features); y of shape (n,).
+
+        Raises:
+            ValueError: an estimator, a grid or a setting that the guarantee does not cover; before anything is spent.
+        """
+        x, targets = np.asarray(X), np.asarray(y)
+        relation = self._relation()
+        candidates = self._candidates()
+        train, test = self._parts(len(x))
+        delta, _ = stated_delta(self.delta, len(x))
+        event = search_event(positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials)
+        base = (2.0 if relation == "replace-one" else 1.0) / event.event.noise_multiplier
+        best: tuple[float, Any, dict[str, Any]] | None = None
+        with Ledger(neighboring=relation) as own:
+            noise = KeyStream() if self.noise_seed is None else KeyStream.from_seed(self.noise_seed, "trials")
+            gate = TrialsGate(
+                event=event,
+                neighboring=relation,
+                ledger=own if self.ledger is None else self.ledger,
+                noise=noise,
+                label=type(self).__name__,
+            )
+            for number, chosen in enumerate(gate.draw(len(candidates))):
+                seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
+                settings: dict[str, Any] = {"epsilon": gdp_epsilon(base * LEFT, delta), "delta": delta, "noise_seed": seed}
+                model = clone(self.estimator).set_params(**candidates[chosen], **settings, ledger=None, warm_start=False)
+                model.fit(x[train], targets[train])
+                score = self._score(model, x[test], targets[test], base, delta, relation, seed)
+                if best is None or score > best[0]:
+                    best = (score, model, candidates[chosen])
+            gate.finish()
+        assert best is not None  # there is at least one trial
+        self.best_score_, self.best_estimator_, self.best_params_ = best
+        notes = (UNTIMED, *(() if self.noise_seed is None else (SEEDED,)))
+        guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
+        self.privacy_ = with_scope(guarantee, self.ledger)
+        self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
+        if is_classifier(self.best_estimator_):
+            self.classes_ = self.best_estimator_.classes_
+        self.n_features_in_ = self.best_estimator_.n_features_in_
+        return self
+
+    def _relation(self) -> str:
+        settings = self.estimator.get_params(deep=False)
+        if not {"epsilon", "delta", "solver", "neighboring", "ledger"} <= settings.keys():
+            raise ValueError(
+                f"estimator must be DPLogisticRegression or DPLinearRegression, got {type(self.estimator).__name__}: the "
+                "search needs fits that are one Gaussian event each."
+            )
+        if settings.get("classes", ()) is None:
+            raise ValueError("estimator needs classes=, all classes as public knowledge: a trial may not read them off y.")
+        relation = str(settings["neighboring"])
+        if relation == "add-or-remove-one":
+            raise ValueError("neighboring must be 'zero-out' or 'replace-one': records are divided by their places.")
+        return relation
+
+    def _candidates(self) -> list[dict[str, Any]]:
+        candidates = list(ParameterGrid(self.param_grid))
+        reserved = {"epsilon", "delta", "neighboring", "ledger", "noise_seed", "warm_start", "classes", "target_bound"}
+        if named := reserved & {name for candidate in candidates for name in candidate}:
+            raise ValueError(f"param_grid may not set {sorted(named)}: they belong to the promise, not to the search.")
+        return candidates
+
+    def _parts(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places of the training records and of the hold-out, by a public permutation."""
+        share = real_number("holdout", self.holdout)
+        if not 0 < share < 1:
+            raise ValueError(f"holdout must be in (0, 1), got {share:g}.")
+        public = KeyStream.from_seed(whole_number("random_state", self.random_state, least=0), "public parts")
+        words = np.empty(n, np.uint64)
+        public.words(words)
+        order = np.argsort(words, kind="stable")
+        size = max(1, round(share * n))
+        if size >= n:
+            raise ValueError("holdout leaves no records to train on.")
+        return np.sort(order[size:]), np.sort(order[:size])
+
+    def _score(
+        self,
+        model: Any,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        mu: float,
+        delta: float,
+        relation: str,
+        seed: int | None,
+    ) -> float:
+        """A noisy mean over the hold-out. A record adds 1/2 or -1/2 (right or wrong), or 1/2 less its squared error."""
+        predicted = model.predict(x)
+        if is_classifier(model):
+            values = np.where(predicted == y, 0.5, -0.5)
+        else:
+            bound = real_number("target_bound", model.target_bound)
+            residual = (np.clip(y, -bound, bound) - np.clip(predicted, -bound, bound)) / (2 * bound)
+            values = 0.5 - residual**2
+        released = release_sum(
+            bounded_sum(values[:, None].astype(np.float64), 0.5),
+            norm_bound=0.5 * BOUND_ROUNDING,
+            mu=mu * LEFT,
+            delta=delta,
+            neighboring=relation,
+            label="score of a trial",
+            noise_seed=seed,
+        )
+        mean = float(released.values[0]) / len(x)
+        return mean + 0.5 if is_classifier(model) else 4 * (mean - 0.5)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The winner's predictions, shape (n,)."""
+        check_is_fitted(self)
+        found: NDArray[Any] = self.best_estimator_.predict(X)
+        return found
+
+    @available_if(lambda self: hasattr(self.estimator, "predict_proba"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """The winner's probabilities, shape (n, classes)."""
+        check_is_fitted(self)
+        found: NDArray[np.float64] = self.best_estimator_.predict_proba(X)
+        return found
+
+    def score(self, X: Any, y: Any) -> float:
+        """The winner's true score on public records; on private ones use `dpoptim.evaluation`."""
+        check_is_fitted(self)
+        return float(self.best_estimator_.score(X, y))
+
+
+def search_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:
+    """The event of a search within (epsilon, delta): its trials are Gaussians, as sharp as that allows."""
+    mean = positive_number("mean_trials", mean_trials)
+    if not 1 < mean <= 1e4:
+        raise ValueError(f"mean_trials must be above 1 and at most 10,000, got {mean_trials!r}.")
+
+    def event(noise_multiplier: float) -> dp_accounting.DpEvent:
+        return RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), mean, SHAPE)
+
+    start = math.sqrt(mean) / epsilon
+    return event(calibrate_event(event, epsilon=epsilon, delta=delta, neighboring=neighboring, start=start))

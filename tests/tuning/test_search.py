@@ -1,0 +1,171 @@
+"""The private search: its price is that of the event, whatever it tries; it finds; and only the winner leaves."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy.stats import chisquare
+from sklearn.datasets import load_digits
+
+import dpoptim
+from dpoptim.accounting import compute_epsilon, event_from_json, event_to_json, renyi_divergence
+from dpoptim.accounting.gaussian import gdp_mu
+from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier
+from dpoptim.gate import TrialsGate
+from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
+from dpoptim.tuning import DPSearchCV
+from dpoptim.tuning.search import search_event
+
+GRID: Any = {"clip_norm": [0.3, 30.0], "steps": [5, 10]}
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    x, y = load_digits(return_X_y=True)
+    return x / 16, y
+
+
+def base(**settings: Any) -> DPLogisticRegression:
+    return DPLogisticRegression(data_norm=4.0, classes=range(10), **settings)
+
+
+def test_it_finds_good_settings_within_the_budget() -> None:
+    x, y = digits()
+    with dpoptim.Ledger(neighboring="zero-out", epsilon=4.0, delta=1e-5) as ledger:
+        search = DPSearchCV(base(), GRID, epsilon=4.0, delta=1e-5, mean_trials=8, ledger=ledger, noise_seed=3).fit(x, y)
+        (entry,) = ledger.entries()  # the whole search is one charge
+        with pytest.raises(dpoptim.BudgetExceeded):
+            search.fit(x, y)
+    assert isinstance(entry.event, RepeatAndSelectDpEvent)
+    assert entry.event.mean == 8
+    assert 0.99 * 4.0 <= search.privacy_.epsilon <= 4.0
+    assert search.best_params_["clip_norm"] != 30.0  # which drowns in its noise
+    assert search.score(x, y) > 0.75
+    assert search.best_score_ == pytest.approx(search.score(x, y), abs=0.15)
+    assert search.best_estimator_.privacy_ is search.privacy_
+    assert search.predict_proba(x[:3]).shape == (3, 10)
+    assert "how many trials" in str(search.privacy_)
+    left = {name for name in vars(search) if name.endswith("_")}
+    assert left == {
+        *("best_score_", "best_estimator_", "best_params_", "privacy_", "classes_", "n_features_in_"),
+    }  # no loser, and no number of trials
+
+
+def test_trials_are_as_sharp_as_the_event_allows() -> None:
+    for relation, differ in (("zero-out", 1.0), ("replace-one", 2.0)):
+        event = search_event(1.0, 1e-6, relation, 10.0)
+        assert 0.99 <= compute_epsilon(event, 1e-6, relation).epsilon <= 1.0
+        mu = differ / event.event.noise_multiplier
+        assert 0.12 < mu < gdp_mu(1.0, 1e-6)
+        fits: list[float] = []
+        honest = DPLogisticRegression.fit
+
+        def spy(self: Any, *arguments: Any, fits: list[float] = fits, honest: Any = honest) -> Any:
+            fits.append(gdp_mu(self.epsilon, self.delta))
+            return honest(self, *arguments)
+
+        x, y = digits()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DPLogisticRegression, "fit", spy)
+            estimator = base(neighboring=relation)
+            DPSearchCV(estimator, {"steps": [2]}, epsilon=1.0, delta=1e-6, noise_seed=1).fit(x, y)
+        assert all(0.999 * mu < each <= mu for each in fits)
+
+
+def test_regressions_are_searched_too() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (4_000, 3))
+    y = x @ [1.0, -2.0, 0.5]
+    grid = [{"solver": ["sufficient-statistics"]}, {"solver": ["momentum-gd"], "clip_norm": [1e-4]}]
+    search = DPSearchCV(DPLinearRegression(target_bound=4.0), grid, epsilon=4.0, delta=1e-5, noise_seed=2).fit(x, y)
+    assert search.best_params_ == {"solver": "sufficient-statistics"}
+    assert search.score(x, y) > 0.9
+    assert search.best_score_ <= 0.05  # minus a squared error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"estimator": DPSGDClassifier(classes=[0, 1])}, "estimator must be DPLogisticRegression"),
+        ({"estimator": DPLogisticRegression()}, "needs classes="),
+        ({"param_grid": {"epsilon": [1.0, 2.0]}}, "may not set"),
+        ({"mean_trials": 1.0}, "mean_trials must be above 1"),
+        ({"holdout": 1.0}, r"holdout must be in"),
+        ({"epsilon": 0}, "epsilon must be"),
+        ({"estimator": base(neighboring="add-or-remove-one")}, "divided by their places"),
+    ],
+)
+def test_what_the_guarantee_does_not_cover_is_refused(wrong: dict[str, Any], said: str) -> None:
+    x, y = digits()
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        settings: Any = {"estimator": base(), "param_grid": GRID, "delta": 1e-5, "ledger": ledger, **wrong}
+        with pytest.raises(ValueError, match=said):
+            DPSearchCV(**settings).fit(x, y)
+        assert ledger.entries() == []
+
+
+def test_a_training_record_never_scores() -> None:
+    search = DPSearchCV(base(), GRID)
+    train, test = search._parts(1000)
+    assert len(test) == 200
+    assert sorted([*train, *test]) == list(range(1000))
+    again = search._parts(1000)
+    assert np.array_equal(train, again[0])  # by places alone
+
+
+def test_the_number_of_trials_has_its_law() -> None:
+    stream, mean = KeyStream.from_seed(0, "test"), 5.0
+    counts = np.array([logarithmic_count(stream, mean) for _ in range(4000)])
+    gamma = logarithmic_parameter(mean)
+    k = np.arange(1, 9)
+    law = (1 - gamma) ** k / k / -math.log(gamma)
+    seen = np.array([*[(counts == i).sum() for i in k], (counts > 8).sum()])
+    assert chisquare(seen, 4000 * np.array([*law, 1 - law.sum()])).pvalue > 1e-6
+    assert counts.mean() == pytest.approx(mean, rel=0.1)
+    drawn = np.bincount([even_choice(stream, 3) for _ in range(3000)], minlength=3)
+    assert chisquare(drawn).pvalue > 1e-6
+    assert {even_choice(stream, 1) for _ in range(5)} == {0}
+
+
+def test_the_event_is_stored_and_filtered() -> None:
+    event = search_event(1.0, 1e-6, "zero-out", 10.0)
+    assert event_from_json(event_to_json(event)) == event
+    once = renyi_divergence(event.event, 8.0, "zero-out")
+    assert once < renyi_divergence(event, 8.0, "zero-out") < 12 * once
+    with dpoptim.Ledger(neighboring="zero-out", epsilon=4.0, delta=1e-6) as ledger:
+        for _ in range(2):
+            gate = TrialsGate(
+                event=event, neighboring="zero-out", ledger=ledger, noise=KeyStream.from_seed(0, "t"), label="x"
+            )
+            assert set(gate.draw(3)) <= {0, 1, 2}
+            gate.finish()
+        assert len(ledger.entries()) == 2
+
+
+def best_of_many(shift: float, mu: float, mean: float, runs: int, seed: int) -> np.ndarray:
+    """The best of a search's trials, many times over, each trial being a Gaussian of that shift."""
+    rng = np.random.default_rng(seed)
+    counts = rng.logseries(1 - logarithmic_parameter(mean), runs)
+    scores = rng.normal(mu * shift, 1.0, counts.sum())
+    return np.maximum.reduceat(scores, np.concatenate([[0], np.cumsum(counts)[:-1]]))
+
+
+def test_an_attack_on_the_best_score_stays_below_the_claim_and_refutes_uncharged_losers() -> None:
+    """With losers uncharged, each trial would be as sharp as one fit of the whole budget."""
+    epsilon, delta, mean, runs = 2.0, 1e-5, 30.0, 60_000
+    charged = 1 / search_event(epsilon, delta, "zero-out", mean).event.noise_multiplier
+    found = []
+    for mu in (charged, gdp_mu(epsilon, delta)):
+        absent, present = (best_of_many(s, mu, mean, runs, 5 + int(s)) for s in (0.0, 1.0))
+        lower = 0.0
+        for threshold in np.linspace(-3.0, 5.0, 33):
+            for p, q in (((present > threshold), (absent > threshold)), ((absent <= threshold), (present <= threshold))):
+                # Five standard deviations on each rate.
+                low = p.mean() - 5 * math.sqrt(max(p.mean(), 1e-4) / runs)
+                high = q.mean() + 5 * math.sqrt(max(q.mean(), 1e-4) / runs)
+                lower = max(lower, math.log((low - delta) / high) if low > delta else 0.0)
+        found.append(lower)
+    assert 0.1 < found[0] <= epsilon
+    assert found[1] > 1.5 * found[0]
