@@ -1,5 +1,7 @@
 """Every example runs as its user would run it."""
 
+import ast
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +26,27 @@ def test_the_example_runs(script: Path, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[notebook.stem for notebook in NOTEBOOKS])
+def test_the_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in order; what a cell shows can be shown, as a table where it has one."""
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {"__name__": "__main__"}
+    for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        assert not cell["outputs"]
+        tree = ast.parse("".join(cell["source"]))
+        shown = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"{notebook.name}, cell {number}", "exec"), scope)
+        if shown is not None:
+            value = eval(compile(shown, f"{notebook.name}, cell {number}", "eval"), scope)
+            assert getattr(value, "_repr_html_", value.__repr__)()
+
+
 def test_the_index_names_every_example() -> None:
     index = (Path(__file__).parents[2] / "examples" / "README.md").read_text()
-    assert all(f"`{script.name}`" in index for script in EXAMPLES)
+    assert all(f"`{script.name}`" in index for script in (*EXAMPLES, *NOTEBOOKS))
