@@ -245,7 +245,7 @@ def test_spectral_norms_train(tier: str) -> None:
         part = batch if tier != "alone" else tuple(t[step : step + 1] for t in batch)
         mean_loss(model, part).backward()
         assert torch.equal(u, moved)  # the forward pass writes nothing
-    engine.hooks.refuse_changed_constants()
+    engine.refuse_changes()
     assert not torch.equal(before, u)
     sums = [t.clone() for t in engine.split(engine.take())]
     engine.detach()

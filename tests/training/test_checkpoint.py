@@ -400,6 +400,7 @@ def test_a_changed_buffer_cannot_be_saved(tmp_path: Path) -> None:
         model.mean += 1  # type: ignore[operator]
         with pytest.raises(dpoptim.PrivacyError, match="buffer 'mean' was changed"):
             private.save(tmp_path / "run.secret")
+        model.mean -= 1  # type: ignore[operator]
 
 
 class Interrupted:

@@ -97,16 +97,22 @@ def gate_noise(steps: int, *, noise_seed: int | None = None, shapes: tuple[tuple
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=CLIP_NORM).plan(n=1, batch_size=1, steps=steps, noise_multiplier=NOISE_MULTIPLIER, delta=1e-6)
     released: list[list[Floats]] = [[] for _ in shapes]
+    zero(model)
     with attach(plan, model, optimizer, TensorDataset(torch.ones(1, 1).double()), noise_seed=noise_seed) as private:
         for (x,) in private.batches():
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.zero_()  # so that the step leaves the noise itself, to the last bit
             private.backward((0 * model(x)).mean())
             optimizer.step()
             for kept, p in zip(released, model.parameters(), strict=True):
                 kept.append(-p.detach().flatten().numpy() / (CLIP_NORM * NOISE_MULTIPLIER))
+            zero(model)
     return [np.stack(kept) for kept in released]
+
+
+@torch.no_grad()
+def zero(model: torch.nn.Module) -> None:
+    """So that the next step leaves the noise itself, to the last bit."""
+    for p in model.parameters():
+        p.zero_()
 
 
 def noise_pvalues(noise: list[Floats]) -> dict[str, float]:

@@ -81,15 +81,17 @@ def participation(*, records: int, batch_size: int, steps: int, noise_seed: int 
     model = Canaries(records, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=records, batch_size=batch_size, steps=steps, noise_multiplier=0.0, delta=1e-6)
+    with torch.no_grad():
+        model.table.weight.zero_()
     rows = []
     data = TensorDataset(torch.arange(records))
     with attach(plan, model, optimizer, data, noise_seed=noise_seed) as private:
         for (index,) in private.batches():
-            with torch.no_grad():
-                model.table.weight.zero_()
             private.backward(2.0 * model(index))
             optimizer.step()
             rows.append(-model.table.weight.detach()[:, 0].numpy() * batch_size)
+            with torch.no_grad():
+                model.table.weight.zero_()
     return np.round(np.stack(rows), 3)
 
 

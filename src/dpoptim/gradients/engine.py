@@ -19,6 +19,7 @@ from dpoptim.gradients.choose_formula import choose_formula
 from dpoptim.gradients.clip_factors import clip_factors
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.model_state import ModelState
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, consecutive_groups, margin
@@ -121,16 +122,18 @@ class Engine:
         # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
         self.hooks: HookManager | None = None
+        self.state: ModelState | None = None  # what nobody may write while attached
         self.recorder = BackwardRecorder(self._close, may_round=reduction == "sum")
 
     def attach(self) -> None:
         """Put the model's layers under hooks; `detach` takes every trace away."""
         self.hooks = hooks_for(self.model, self.recorder, self.isolation)
+        self.state = self.hooks.watch_state()
 
     def detach(self) -> None:
         if self.hooks is not None:
             self.hooks.undo()
-        self.hooks = None
+        self.hooks = self.state = None
 
     def number_of_groups(self, expected_batch: float, physical_batch_size: int | None) -> int:
         """How many groups a logical batch is to be dealt into, see `begin_microbatch`; by public numbers."""
@@ -161,6 +164,8 @@ class Engine:
         self._groups, self.present = groups, present
         if self.hooks is not None:
             self.hooks.see_microbatch(self.rows_open)
+        if self.state is not None:
+            self.state.begin()
 
     def backward(
         self,
@@ -184,10 +189,10 @@ class Engine:
         finally:
             self.reduction, self._handing, self._total_weight = before, "bare", None
 
-    def refuse_writes(self) -> None:
-        """Parameters may not carry out what the model saw; see `HookManager.refuse_writes`."""
-        if self.hooks is not None:
-            self.hooks.refuse_writes()
+    def refuse_changes(self, *, everything: bool = False) -> None:
+        """The model may not carry out what it saw; see `ModelState.refuse_changes`."""
+        if self.state is not None:
+            self.state.refuse_changes(everything=everything)
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
@@ -353,8 +358,8 @@ class Engine:
 
     def _begin_step(self) -> None:
         self.rows_open = 0
-        if self.hooks is not None:
-            self.hooks.written = None
+        if self.state is not None:
+            self.state.end()
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
         """Write what the gate made of `take`'s sums into the parameters' ``.grad``, divided and rounded to their dtype."""

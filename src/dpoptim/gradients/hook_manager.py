@@ -21,7 +21,8 @@ from dpoptim.gradients.layers.registry import rule_for, runner_for
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
-from dpoptim.torch_internals import SpectralNormalised, pre_forward_hooks, pytree, version_of
+from dpoptim.gradients.model_state import ForwardHook, ModelState, trainable
+from dpoptim.torch_internals import SpectralNormalised, pre_forward_hooks, pytree
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
 
@@ -42,8 +43,6 @@ class HookManager:
         # Records in the model's current input; outside of its forward pass, in the delivered microbatch.
         self.rows: int | None = None
         self._delivered: int | None = None
-        # Versions of the trainable parameters when the model first saw the batch: empty until then, None without a batch.
-        self.written: list[int] | None = None
         self._undo: list[Callable[[], Any]] = []
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
@@ -59,46 +58,29 @@ class HookManager:
         except BaseException:
             self.undo()
             raise
-        self._constants = {name: (id(t), version_of(t)) for name, t in constants(model)}
 
     def undo(self) -> None:
         """Restore the model exactly. Harmless when repeated."""
         while self._undo:
             self._undo.pop()()
 
+    def watch_state(self) -> ModelState:
+        """Watch what the model writes from now on, until `undo`."""
+        handles = [self.model.register_forward_pre_hook(before := ForwardHook(after=False))]
+        handles.append(self.model.register_forward_hook(after := ForwardHook(after=True), always_call=True))
+        self._undo += [handle.remove for handle in handles]
+        state = ModelState(self.model, self.iterated())
+        before.tell(state)
+        after.tell(state)
+        return state
+
     def see_microbatch(self, rows: int) -> None:
-        """A batch, or a piece of one, is delivered: what the model wrote while it had the piece before is refused."""
-        if self.written:
-            self.refuse_writes()
-        self.written = []
+        """A batch, or a piece of one, is delivered."""
         self.rows = self._delivered = rows
         self._iterate_spectral_norms()
 
-    def refuse_writes(self) -> None:
-        """What a model writes into its parameters while it sees a batch would leave with them, without noise."""
-        for (name, p), version in zip(trainable(self.model), self.written or (), strict=False):
-            if version_of(p) != version:
-                raise PrivacyError(
-                    f"parameter {name!r} was changed between the forward pass and optimizer.step(): it might carry private "
-                    "statistics out of the model without noise. Fix: let no forward pass write into parameters; change "
-                    "them (averages, constraints) after optimizer.step()."
-                )
-        self.written = None  # until the next delivery, parameters are the caller's
-
-    def refuse_changed_constants(self) -> None:
-        """Buffers and frozen parameters leave with the state dict, without noise: nothing may write statistics into them."""
-        for name, t in constants(self.model):
-            if self._constants.get(name) != (id(t), version_of(t)):
-                kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
-                raise PrivacyError(
-                    f"{kind} {name!r} was changed during private training: it would carry private statistics out of the "
-                    "model without noise. Fix: use layers that keep no running statistics, or change it before attaching."
-                )
-
     def see_input(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note how many records the model is given, its parameters, and that no layer uses batch statistics."""
-        if self.written == [] and torch.is_grad_enabled():
-            self.written = [version_of(p) for _, p in trainable(self.model)]
+        """Note how many records the model is given, and that no layer uses batch statistics."""
         for name, layer in self._watched:
             if layer.training:
                 raise batch_statistics(name, layer)
@@ -164,15 +146,18 @@ class HookManager:
     @torch.no_grad()
     def _iterate_spectral_norms(self) -> None:
         """Let spectral norms follow the weights, which are public, as they do in each forward pass of training."""
-        for name, chain in self._still.items():
+        for chain in self._still.values():
             value = chain.original
             for part in chain:
                 if isinstance(part, SpectralNormalised) and part.training:
                     matrix = part._reshape_weight_to_matrix(value)
                     part._power_method(matrix, part.n_power_iterations)
                 value = part(value)
-            for key, t in chain.named_buffers(prefix=name):
-                self._constants[key] = (id(t), version_of(t))
+
+    def iterated(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers that are written between batches."""
+        for name, chain in self._still.items():
+            yield from chain.named_buffers(prefix=name)
 
     def _watch_frozen(self, module: nn.Module, name: str) -> None:
         """What has no hooks may still round gradients on their way to what does."""
@@ -231,16 +216,6 @@ class HookManager:
 def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Run a layer on (time, records, ...)."""
     return run(x.transpose(0, 1)).transpose(0, 1)
-
-
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-
-def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What training leaves alone: buffers and frozen parameters."""
-    yield from model.named_buffers()
-    yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
 
 
 class InputHook:

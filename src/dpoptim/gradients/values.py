@@ -49,10 +49,13 @@ class Values:
 
     Args:
         tensors: what to watch, by name.
+
+    Attributes:
+        tensors: the same.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self._tensors = list(tensors)
+        self.tensors = list(tensors)
         self._addresses: list[int] | None = None
         self._memories: dict[torch.device, _Memory] = {}
         self._odd: list[tuple[str, Tensor]] = []  # whose memory is not one dense piece
@@ -61,7 +64,7 @@ class Values:
     @torch.no_grad()
     def note(self) -> None:
         """What the tensors hold now is what they shall hold."""
-        addresses = [address(tensor) for _, tensor in self._tensors]
+        addresses = [address(tensor) for _, tensor in self.tensors]
         if addresses != self._addresses:
             self._addresses = addresses
             self._look_up()
@@ -72,7 +75,7 @@ class Values:
     def changed(self) -> str | None:
         """The name of a tensor that holds something else than noted, or lies elsewhere; None if none does."""
         assert self._addresses is not None
-        for (name, tensor), noted in zip(self._tensors, self._addresses, strict=True):
+        for (name, tensor), noted in zip(self.tensors, self._addresses, strict=True):
             if address(tensor) != noted:
                 return name
         for device, memory in self._memories.items():
@@ -87,7 +90,7 @@ class Values:
     def _look_up(self) -> None:
         self._memories, self._odd = {}, []
         summed: dict[torch.device, list[str]] = {}
-        for name, tensor in self._tensors:
+        for name, tensor in self.tensors:
             flat = bytes_of(tensor)
             if flat is None:
                 self._odd.append((name, tensor))
@@ -122,7 +125,11 @@ def bytes_of(tensor: Tensor) -> Tensor | None:
 
 
 def digest(value: object) -> bytes:
-    """Of anything that can be pickled."""
+    """Of anything, best of what can be pickled."""
     if isinstance(value, Tensor):
         value = (value.detach().cpu().to_dense() if value.layout != torch.strided else value.detach().cpu()).clone()
-    return hashlib.sha256(pickle.dumps(value)).digest()
+    try:
+        written = pickle.dumps(value)
+    except Exception:  # whatever objects raise that cannot be pickled
+        written = repr(value).encode()
+    return hashlib.sha256(written).digest()

@@ -148,8 +148,7 @@ class ModuleProblem:
             losses = [self.loss(output, y) for output in twins(x)]
             combined = [(c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)]
             torch.autograd.backward(torch.stack(combined).sum())
-        assert engine.hooks is not None
-        engine.hooks.refuse_changed_constants()
+        engine.refuse_changes()
         return torch.cat([part.flatten().cpu() for part in engine.split(engine.take())]) / scale
 
     def total_loss(self, batch: tuple[Tensor, Tensor], w: Tensor) -> float:

@@ -1,7 +1,8 @@
 """How many rows fit: the physical batch size for a given amount of memory, measured on the engine that will run."""
 
+import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from dpoptim.gradients.oracle import Loss
 from dpoptim.plan import Plan
 from dpoptim.torch_internals import TorchDispatchMode, pytree
 from dpoptim.training.engines import engine_for, training_method
+from dpoptim.training.isolation import Chosen, choose_isolation
 from dpoptim.training.refusals import refuse_model
 
 FEW = 6  # rows of a first trial pass
@@ -28,7 +30,7 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
     Args:
         plan: of the run to come; not for `ValueClippedSGD`.
         model: not attached yet.
-        loss: ``loss(model, batch) -> scalar tensor``, as the training loop computes it.
+        loss: ``loss(model, batch)``, as the training loop computes it: one value a record, or a scalar.
         batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record. Use public or made-up records
             of the largest shape that occurs. Only shapes matter; the values are not used otherwise.
         max_memory: bytes above model, optimizer and data, on the device of the model. On a CPU this counts tensors, not
@@ -48,10 +50,14 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
         raise ValueError("physical_batch_size is not for value clipping, whose backward pass is the ordinary one.")
     most = plan.sampler.capacity(plan.n)
 
+    chosen = isolation_for(model, rows_of(batch, 1))
+    if chosen.isolation.alone:
+        return 1  # row at a time, whatever fits
+
     def bytes_for(rows: int) -> int | None:
         """None: more than the device has."""
         try:
-            return peak_memory(plan, model, loss, rows_of(batch, rows), rows)
+            return peak_memory(plan, model, loss, rows_of(batch, rows), rows, chosen)
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 return None
@@ -113,18 +119,25 @@ def rows_of(batch: Any, rows: int) -> Any:
     return pytree.tree_map(repeat, batch)
 
 
-def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int) -> int:
+def isolation_for(model: nn.Module, batch: Any) -> Chosen:
+    """How `attach` will keep the records of such batches apart."""
+    record = pytree.tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) else leaf, batch)
+    return choose_isolation(model, [record])  # type: ignore[arg-type]
+
+
+def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int, chosen: Chosen | None = None) -> int:
     """Bytes that the engine's pass over ``batch``, of so many rows, takes at its peak, beyond what was there before."""
     device = next(model.parameters()).device
-    record = pytree.tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) else leaf, batch)
+    chosen = chosen or isolation_for(model, batch)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
+    @without_collector
     def run() -> None:
-        engine = engine_for(plan, model, record, "mean")
+        engine = engine_for(plan, model, chosen, "mean")
         engine.attach()
         try:
             engine.begin_microbatch(rows)
-            loss(model, batch).backward()
+            loss(model, batch).sum().backward()
             engine.take_sums()
         finally:
             engine.detach()
@@ -141,6 +154,22 @@ def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int)
         with LiveTensors() as live:
             run()
         return live.peak
+
+
+def without_collector(run: Callable[[], None]) -> Callable[[], None]:
+    """Run it as if Python never collected cycles: when it does is an accident, and the peak is what may be needed."""
+
+    def alone() -> None:
+        was_enabled = gc.isenabled()
+        gc.collect()
+        gc.disable()
+        try:
+            run()
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    return alone
 
 
 class LiveTensors(TorchDispatchMode):

@@ -299,7 +299,7 @@ class PrivateTraining:
                 f"all {self.plan.steps} planned steps are done: one loop over private.batches() runs through all of them, "
                 "epochs included. Fix: no outer loop over epochs (private.steps_done tells where it is), or a longer plan."
             )
-        self._engine.refuse_writes()
+        self._engine.refuse_changes()
         self._steps.restart()
         if fixed_shape is None:
             alike = type(self._train_set) is TensorDataset and options.plain
@@ -387,7 +387,7 @@ class PrivateTraining:
                 "batch, such as where private.finished_step is true."
             )
         refuse_to_save(self._ranks.size, sharded=self._sharded)
-        refuse_changed_parameters(self._engine)
+        refuse_changed_parameters(self._engine, everything=True)
         contents = {
             "identity": self._identity,
             "durable": self._ledger.durable,
@@ -532,7 +532,7 @@ class PrivateTraining:
     ) -> None:
         try:
             if error is None:
-                self._engine.refuse_writes()
+                refuse_changed_parameters(self._engine, everything=True)
             self._ranks.leave(self.steps_done, failed=error is not None)
             if error is None and (self._saved_at != self.steps_done or self.steps_done == self.plan.steps):
                 self._steps.gate.finish()  # else it may go on from the checkpoint

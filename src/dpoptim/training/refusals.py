@@ -153,7 +153,7 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
         )
 
 
-def refuse_changed_parameters(engine: Engine) -> None:
+def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> None:
     """Parameters and buffers must be the ones that were attached, and those that do not train as they were."""
     for name, p in engine.model.named_parameters():
         if p.requires_grad != (id(p) in engine.places):
@@ -162,6 +162,4 @@ def refuse_changed_parameters(engine: Engine) -> None:
                 f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before dpoptim.attach, or "
                 "attach again."
             )
-    engine.refuse_writes()
-    if engine.hooks is not None:
-        engine.hooks.refuse_changed_constants()
+    engine.refuse_changes(everything=everything)

@@ -1,0 +1,228 @@
+"""What a model holds beside its gradients: nothing that it writes while it sees records may leave, or meet other records.
+
+Released sums are noisy; whatever else a forward pass leaves behind is not: running statistics in buffers, code books in
+frozen parameters, initialisation by the first batch, extra state. All of it is compared by value (`values`), since writes
+through ``.data`` leave no other trace.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.values import Values, digest
+
+READ_AT_ONCE = 1 << 26  # bytes of constants that are read at each release, at least; of more, some in turn
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+WITHOUT_NOISE = "it would carry private statistics out of the model without noise"
+
+
+class ModelState:
+    """Watches a model while its engine is attached.
+
+    Args:
+        model: with the engine's hooks in place.
+        iterated: buffers that the engine itself writes between batches, from weights alone, by name.
+
+    Attributes:
+        in_turn: whether some constants are read in turn, because they are large.
+
+    **Guarantee.** From `begin` to `end`, nobody wrote into trainable parameters if `refuse_changes` passes; and since the
+    model was attached, buffers, frozen parameters, extra state, hooks and forward passes are what they were: all of them
+    with ``everything``, else large frozen parameters in turn.
+    """
+
+    def __init__(self, model: nn.Module, iterated: Iterable[tuple[str, Tensor]] = ()) -> None:
+        self.model = model
+        self._trainable = Values(trainable(model))
+        self._iterated = Values(iterated)
+        own = {name for name, _ in self._iterated.tensors}
+        self._identities = {name: id(t) for name, t in constants(model)}
+        fixed = [(name, t) for name, t in constants(model) if name not in own]
+        large = max(READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in trainable(model)))
+        self._fixed = [Values(part) for part in parts(fixed, large)]
+        self._turn = 0
+        self._extra = [(name, module) for name, module in model.named_modules() if keeps_extra_state(module)]
+        self._extra_noted = self._extra_digests()
+        self._surplus_noted = surplus(model)
+        self._modules = [(name, module, vars(module).get("forward")) for name, module in model.named_modules()]
+        self._first_new_hook = RemovableHandle.next_id
+        self._in_batch = self._running = False
+
+    @property
+    def in_turn(self) -> bool:
+        return len(self._fixed) > 2
+
+    def begin(self) -> None:
+        """A batch, or a part of one, is about to be seen."""
+        if self._in_batch:
+            self._refuse_written_parameters()
+        else:
+            self._trainable.note()
+        self._in_batch = True
+        self._iterated.note()
+        self._refuse_new_hooks()
+
+    def end(self) -> None:
+        """The batch's sums are taken: until the next one, trainable parameters are the caller's."""
+        self._in_batch = False
+
+    def refuse_changes(self, *, everything: bool = False) -> None:
+        """Refuse what was written.
+
+        Args:
+            everything: also what is otherwise read in turn, and what else a state dict holds.
+
+        Raises:
+            PrivacyError: by name.
+        """
+        if self._in_batch:
+            self._refuse_written_parameters()
+        self._refuse_changed_constants(everything)
+        if self._extra_digests() != self._extra_noted:
+            raise self._changed("extra state", next(iter(self._extra))[0])
+        self._refuse_new_hooks()
+        if everything and (found := surplus(self.model)) != self._surplus_noted:
+            keys = sorted(key for key in {*found, *self._surplus_noted} if found.get(key) != self._surplus_noted.get(key))
+            raise self._changed("entry of the state dict", keys[0])
+
+    def before_forward(self) -> None:
+        """The model runs. Between batches its parameters may be changed by the caller, but not by a forward pass."""
+        if not self._in_batch and not self._running:
+            self._trainable.note()
+            self._running = True
+
+    def after_forward(self) -> None:
+        if self._running:
+            self._running = False
+            if not self._in_batch and (name := self._trainable.changed()) is not None:
+                raise self._changed("parameter", name)
+
+    def _refuse_written_parameters(self) -> None:
+        name = self._trainable.changed()
+        if name is not None:
+            raise PrivacyError(
+                f"parameter {name!r} was changed between the delivery of a batch and optimizer.step(): it might carry "
+                "private statistics out of the model without noise. Fix: let no forward pass write into parameters; change "
+                "them (averages, constraints, initialisation) before the loop or after optimizer.step()."
+            )
+
+    def _refuse_changed_constants(self, everything: bool) -> None:
+        now = {name: id(t) for name, t in constants(self.model)}
+        if now != self._identities:
+            names = sorted({*now, *self._identities}, key=lambda key: now.get(key) == self._identities.get(key))
+            raise self._changed(kind_of(self.model, names[0]), names[0])
+        first, rest = self._fixed[:1], self._fixed[1:]
+        if not everything and rest:
+            self._turn = (self._turn + 1) % len(rest)
+            rest = [rest[self._turn]]
+        for values in (self._iterated, *first, *rest):
+            if (name := values.changed()) is not None:
+                raise self._changed(kind_of(self.model, name), name)
+
+    def _changed(self, kind: str, name: str) -> PrivacyError:
+        return PrivacyError(
+            f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: use layers that keep no running "
+            "statistics, or change it before attaching."
+        )
+
+    def _extra_digests(self) -> list[bytes]:
+        return [digest(module.get_extra_state()) for _, module in self._extra]
+
+    def _refuse_new_hooks(self) -> None:
+        """Hooks that came later have not been tried on made-up records; they may mix records, forwards or backwards."""
+        for name, m, forward in self._modules:
+            label = repr(name) if name else "the model"
+            if any(self._is_new(getattr(m, hooks)) for hooks in HOOKS):
+                raise PrivacyError(
+                    f"a hook was registered on {label} after attaching: it may let records see each other, forwards or "
+                    "backwards. Fix: register it before dpoptim.attach, which then tries it on made-up records."
+                )
+            if vars(m).get("forward") is not forward:
+                raise PrivacyError(
+                    f"the forward pass of {label} was replaced after attaching. Fix: replace it before dpoptim.attach."
+                )
+        for name, p in self._trainable.tensors:
+            if self._is_new(p._backward_hooks) or self._is_new(getattr(p, "_post_accumulate_grad_hooks", None)):
+                raise PrivacyError(
+                    f"a hook was registered on the gradient of {name!r} after attaching; it never exists outside of "
+                    "optimizer.step(). Fix: optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
+                )
+        if any(self._is_new(getattr(nn.modules.module, f"_global{hooks}")) for hooks in HOOKS):
+            raise PrivacyError(
+                "a hook was registered for all modules after attaching: it may let records see each other. Fix: register it "
+                "before dpoptim.attach, which then tries it on made-up records."
+            )
+
+    def _is_new(self, hooks: Mapping[int, Any] | None) -> bool:
+        """Whether the first or last of some hooks is new; numbers of hooks only grow, and new ones come at an end."""
+        if not hooks:
+            return False
+        return max(next(iter(hooks)), next(reversed(hooks))) >= self._first_new_hook
+
+
+class ForwardHook:
+    """Tells the watch that the model runs, or has run. Holds it weakly, so that no copy of the model carries it."""
+
+    def __init__(self, *, after: bool) -> None:
+        self._state: weakref.ref[ModelState] | None = None
+        self._after = after
+
+    def tell(self, state: ModelState) -> None:
+        self._state = weakref.ref(state)
+
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        state = None if self._state is None else self._state()
+        if state is not None:
+            (state.after_forward if self._after else state.before_forward)()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ForwardHook":
+        return ForwardHook(after=self._after)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unhooked, (self._after,)
+
+
+def unhooked(after: bool) -> ForwardHook:
+    return ForwardHook(after=after)
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What training leaves alone: buffers and frozen parameters."""
+    yield from model.named_buffers()
+    yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
+
+
+def kind_of(model: nn.Module, name: str) -> str:
+    return "frozen parameter" if name in dict(model.named_parameters()) else "buffer"
+
+
+def parts(tensors: list[tuple[str, Tensor]], most: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Buffers and what else is small, and then parts of about ``most`` bytes of the rest."""
+    size = 0
+    part: list[tuple[str, Tensor]] = []
+    for name, t in sorted(tensors, key=lambda item: isinstance(item[1], nn.Parameter)):
+        part.append((name, t))
+        size += t.numel() * t.element_size()
+        if size > most:
+            yield part
+            part, size = [], 0
+    yield part
+
+
+def keeps_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def surplus(model: nn.Module) -> dict[str, bytes]:
+    """What a state dict holds beside parameters and buffers, digested."""
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    return {key: digest(value) for key, value in model.state_dict().items() if key not in known}
