@@ -30,10 +30,12 @@ __all__ = [
     "any_global_hook",
     "convolution_backward",
     "global_step_hooks",
+    "gradient_hook_ids",
     "gradient_hooks",
     "graph_task",
     "group_norm_backward",
     "has_onednn",
+    "hooks_on_all_modules",
     "is_functorch_tensor",
     "layer_norm_backward",
     "module_hooks",
@@ -95,6 +97,18 @@ def module_hooks(module: nn.Module) -> list[int]:
     """Ids of the hooks around a module's forward and backward pass."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return [key for kind in kinds for key in kind]
+
+
+def gradient_hook_ids(p: Tensor) -> list[int]:
+    """Ids of the hooks on the gradient of a parameter."""
+    return [*(p._backward_hooks or {}), *(p._post_accumulate_grad_hooks or {})]
+
+
+def hooks_on_all_modules() -> list[int]:
+    """Ids of the hooks around every module's forward and backward pass."""
+    everywhere = nn.modules.module
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [key for kind in kinds for key in getattr(everywhere, f"_global{kind}")]
 
 
 def pre_forward_hooks(module: nn.Module) -> Iterable[Any]:
@@ -183,11 +197,18 @@ def _hooks() -> bool:
         module.register_full_backward_hook(hook),
         module.register_full_backward_pre_hook(hook),
     ]
-    module.weight.register_hook(hook)
-    module.weight.register_post_accumulate_grad_hook(hook)
+    on_gradient = [module.weight.register_hook(hook), module.weight.register_post_accumulate_grad_hook(hook)]
+    before = len(hooks_on_all_modules())
+    everywhere = nn.modules.module.register_module_forward_hook(hook)
+    seen, newest = hooks_on_all_modules(), everywhere.id
+    everywhere.remove()
     found = module_hooks(module)
     return (
-        sorted(found) == sorted(handle.id for handle in handles)
+        len(seen) == before + 1
+        and newest == max(seen)
+        and max(found) < newest < RemovableHandle.next_id
+        and gradient_hook_ids(module.weight) == [handle.id for handle in on_gradient]
+        and sorted(found) == sorted(handle.id for handle in handles)
         and len(gradient_hooks(module.weight)) == 2
         and list(pre_forward_hooks(module)) == [hook]
     )

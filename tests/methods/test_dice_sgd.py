@@ -131,12 +131,11 @@ def test_a_refused_charge_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ledger, "reserve", sometimes)
     steps = []
+    nn.init.zeros_(model.weight)
     with dpoptim.attach(
         plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=3, ledger=ledger
     ) as private:
         for (batch,) in private.batches():
-            with torch.no_grad():
-                model.weight.zero_()
             model(batch).sum().backward()
             while True:
                 try:
@@ -145,6 +144,8 @@ def test_a_refused_charge_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyP
                 except LedgerError:
                     continue
             steps.append(-model.weight.detach()[0].clone())
+            with torch.no_grad():
+                model.weight.zero_()
     assert torch.allclose(torch.stack(steps), expected)
 
 

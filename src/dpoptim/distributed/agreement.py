@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from dpoptim.gradients.engine import Engine
@@ -36,7 +36,7 @@ def facts_of(
     facts = {
         "plan": digest(plan.to_json()),
         "version": f"dpoptim {__version__}, torch {torch.__version__}",
-        "model": digest(repr([(name, tuple(t.shape), str(t.dtype)) for name, t in engine.model.state_dict().items()])),
+        "model": digest(repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors_of(engine.model)])),
         "trainable parameters": digest(repr(engine.names)),
         "values of the parameters": values_of(engine),
         "optimizer": repr([type(optimizer).__name__ for optimizer in optimizers]),
@@ -83,3 +83,8 @@ def sample_of(train_set: Dataset[Any]) -> str:
     for tensor in train_set.tensors:
         whole.update(bytes_of(tensor[rows.to(tensor.device)]))
     return f"{records} records, {whole.hexdigest()[:16]}"
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The tensors of a state dict, which may hold other things too."""
+    return [(name, t) for name, t in model.state_dict().items() if isinstance(t, Tensor)]

@@ -123,12 +123,14 @@ class Engine:
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
         self.hooks: HookManager | None = None
         self.state: ModelState | None = None  # what nobody may write while attached
+        self.reads_in_turn = False  # see `ModelState.in_turn`
         self.recorder = BackwardRecorder(self._close, may_round=reduction == "sum")
 
     def attach(self) -> None:
         """Put the model's layers under hooks; `detach` takes every trace away."""
         self.hooks = hooks_for(self.model, self.recorder, self.isolation)
         self.state = self.hooks.watch_state()
+        self.reads_in_turn = self.state.in_turn
 
     def detach(self) -> None:
         if self.hooks is not None:

@@ -6,7 +6,7 @@ through ``.data`` leave no other trace.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.values import Values, digest
+from dpoptim.torch_internals import gradient_hook_ids, hooks_on_all_modules, module_hooks
 
 READ_AT_ONCE = 1 << 26  # bytes of constants that are read at each release, at least; of more, some in turn
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 WITHOUT_NOISE = "it would carry private statistics out of the model without noise"
 
 
@@ -136,7 +136,7 @@ class ModelState:
         """Hooks that came later have not been tried on made-up records; they may mix records, forwards or backwards."""
         for name, m, forward in self._modules:
             label = repr(name) if name else "the model"
-            if any(self._is_new(getattr(m, hooks)) for hooks in HOOKS):
+            if self._any_new(module_hooks(m)):
                 raise PrivacyError(
                     f"a hook was registered on {label} after attaching: it may let records see each other, forwards or "
                     "backwards. Fix: register it before dpoptim.attach, which then tries it on made-up records."
@@ -146,22 +146,20 @@ class ModelState:
                     f"the forward pass of {label} was replaced after attaching. Fix: replace it before dpoptim.attach."
                 )
         for name, p in self._trainable.tensors:
-            if self._is_new(p._backward_hooks) or self._is_new(getattr(p, "_post_accumulate_grad_hooks", None)):
+            if self._any_new(gradient_hook_ids(p)):
                 raise PrivacyError(
                     f"a hook was registered on the gradient of {name!r} after attaching; it never exists outside of "
                     "optimizer.step(). Fix: optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
                 )
-        if any(self._is_new(getattr(nn.modules.module, f"_global{hooks}")) for hooks in HOOKS):
+        if self._any_new(hooks_on_all_modules()):
             raise PrivacyError(
                 "a hook was registered for all modules after attaching: it may let records see each other. Fix: register it "
                 "before dpoptim.attach, which then tries it on made-up records."
             )
 
-    def _is_new(self, hooks: Mapping[int, Any] | None) -> bool:
-        """Whether the first or last of some hooks is new; numbers of hooks only grow, and new ones come at an end."""
-        if not hooks:
-            return False
-        return max(next(iter(hooks)), next(reversed(hooks))) >= self._first_new_hook
+    def _any_new(self, hooks: list[int]) -> bool:
+        """Whether some hooks came after attaching; their numbers only grow."""
+        return bool(hooks) and max(hooks) >= self._first_new_hook
 
 
 class ForwardHook:

@@ -98,7 +98,7 @@ class Values:
             memory = self._memories.setdefault(flat.device, _Memory())
             start = min(len(flat), -flat.storage_offset() % 8)
             end = start + (len(flat) - start) // 8 * 8
-            words = flat[start:end].view(torch.int64)
+            words = flat[start:end].view(torch.int64) if end > start else flat.new_empty(0, dtype=torch.int64)
             rows = len(words) // LANES if len(words) > COPIED else 0
             if rows:
                 memory.summed.append(words[: rows * LANES].view(rows, LANES))

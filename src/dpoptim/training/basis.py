@@ -7,6 +7,22 @@ from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.loss_check import LossCheck
 
+WRITES = {  # by whether some constants are read in turn
+    False: (
+        Assumption(
+            "enforced",
+            "parameters, buffers, frozen parameters, extra state and hooks are compared by value before each release and at "
+            "the end: no forward pass leaves anything in them",
+        ),
+    ),
+    True: (
+        Assumption(
+            "enforced",
+            "parameters, buffers, extra state and hooks are compared by value before each release, large frozen parameters "
+            "in turn, and all at the end",
+        ),
+    ),
+}
 ESCAPES = Assumption("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
 MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of losses has none)"
 COMPANY = "vendor kernels round a record alike in any company (batches(fixed_shape=True) needs no such trust)"

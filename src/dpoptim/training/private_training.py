@@ -31,6 +31,7 @@ from dpoptim.notebook import as_table
 from dpoptim.plan import Plan
 from dpoptim.training.basis import (
     ESCAPES,
+    WRITES,
     basis_of_caveats,
     basis_of_ledger,
     basis_of_loss,
@@ -479,7 +480,7 @@ class PrivateTraining:
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
         ranks = basis_of_ranks(self._ranks.size, sharded=self._sharded)
         slots = () if caveats["varies"] else basis_of_slots(self.plan)
-        of_model = (ESCAPES, *self._chosen.basis)
+        of_model = (ESCAPES, *WRITES[self._engine.reads_in_turn], *self._chosen.basis)
         return in_order((*loss, *self._units.basis(self.plan.basis), *of_model, ledger, *ranks, *others, *slots))
 
     def describe(self) -> str:
