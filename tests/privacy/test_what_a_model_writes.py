@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.gradients import model_state
+from dpoptim.gradients import model_watch
 from dpoptim.gradients.values import Values
 
 N, FEATURES, CLASSES = 40, 6, 3
@@ -232,7 +232,7 @@ def test_a_forward_pass_that_is_replaced_later_is_refused() -> None:
 
 
 def test_large_frozen_parameters_are_read_in_turn_and_all_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_state, "READ_AT_ONCE", 1)
+    monkeypatch.setattr(model_watch, "READ_AT_ONCE", 1)
     model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES).requires_grad_(False) for _ in range(8)), nn.Linear(FEATURES, 3))
     reads: list[str] = []
     honest = Values.changed

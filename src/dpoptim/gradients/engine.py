@@ -19,7 +19,7 @@ from dpoptim.gradients.choose_formula import choose_formula
 from dpoptim.gradients.clip_factors import clip_factors
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.model_state import ModelState
+from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, consecutive_groups, margin
@@ -122,8 +122,8 @@ class Engine:
         # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
         self.hooks: HookManager | None = None
-        self.state: ModelState | None = None  # what nobody may write while attached
-        self.reads_in_turn = False  # see `ModelState.in_turn`
+        self.state: ModelWatch | None = None  # what nobody may write while attached
+        self.reads_in_turn = False  # see `ModelWatch.in_turn`
         self.recorder = BackwardRecorder(self._close, may_round=reduction == "sum")
 
     def attach(self) -> None:
@@ -192,7 +192,7 @@ class Engine:
             self.reduction, self._handing, self._total_weight = before, "bare", None
 
     def refuse_changes(self, *, everything: bool = False) -> None:
-        """The model may not carry out what it saw; see `ModelState.refuse_changes`."""
+        """The model may not carry out what it saw; see `ModelWatch.refuse_changes`."""
         if self.state is not None:
             self.state.refuse_changes(everything=everything)
 

@@ -21,7 +21,7 @@ from dpoptim.gradients.layers.registry import rule_for, runner_for
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
-from dpoptim.gradients.model_state import ForwardHook, ModelState, trainable
+from dpoptim.gradients.model_watch import ForwardHook, ModelWatch, trainable
 from dpoptim.torch_internals import SpectralNormalised, pre_forward_hooks, pytree
 
 Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
@@ -64,12 +64,12 @@ class HookManager:
         while self._undo:
             self._undo.pop()()
 
-    def watch_state(self) -> ModelState:
+    def watch_state(self) -> ModelWatch:
         """Watch what the model writes from now on, until `undo`."""
         handles = [self.model.register_forward_pre_hook(before := ForwardHook(after=False))]
         handles.append(self.model.register_forward_hook(after := ForwardHook(after=True), always_call=True))
         self._undo += [handle.remove for handle in handles]
-        state = ModelState(self.model, self.iterated())
+        state = ModelWatch(self.model, self.iterated())
         before.tell(state)
         after.tell(state)
         return state

@@ -13,7 +13,7 @@ from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.engine import Engine, HandedOver, Reduction
 from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
-from dpoptim.gradients.model_state import ModelState
+from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF
@@ -81,7 +81,7 @@ class ValueEngine(Engine):
             self._handles.append(layer.linear.register_forward_pre_hook(EngineHook(self, i)))
         self._handles.append(self.model.register_forward_hook(EngineHook(self, "end")))
         self._attached = [(id(p), p.dtype) for p in self.model.parameters()]
-        self.state = ModelState(self.model)
+        self.state = ModelWatch(self.model)
 
     def detach(self) -> None:
         self.state = None

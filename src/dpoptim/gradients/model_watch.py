@@ -20,7 +20,7 @@ READ_AT_ONCE = 1 << 26  # bytes of constants that are read at each release, at l
 WITHOUT_NOISE = "it would carry private statistics out of the model without noise"
 
 
-class ModelState:
+class ModelWatch:
     """Watches a model while its engine is attached.
 
     Args:
@@ -166,10 +166,10 @@ class ForwardHook:
     """Tells the watch that the model runs, or has run. Holds it weakly, so that no copy of the model carries it."""
 
     def __init__(self, *, after: bool) -> None:
-        self._state: weakref.ref[ModelState] | None = None
+        self._state: weakref.ref[ModelWatch] | None = None
         self._after = after
 
-    def tell(self, state: ModelState) -> None:
+    def tell(self, state: ModelWatch) -> None:
         self._state = weakref.ref(state)
 
     def __call__(self, module: nn.Module, *rest: Any) -> None:
