@@ -22,6 +22,7 @@ import dpoptim
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon
 from dpoptim.accounting.ledger import LedgerError
 from dpoptim.clipping import SplitClipping
+from dpoptim.documents import with_digest
 from dpoptim.gradients.engine import Engine
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.sampling import FixedBatches
@@ -400,7 +401,7 @@ def test_the_papers_guarantee_is_marked_wherever_it_is_printed(clipping: str) ->
     forged = json.loads(plan.to_json())
     forged["guarantee"]["status"] = "proven"
     with pytest.warns(UserWarning, match="theorem is false"), pytest.raises(ValueError, match="it was edited"):
-        dpoptim.Plan.from_json(json.dumps(forged))
+        dpoptim.Plan.from_json(json.dumps(with_digest(forged)))
     model = nn.Linear(1, 1)
     with dpoptim.attach(
         plan, model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(torch.zeros(1000, 1))

@@ -241,5 +241,9 @@ def _listed(scores: Scores | None) -> list[float] | None:
 
 
 def _jsonable(value: Any) -> Any:
-    """Strict JSON has no infinity."""
+    """Strict JSON has no infinity, and no tuples: what is written is what is read."""
+    if isinstance(value, tuple | list):
+        return [_jsonable(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _jsonable(each) for name, each in value.items()}
     return "inf" if isinstance(value, float) and math.isinf(value) else value

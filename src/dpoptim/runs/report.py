@@ -263,6 +263,10 @@ def _list(items: Iterable[str]) -> str:
 def _number(value: object) -> str:
     if isinstance(value, bool | str) or value is None:
         return str(value)
+    if isinstance(value, dict):  # a policy's settings
+        return ", ".join(f"{name}: {_number(each)}" for name, each in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_number, value)) or "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
