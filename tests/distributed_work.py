@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -400,3 +401,85 @@ def resumed_part(rank: int, method: str, path: str, noise_multiplier: float, aga
         reservation = private.reservation
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
     return {"parameters": parameters, "steps": private.steps_done, "reservation": reservation}
+
+
+# ---- killed ----------------------------------------------------------------------------------------------------
+
+
+def until_killed(rank: int, path: str, victim: int, seconds: float) -> str:
+    """A run that saves after each step and writes down what it released; one rank is killed at any moment."""
+    plan = plan_for(METHODS["dice"](), noise_multiplier=1.0, steps=500)
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = ledger_of(rank, plan, path)
+    dist.barrier()
+    if rank == victim:
+        threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+    def run() -> None:
+        with dpoptim.attach(plan, model, optimizer, TensorDataset(*records()), **options) as private:
+            for x, y in private.batches():
+                private.backward(F.cross_entropy(model(x), y, reduction="none"))
+                optimizer.step()
+                with open(f"{path}.released.{rank}", "a") as log:
+                    log.write(f"{private.reservation}\n")
+                if private.steps_done % 3 == 0:
+                    private.save(path)
+
+    return caught(run)
+
+
+def goes_on(rank: int, path: str) -> tuple[int, str | None]:
+    """Three more steps from the checkpoint."""
+    plan = plan_for(METHODS["dice"](), noise_multiplier=1.0, steps=500)
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = ledger_of(rank, plan, path)
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(*records()), resume=path, **options) as private:
+        started = private.steps_done
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+            if private.steps_done == started + 3:
+                break
+        return private.steps_done - started, private.reservation
+
+
+# ---- ways of training --------------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, as LoRA has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(FEATURES, 8)
+        self.down, self.up = nn.Linear(FEATURES, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.head = nn.Linear(8, 3)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.base(x) + self.up(self.down(x))))
+
+
+def other_ways(rank: int) -> dict[str, Tensor]:
+    """Adapters on a frozen base, under autocast, compiled, and persons of several rows: final parameters, float32."""
+    x, y = records()
+    data = TensorDataset(x.float(), y)
+    results = {}
+    for name in ("adapters", "autocast", "compiled", "persons"):
+        torch.manual_seed(3)
+        model = Adapted()
+        ran = DistributedDataParallel(model) if dist.is_initialized() else model
+        called = torch.compile(ran, backend="eager") if name == "compiled" else ran
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        persons = {"persons": [i // 2 for i in range(N)], "rows_per_record": 2} if name == "persons" else {}
+        plan = plan_for(METHODS["flat"](), n=N // 2 if persons else N, batch_size=10, steps=4)
+        with dpoptim.attach(plan, ran, optimizer, data, noise_seed=5, **persons) as private:
+            for a, b in private.batches(physical_batch_size=6):
+                with torch.autocast("cpu", enabled=name == "autocast"):
+                    losses = F.cross_entropy(called(a).float(), b, reduction="none")
+                private.backward(losses)
+                optimizer.step()
+        results[name] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return results

@@ -28,3 +28,12 @@ def test_without_noise_any_number_of_ranks_trains_the_same_model(size: int, alon
             )
             assert result["clip_norm"] == pytest.approx(expected["clip_norm"], rel=1e-12)
             assert torch.equal(result["parameters"], everyone[0][method, way]["parameters"])  # the same bits everywhere
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile's own look at it
+def test_adapters_autocast_compiled_models_and_persons_train_as_in_one_process() -> None:
+    alone = work.other_ways(0)
+    for results in run_ranks(2, work.other_ways):
+        for way, parameters in results.items():
+            difference = float((parameters - alone[way]).abs().max())
+            assert difference < (2e-2 if way == "autocast" else 1e-5), (way, difference)

@@ -245,7 +245,9 @@ class ProcessGroup:
                 store.wait([f"{calls}/{rank}"], ROLL_CALL if not missing else timedelta(milliseconds=100))
             except Exception:
                 missing.append(rank)
-        return f"{named(missing)} gave no sign of life" if missing else "all ranks live, but one was late"
+        if not missing:
+            return "all ranks live, but one was late"
+        return f"{named(missing)} gave no sign of life for {ROLL_CALL.seconds} s (dead, or waiting for one that is)"
 
 
 _control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
