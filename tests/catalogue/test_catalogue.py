@@ -39,7 +39,7 @@ BY_RULES = {
     *("frozen batch norm", "positions of one row", "bag of words", "lstm turned inside", "clip, each record by itself"),
     *("relative position bias", "positions of one axis", "positions repeated", "records folded into positions"),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
-    *("t5", "mpnet", "opt", "beit", "beit with a shared bias", "longformer", "patchtst"),
+    *("prompt", "prompt encoder", "t5", "mpnet", "opt", "beit", "beit with a shared bias", "longformer", "patchtst"),
     *("bert", "roberta", "gpt2", "llama", "qwen2", "gemma2", "bart", "vit", "dinov2", "convnext", "lora", "ia3"),
 }
 

@@ -208,3 +208,16 @@ def test_every_record_of_the_batch_is_compared() -> None:
         with pytest.raises(dpoptim.SamplesInteractError, match="class weights inside a mean"):
             dpoptim.check(nn.Linear(5, 2), loss, (x, torch.tensor(labels)))
     assert dpoptim.check(nn.Linear(5, 2), lambda m, b: F.cross_entropy(m(b[0]), b[1]), (x, x[:, 0].long() * 0)).records >= 8
+
+
+@pytest.mark.filterwarnings("ignore:std:UserWarning")
+def test_statistics_that_need_several_records_are_found() -> None:
+    """An unbiased variance of one record is not a number."""
+
+    class Standardised(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - x.mean(0)) / x.std(0)
+
+    model = nn.Sequential(nn.Linear(5, 4), Standardised(), nn.Linear(4, 3))
+    with pytest.raises(dpoptim.SamplesInteractError, match="no record by itself has a finite gradient"):
+        dpoptim.check(model, mean_cross_entropy, batch())

@@ -260,6 +260,12 @@ class Comparison:
         """
         gradients = [g[self._order] for g in gradients_alone(self.model, self.loss, self.alone)]
         norms = squared_norms(gradients).sqrt()
+        if not bool(norms.isfinite().any()):
+            raise SamplesInteractError(
+                "no record by itself has a finite gradient, as where several are needed: an unbiased variance or a "
+                "correlation over the batch. Fix: let each record's loss depend on that record alone."
+            )
+        norms = norms[norms.isfinite()]
         bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
         worst, refused = "", None
         for way in self._ways:
