@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dpoptim.audit.detectors import DETECTORS
-from mutants import faults, faults_of_methods, faults_of_statistics, faults_of_sums, faults_of_turns
+from mutants import faults, faults_of_isolation, faults_of_methods, faults_of_statistics, faults_of_sums, faults_of_turns
 
 __all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
 
@@ -57,6 +57,7 @@ def mutant_table() -> list[dict[str, str]]:
 
 
 _f, _s, _m, _t, _c = faults, faults_of_sums, faults_of_methods, faults_of_statistics, faults_of_turns
+_i = faults_of_isolation
 TURNS = "cyclic_sampling.CyclicPoissonSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
@@ -97,6 +98,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a NaN record poisons the sum", FACTORS, partial(_s.factors_by, _s.nan_factors), "sensitivity"),
     Mutant("batch clipped as a whole", FACTORS, partial(_s.factors_by, _s.batch_clipped_as_a_whole), "sensitivity"),
     Mutant("functional use of a weight unseen", "HookManager._reached, _before_step", _s.functional_use_unseen, "refusals"),
+    Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
+    Mutant("padding in company unseen", "training.loss_check", _i.padding_unseen, "isolation"),
     Mutant("second backward pass counts again", "gradients.Engine._close", _s.second_backward_counts, "refusals"),
     Mutant("two rows of a person clipped apart", "gradients.Engine.begin_microbatch", _s.rows_clipped_apart, "persons"),
     Mutant("a person's rows in two microbatches", "MicrobatchSampler.pieces", _s.person_in_two_microbatches, "persons"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.charging import audit_charging
+from dpoptim.audit.isolation import isolation
 from dpoptim.audit.method_detectors import clip_norm_search, error_feedback, named_audits, value_clipping
 from dpoptim.audit.noise import audit_noise
 from dpoptim.audit.participation import audit_participation
@@ -207,6 +208,7 @@ DETECTORS: dict[str, Detector] = {
     "participation": participation,
     "charging": charging,
     "refusals": refusals,
+    "isolation": isolation,
     "persons": persons,
     "error feedback": error_feedback,
     "correlated noise": partial(named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"),

@@ -35,6 +35,10 @@ CHECKED = "the loop computes the loss that was checked: in it, no record's gradi
 COLLATE = "collate_fn not checked: what it makes of a record is the same in any company (padding, order, mixing)"
 SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
+LOOP = (
+    "what the loop computes from batches (losses, accuracies, activations, counts of rows) reaches no scheduler, stopping "
+    "rule, parameter, sampler or log"
+)
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
 
@@ -51,7 +55,7 @@ def basis_of_loss(
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return (Assumption("trusted", SHAPES), Assumption("trusted", NOTHING_ELSE), Assumption("trusted", NOTHING_KEPT))
+        return tuple(Assumption("trusted", text) for text in (SHAPES, NOTHING_ELSE, NOTHING_KEPT, LOOP))
     items = [Assumption("trusted", NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
     if caveats["collate"]:
         items.append(Assumption("trusted", COLLATE))
@@ -61,7 +65,8 @@ def basis_of_loss(
         items.append(Assumption("trusted", stated))
     elif caveats["scalar"]:
         items.append(Assumption("trusted", "what was summed or averaged to the loss is one term per record"))
-    items += [Assumption("trusted", SHAPES), Assumption("trusted", f"{NOTHING_ELSE}; records keep their order in it")]
+    others = (SHAPES, f"{NOTHING_ELSE}; records keep their order in it", LOOP)
+    items += [Assumption("trusted", text) for text in others]
     if caveats["mean"] or declared == "mean":
         items.append(Assumption("trusted", MEAN))
     return tuple(items)
