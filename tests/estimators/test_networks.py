@@ -11,6 +11,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import dpoptim
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
 from dpoptim.estimators.scope import ALONE, ON_TRUST
+from dpoptim.preprocessing import DPClassCounts
 from estimators.test_linear import EXPECTED_FAILURES
 
 SEEDED: Any = {"epsilon": 1e4, "delta": 1e-3, "noise_seed": 0, "random_state": 0}
@@ -103,3 +104,19 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, Any], said: str) -
         DPSGDClassifier(**settings).fit(x, y)
     with pytest.raises(ValueError, match="target_bound must be"):
         DPSGDRegressor(target_bound=0).fit(x, y)
+
+
+def test_public_class_weights() -> None:
+    """A rare class is found more often, at the same guarantee; weights from the labels are refused."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4000, 2)), (rng.random(4000) < 0.08).astype(int)
+    x[y == 1] += 1.0
+    settings: Any = {"classes": [0, 1], "epochs": 20, "noise_seed": 0, "random_state": 0}
+    plain = DPSGDClassifier(2.0, 1e-5, **settings).fit(x, y)
+    counts = DPClassCounts([0, 1], epsilon=0.5, delta=1e-5, noise_seed=0).fit(y)
+    weighted = DPSGDClassifier(2.0, 1e-5, class_weight=counts.class_weight(), **settings).fit(x, y)
+    assert weighted.predict(x[y == 1]).mean() > plain.predict(x[y == 1]).mean() + 0.3
+    assert weighted.privacy_ == plain.privacy_
+    for wrong, said in (("balanced", "must be a mapping"), ({7: 1.0}, "none of the classes"), ({0: -1.0}, "at least 0")):
+        with pytest.raises(ValueError, match=said):
+            DPSGDClassifier(class_weight=wrong, **settings).fit(x, y)

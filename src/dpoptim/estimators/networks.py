@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, get_args
 
@@ -159,6 +159,32 @@ def linear(network: nn.Sequential) -> list[nn.Linear]:
     return [layer for layer in network if isinstance(layer, nn.Linear)]
 
 
+def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None:
+    """The classes' weights in their order over the largest of them, float32; None where all are 1.
+
+    Clipping undoes weights above 1, since gradients are as long as the bound already; it leaves smaller ones their effect.
+
+    Raises:
+        ValueError: not a mapping from classes to finite weights of at least 0.
+    """
+    if class_weight is None:
+        return None
+    if not isinstance(class_weight, Mapping):
+        raise ValueError(
+            f"class_weight must be a mapping from classes to public weights, got {class_weight!r}: weights from the labels "
+            "are private. Fix: dpoptim.preprocessing.DPClassCounts(...).fit(y).class_weight(), which is charged."
+        )
+    if unknown := [name for name in class_weight if name not in classes]:
+        raise ValueError(f"class_weight names {unknown[0]!r}, which is none of the classes.")
+    weights = [real_number("class_weight", class_weight.get(name, 1.0)) for name in classes.tolist()]
+    if not all(0 <= weight < float("inf") for weight in weights):
+        raise ValueError("class_weight must hold finite numbers of at least 0.")
+    largest = max(weights)
+    if largest == 0:
+        raise ValueError("class_weight must be above 0 for some class.")
+    return torch.tensor(weights, dtype=torch.float32) / largest
+
+
 class DPSGDClassifier(ClassifierMixin, _Network):
     """A feed-forward network trained by DP-SGD with cross-entropy.
 
@@ -171,6 +197,9 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         data_norm: public bound on the Euclidean norm of a row, to which longer rows are scaled down; None: the square root
             of the number of features. It must not be read off the data.
         classes: all classes, as public knowledge. None: read off y, and said so in ``privacy_``.
+        class_weight: public factors of the classes' losses, relative to the largest, such as those of
+            `DPClassCounts.class_weight`; a class that is not named has 1. Gradients are clipped after weighting, so the
+            guarantee does not depend on them. "balanced" would be read off the labels, and is refused.
         batch_size: expected batch. None: a fifteenth of the rows, at least 512.
         epochs: expected passes over the rows.
         learning_rate, momentum: of SGD.
@@ -202,6 +231,7 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         activation: Activation = "tanh",
         data_norm: float | None = None,
         classes: Sequence[Any] | None = None,
+        class_weight: Mapping[Any, float] | None = None,
         batch_size: int | None = None,
         epochs: float = 40,
         learning_rate: float = 1.0,
@@ -220,6 +250,7 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         self.activation = activation
         self.data_norm = data_norm
         self.classes = classes
+        self.class_weight = class_weight
         self.batch_size = batch_size
         self.epochs = epochs
         self.learning_rate = learning_rate
@@ -241,7 +272,8 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         refuse_weights(sample_weight)
         x = table(X, reset=True, estimator=self)
         self.classes_, numbers, notes = public_classes(self.classes, y, rows=len(x))
-        self._train(x, torch.from_numpy(numbers), len(self.classes_), nn.CrossEntropyLoss(reduction="none"), notes)
+        loss = nn.CrossEntropyLoss(weight=public_weights(self.class_weight, self.classes_), reduction="none")
+        self._train(x, torch.from_numpy(numbers), len(self.classes_), loss, notes)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
