@@ -208,7 +208,6 @@ def test_reentrant_checkpointing_is_refused() -> None:
         (nn.Sequential(nn.Embedding(9, 4, sparse=True)), "'0' .*sparse"),
         (nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True)), "'0' .*scale_grad_by_freq"),
         (nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))), "'0' computes its weight in a hook"),
-        (nn.Linear(3, 3).to(torch.bfloat16), "'weight' is torch.bfloat16.*model.float"),
     ],
 )
 def test_layers_that_cannot_be_clipped(model: nn.Module, named: str) -> None:
