@@ -6,7 +6,6 @@
 import random
 import re
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,9 +22,8 @@ def trial(number: int, folder: Path) -> str:
     """One run of three ranks, killed somewhere in its first seconds; returns what happened, for people."""
     chance = random.Random(number)
     path, victim = str(folder / f"run{number}"), chance.randrange(3)
-    begun = time.monotonic()
+    # Whoever does not end within its limit fails there.
     heard = run_ranks(3, work.until_killed, path, victim, chance.random() ** 2 * 2.0, time_out=TIME_OUT)
-    assert time.monotonic() - begun < 6 * TIME_OUT
     assert heard[victim] == "died"
     for rank, error in enumerate(heard):
         if rank == victim:
