@@ -1,0 +1,89 @@
+"""The next way to try of keeping records apart, from where the last one failed and where layers have their records."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
+from dpoptim.gradients.layers.registry import rule_for, takes_more_axes
+from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.training.made_up import Sample
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a way of keeping records apart does not serve.
+
+    Attributes:
+        reason: in words.
+        modules: names of those where it shows; empty: unknown.
+    """
+
+    reason: str
+    modules: tuple[str, ...] = ()
+
+
+@torch.no_grad()
+def places_of_records(model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool) -> Isolation:
+    """Where layers that have a rule find the records among their input's axes, by a run of the model as it is.
+
+    Args:
+        lookups: whether lookups of (1, T) indices are made once for all records, not once for each.
+    """
+    seen: dict[str, set[str]] = {}
+    rows = sample.rows
+
+    def note(name: str, rule: LayerRule, args: tuple[Any, ...]) -> None:
+        x = args[0] if args and isinstance(args[0], Tensor) else None
+        if x is None or not x.dim() or x.shape[0] == rows:
+            place = "first"
+        elif x.shape[0] == 1 and x.dim() > 1 and x.shape[1] != rows and not lookups:
+            place = "first"  # positions, looked up for each record
+        elif takes_more_axes(rule) and x.dim() > 1 and x.shape[1] == rows:
+            place = "time first"
+        elif takes_more_axes(rule) and x.shape[0] > rows and x.shape[0] % rows == 0:
+            place = "folded"
+        else:
+            place = "shared"
+        seen.setdefault(name, set()).add(place)
+
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name, rule=rule: note(name, rule, args))
+        for name, module in model.named_modules()
+        if (rule := rule_for(module)) is not None and any(p.requires_grad for p in module.parameters())
+    ]
+    try:
+        sample.call(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    def only(place: str) -> frozenset[str]:
+        return frozenset(name for name, places in seen.items() if places == {place})
+
+    return replace(isolation, folded=only("folded"), time_first=only("time first"), shared=only("shared"))
+
+
+def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
+    """The next way to try: ``vmap`` for what surrounds the failure, then for the model, then records alone."""
+    if isolation.enforced:
+        return Isolation.of("alone")
+    modules = dict(model.named_modules())
+    chosen = set(isolation.by_vmap)
+    for name in failure.modules or (WHOLE_MODEL,):
+        inside = next((v for v in chosen if name == v or name.startswith(f"{v}.")), None)
+        start = name if inside is None else parent(inside)
+        if inside is None and next(modules[name].children(), None) is None:
+            start = parent(name)  # a rule, or the lack of one, was not the reason: what is around it is
+        while start != WHOLE_MODEL and type(modules[start]).forward is nn.Module.forward:
+            start = parent(start)  # a list of modules is never called
+        kind = type(modules[start])
+        chosen |= {key for key, module in modules.items() if type(module) is kind}
+    outermost = [v for v in chosen if not any(v != o and (o == "" or v.startswith(f"{o}.")) for o in chosen)]
+    return replace(isolation, by_vmap=tuple(sorted(outermost)))
+
+
+def parent(name: str) -> str:
+    return name.rpartition(".")[0]
