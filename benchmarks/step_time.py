@@ -38,6 +38,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.training.isolation import choose_isolation
 from dpoptim.training.probe import positions_per_layer
 from saving import save_csv
 from workloads import WORKLOADS, Workload
@@ -96,8 +97,11 @@ def ours(
     """``narrow``: as for `plain`."""
     model, x, y = made(work, device)
     optimizer, stream = sgd(model), KeyStream()
-    positions = positions_per_layer(model, torch.utils.data.TensorDataset(x, y))
-    engine = Engine(model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions)
+    chosen = choose_isolation(model, torch.utils.data.TensorDataset(x, y))
+    positions = positions_per_layer(model, chosen.sample)
+    engine = Engine(
+        model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions, isolation=chosen.isolation
+    )
     engine.attach()
     forward = torch.compile(model) if compiled else model
 
