@@ -99,9 +99,7 @@ def ours(
     optimizer, stream = sgd(model), KeyStream()
     chosen = choose_isolation(model, torch.utils.data.TensorDataset(x, y))
     positions = positions_per_layer(model, chosen.sample)
-    engine = Engine(
-        model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions, isolation=chosen.isolation
-    )
+    engine = Engine(model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions, isolation=chosen.isolation)
     engine.attach()
     forward = torch.compile(model) if compiled else model
 
