@@ -548,6 +548,7 @@ class TestProcesses:
         assert len(Ledger(path).entries()) == 8
         assert os.listdir(tmp_path) == [path.name]
 
+    @pytest.mark.slow
     def test_killed_at_any_point_forgets_nothing(self, worker: Worker, tmp_path: Path) -> None:
         chance = random.Random(0)
         acknowledged: dict[Path, list[str]] = {}

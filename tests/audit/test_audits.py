@@ -148,6 +148,7 @@ def test_the_gates_noise_passes_with_keys_from_the_system() -> None:
     assert audit_noise().verdict == "consistent"
 
 
+@pytest.mark.slow
 def test_no_false_alarm_in_a_hundred_repetitions() -> None:
     """Of the checks on fresh seeds, at the level of the detector: 3e-8 each, so below 1e-4 for all of them."""
     for seed in range(100):

@@ -204,6 +204,7 @@ class Records(Dataset[tuple[Tensor, int]]):
         return self.x[index], int(self.y[index])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch, where there is one processor
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_that_run_ahead_deliver_the_same_steps(workers: int) -> None:
     results = []
