@@ -12,9 +12,13 @@ the one exception: its messages go to the file's owner before anything is releas
 (tests/privacy/test_messages.py reads every message of the package.)
 """
 
-import re
+from __future__ import annotations
 
-from torch import Tensor
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line says its errors without waiting for torch
+    from torch import Tensor
 
 
 class PrivacyError(RuntimeError):
