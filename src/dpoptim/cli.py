@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from dpoptim.commands.compare import compare
+from dpoptim.commands.evaluate import evaluate
 from dpoptim.commands.ledger import ledger as ledger_command
 from dpoptim.commands.predict import predict
 from dpoptim.commands.schema import schema_commands
@@ -245,6 +246,7 @@ def reproduce(
 
 app.add_typer(schema_commands, name="schema")
 app.command()(predict)
+app.command()(evaluate)
 app.command()(compare)
 app.command()(verify)
 app.command()(sign)

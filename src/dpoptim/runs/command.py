@@ -42,6 +42,8 @@ from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
 from dpoptim.terminal import cell, say
 from dpoptim.unit import Unit
 
+PERSONS = ", per person"  # ends the name of a data set whose ledger counts what persons spend
+
 
 def run_training(request: TrainRequest, console: Console) -> Path:
     """Load, plan, train, save, report. Returns the run directory.
@@ -163,7 +165,7 @@ def open_ledger(request: TrainRequest, plan: Plan, data: Data) -> Ledger:
 
 def charged_to(data: Data) -> str:
     """The data set's name in its ledger; runs that protect persons and runs that protect records do not add up."""
-    return data.name if data.persons is None else f"{data.name}, per person"
+    return data.name if data.persons is None else data.name + PERSONS
 
 
 def prepare_folder(request: TrainRequest, data: Data) -> Path:

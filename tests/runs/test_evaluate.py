@@ -1,0 +1,156 @@
+"""``dpoptim evaluate``: near the truth on private records, charged first, and one record or person moves it little."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dpoptim
+from dpoptim.cli import app
+from dpoptim.data import Schema
+from dpoptim.evaluation import ClassifierScores, RegressorScores
+from dpoptim.runs.evaluate import evaluate_run, outputs_and_targets
+from dpoptim.runs.predict import predict_file
+from dpoptim.runs.saved_model import load_model
+from patients import SCHEMA, records, write_table
+
+BUDGET: Any = {"epsilon": 1.0, "delta": 1e-5, "noise_seed": 0}
+
+
+def run(*args: object, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == code, (result.output, result.exception)
+    return re.sub(r"\s+", " ", result.output)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run directories of a model per record and of one per person."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_table(folder / "t.csv", records(600, 1))
+    runs = {}
+    for unit, schema in {"record": SCHEMA.replace('"person"', '"drop"'), "person": SCHEMA}.items():
+        (folder / f"{unit}.toml").write_text(schema)
+        runs[unit] = folder / unit
+        options = ("--epsilon", 8, "--delta", 1e-4, "--epochs", 2, "--out", runs[unit])
+        run("train", "--data", data, "--schema", folder / f"{unit}.toml", *options)
+    return runs
+
+
+def test_the_score_is_near_the_public_one(trained: dict[str, Path], tmp_path: Path) -> None:
+    table = write_table(tmp_path / "h.csv", records(4000, 5))
+    public = predict_file(trained["record"], table, tmp_path / "p.csv", public=True).score
+    found = evaluate_run(trained["record"], table, **BUDGET)
+    assert isinstance(found, ClassifierScores)
+    assert found.accuracy.value == pytest.approx(public, abs=0.02)
+    assert found.guarantee.epsilon <= 1
+    assert found.guarantee.unit == "record"
+    assert any("no ledger" in note for note in found.guarantee.notes)
+
+
+def test_the_command_prints_text_and_json(trained: dict[str, Path], tmp_path: Path) -> None:
+    table = write_table(tmp_path / "h.csv", records(300, 5))
+    options = ("evaluate", trained["record"], table, "--epsilon", 1, "--delta", 1e-5)
+    text = run(*options)
+    assert "accuracy" in text
+    assert "epsilon=1" in text
+    found = json.loads(run(*options, "--json"))
+    assert np.shape(found["confusion"]) == (2, 2)
+    assert found["guarantee"]["neighboring"] == "zero-out"
+    assert found["accuracy"]["low"] <= found["accuracy"]["value"] <= found["accuracy"]["high"]
+
+
+def test_it_is_charged_before_it_is_drawn(trained: dict[str, Path], tmp_path: Path) -> None:
+    table = write_table(tmp_path / "h.csv", records(300, 5))
+    ledger = tmp_path / "holdout.sqlite"
+    with dpoptim.Ledger(ledger, epsilon=1.5, delta=1e-5, neighboring="zero-out"):
+        pass
+    options = ("evaluate", trained["record"], table, "--epsilon", 1, "--delta", 1e-5, "--ledger", ledger)
+    assert "no ledger" not in run(*options)
+    refused = run(*options, code=2)
+    assert "accuracy" not in refused
+    with dpoptim.Ledger(ledger) as after:
+        assert [entry.label for entry in after.entries()] == ["evaluation"]
+
+
+def test_a_new_ledger_and_one_of_another_unit(trained: dict[str, Path], tmp_path: Path) -> None:
+    table = write_table(tmp_path / "h.csv", records(300, 5))
+    ledger = tmp_path / "new.sqlite"
+    options: Any = {**BUDGET, "ledger": ledger}
+    evaluate_run(trained["person"], table, **options)
+    with dpoptim.Ledger(ledger) as made:
+        assert made.dataset == "new, per person"
+        assert made.neighboring == "zero-out"
+    with pytest.raises(ValueError, match="per record"):
+        evaluate_run(trained["record"], table, **options)
+    with dpoptim.Ledger(ledger) as after:
+        assert len(after.entries()) == 1
+
+
+def test_one_person_moves_one_count_however_many_their_records(trained: dict[str, Path], tmp_path: Path) -> None:
+    """Neighbouring tables under the same noise; the person's 80 records are of one outcome, first or last or between."""
+    others = records(200, 5)
+    hostile = [["V", "somebody", "90", "0", "60", "220", "south", "yes", "ill"]] * 80
+    options: Any = {**BUDGET, "neighboring": "add-or-remove-one", "n": 50}
+    without = evaluate_run(trained["person"], write_table(tmp_path / "a.csv", others), **options)
+    assert isinstance(without, ClassifierScores)
+    for rows in (hostile + others, others + hostile, others[:70] + hostile + others[70:]):
+        table = write_table(tmp_path / "b.csv", rows)
+        with_them = evaluate_run(trained["person"], table, **options)
+        assert isinstance(with_them, ClassifierScores)
+        assert np.abs(with_them.confusion - without.confusion).sum() == pytest.approx(1, abs=1e-5)
+        assert with_them.guarantee.unit == "person"
+    # The same table per record counts them all: the test would see a missing bound.
+    counted = evaluate_run(trained["record"], table, **options)
+    base = evaluate_run(trained["record"], tmp_path / "a.csv", **options)
+    assert isinstance(counted, ClassifierScores)
+    assert isinstance(base, ClassifierScores)
+    assert np.abs(counted.confusion - base.confusion).sum() == pytest.approx(80, abs=1e-3)
+
+
+def test_a_record_goes_through_the_model_by_itself(trained: dict[str, Path], tmp_path: Path) -> None:
+    """To the last bit: whoever else is there."""
+    saved = load_model(trained["record"])
+    assert isinstance(saved.encoding, Schema)
+    rows = records(40, 6)
+    together, _ = outputs_and_targets(saved, saved.encoding, write_table(tmp_path / "a.csv", rows))
+    for i in (0, 17, 39):
+        alone, _ = outputs_and_targets(saved, saved.encoding, write_table(tmp_path / "b.csv", rows[i : i + 1]))
+        assert (together[i] == alone[0]).all()
+
+
+def test_numbers_are_scored_in_their_units(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 10, 2000)
+    path = tmp_path / "t.csv"
+    path.write_text("x,price\n" + "".join(f"{a:.3f},{1000 * a + 500:.1f}\n" for a in x))
+    run(
+        *("train", "--data", path, "--target", "price", "--task", "regression", "--target-bounds", "0,11000"),
+        *("--epsilon", 8, "--delta", 1e-5, "--out", tmp_path / "run"),
+    )
+    public = predict_file(tmp_path / "run", path, tmp_path / "p.csv", public=True).score
+    found = evaluate_run(tmp_path / "run", path, **{**BUDGET, "epsilon": 8.0})
+    assert isinstance(found, RegressorScores)
+    assert found.r2 == pytest.approx(public, abs=0.05)
+    predicted = np.array([float(line) for line in (tmp_path / "p.csv").read_text().split()[1:]])
+    error = np.square(predicted - (1000 * x + 500)).mean()
+    assert found.squared_error.low <= error <= found.squared_error.high
+
+
+def test_what_cannot_be_scored_is_refused_before_it_is_charged(trained: dict[str, Path], tmp_path: Path) -> None:
+    ledger = tmp_path / "l.sqlite"
+    table = write_table(tmp_path / "h.csv", records(30, 5))
+    without_target = write_table(tmp_path / "x.csv", records(30, 5), ("age", "income"))
+    options = ("--epsilon", 1, "--delta", 1e-5, "--ledger", ledger)
+    assert "has no column" in run("evaluate", trained["record"], without_target, *options, code=2)
+    assert "does not exist" in run("evaluate", trained["record"], tmp_path / "no.csv", *options, code=2)
+    assert "n is missing" in run(
+        "evaluate", trained["record"], table, "--neighboring", "add-or-remove-one", *options[:4], code=2
+    )
+    assert "epsilon" in run("evaluate", trained["record"], table, "--epsilon", -1, *options[2:], code=2)
+    with dpoptim.Ledger(ledger) as after:
+        assert not after.entries()
