@@ -377,7 +377,7 @@ def saved_part(rank: int, method: str, path: str, noise_multiplier: float) -> st
             optimizer.step()
             if private.steps_done == 3:
                 if rank == 0:  # as if workers had run ahead on this rank alone
-                    private._batches.draw_ahead(3)
+                    private._delivery.queue.draw_ahead(3)
                 private.save(path)
                 return private.reservation
     return None

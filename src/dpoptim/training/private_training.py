@@ -1,24 +1,17 @@
 """A model in private training: batches go out, clipped sums come in, and only the gate's answers reach the optimizers."""
 
-import dataclasses
-import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
-from dpoptim.accounting.guarantee import SEEDED, Guarantee, rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import whole_number
-from dpoptim.assumptions import Assumption
-from dpoptim.distributed.agreement import facts_of
 from dpoptim.distributed.checkpoints import cut, joined
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.wrapping import OwnSynchronisation
@@ -27,50 +20,38 @@ from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice, require_choice
 from dpoptim.gradients.oracle import Loss
-from dpoptim.notebook import as_table
 from dpoptim.plan import Plan
-from dpoptim.training.basis import (
-    ESCAPES,
-    WRITES,
-    basis_of_caveats,
-    basis_of_ledger,
-    basis_of_loss,
-    basis_of_ranks,
-    caveats_of,
-    in_order,
-)
+from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.checkpoint import (
     checkpoint_to_resume,
     identity_of,
     refuse_other_training,
     write_checkpoint,
 )
+from dpoptim.training.delivery import Delivery, queue_of
 from dpoptim.training.engines import engine_for
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
-from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
+from dpoptim.training.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.logical_steps import LogicalSteps
 from dpoptim.training.loss_check import check_loss
-from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.optimizer_hooks import OptimizerHooks, refuse_blind_hooks
 from dpoptim.training.probe import show_the_batch_axis
-from dpoptim.training.progress import show_progress
+from dpoptim.training.public_figures import PublicFigures
 from dpoptim.training.reduction import differentiate
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
     refuse_devices,
     refuse_foreign_parameters,
-    refuse_other_size,
     refuse_other_unit,
     refuse_to_save,
     refuse_unsupported,
 )
 from dpoptim.training.released_gradients import ReleasedGradients
-from dpoptim.training.slots import Slots, SlotSampler, basis_of_slots, costs_little, less_lost_delta
 from dpoptim.training.steps import Steps
-from dpoptim.training.units import Units, units_of
+from dpoptim.training.units import units_of
 
 
-class PrivateTraining:
+class PrivateTraining(PublicFigures):
     """A model in private training; made by `attach`.
 
     Attributes:
@@ -112,15 +93,11 @@ class PrivateTraining:
         refuse_other_unit(plan, self._units)
         row = self._units.a_row(train_set)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)
-        self._train_set, self._collate_fn = train_set, collate_fn
+        self._train_set = train_set
         self._seeded = noise_seed is not None
-        # Calls of batches(), and whether a physical batch had a number of rows that others decide.
-        self._loop, self._varies = 0, False
-        self._collates_unchecked = collate_fn is not None and loss is None
         # Where a seeded run goes on, it must not repeat the noise that it began with.
         later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
-        self._group_coins = ranks.own_stream(noise_seed, "summation groups" + later)
-        self._batches = queue = queue_of(plan, self._units, ranks, noise_seed, later, sharded=sharded)
+        queue = queue_of(plan, self._units, ranks, noise_seed, later, sharded=sharded)
         self._chosen = choose_isolation(model, [row], isolation, batch_axis)  # type: ignore[arg-type]
         self._loss = (
             None
@@ -142,7 +119,8 @@ class PrivateTraining:
         refuse_devices(plan, self._engine)
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
         ranks.arrive("dpoptim.attach")
-        self._agree(partial_backward, noise_seed)
+        options = {"loss_reduction": self._reduction, "partial_backward": partial_backward, "noise_seed": noise_seed}
+        agree_on_run(ranks, plan, self._engine, self.optimizers, train_set, self._units, options, sharded=sharded)
         self._ledger, self._owns_ledger = ranks.ledger(ledger or Ledger(neighboring=plan.neighboring)), ledger is None
         self._identity = identity_of(plan, self._engine, self.optimizers, self._units)
         if checkpoint is not None:
@@ -161,6 +139,21 @@ class PrivateTraining:
             checkpoint=digest,
         )
         self._steps = Steps(plan, self._engine, queue, gate, ranks)
+        self._delivery = Delivery(
+            plan,
+            train_set,
+            collate_fn,
+            self._units,
+            queue,
+            self._engine,
+            self._steps,
+            self._released_gradients,
+            ranks,
+            checked=None if self._loss is None else self._loss.collate_fn,
+            loss_checked=self._loss is not None,
+            group_seed=noise_seed,
+            group_purpose="summation groups" + later,
+        )
         self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]  # of the parts before
         self._saved_at = None if checkpoint is None else checkpoint["steps_done"]
         if checkpoint is not None:
@@ -175,30 +168,6 @@ class PrivateTraining:
         if checkpoint is not None:
             self._hooks.redo(checkpoint["unfinished"])
         ranks.arrive("dpoptim.attach")
-
-    def _agree(self, partial_backward: bool, noise_seed: int | None) -> None:
-        """Refuse ranks that would do different things, or have another number of records together than was planned."""
-        units, ranks, sharded = self._units, self._ranks, self._sharded
-        options = {
-            "loss_reduction": self._reduction,
-            "partial_backward": partial_backward,
-            "noise_seed": noise_seed,
-            "rows_per_record": units.rows,
-            "isolation": self._engine.isolation,
-            "persons": units.persons is not None if sharded else units.digest,
-        }
-        ranks.agree(facts_of(self.plan, self._engine, self.optimizers, self._train_set, sharded=sharded, **options))
-        refuse_other_size(self.plan, ranks.added(units.count) if sharded else units.count, units.name)
-
-    @property
-    def steps_done(self) -> int:
-        """Noisy steps taken so far (public), those that only looked for the clip norm included."""
-        return self._steps.done
-
-    @property
-    def finished_step(self) -> bool:
-        """Whether the last ``optimizer.step()`` moved the model; for schedulers."""
-        return self._steps.moved
 
     # ---- data ------------------------------------------------------------------------------------------------
 
@@ -241,7 +210,7 @@ class PrivateTraining:
         """
         options = LoaderOptions(
             num_workers,
-            self._collate(collate_fn),
+            self._delivery.collate(collate_fn),
             pin_memory,
             prefetch_factor,
             persistent_workers,
@@ -249,13 +218,8 @@ class PrivateTraining:
             worker_init_fn,
             timeout,
         )
-        if physical_batch_size is not None:
-            K = self._units.rows.per_record
-            physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=K) // K
-        if self._engine.isolation.alone:
-            physical_batch_size = 1
-        left = self.plan.steps - self.steps_done if physical_batch_size is None else None
-        return Batches(self._deliver(physical_batch_size, options, fixed_shape), left)
+        self._require_attached()
+        return self._delivery.batches(physical_batch_size, options, fixed_shape)
 
     def steps(
         self,
@@ -281,66 +245,10 @@ class PrivateTraining:
         )
         return LogicalSteps(self, batches, self.plan.steps)
 
-    def _collate(self, collate_fn: Collate | None) -> Collate | None:
-        """What collates: what was given, or what `attach` was given."""
-        if collate_fn is not None:
-            self._collates_unchecked |= self._loss is None or collate_fn is not self._loss.collate_fn
-            self._collate_fn = collate_fn
-        return self._collate_fn
-
     @property
     def step_is_complete(self) -> bool:
         """Whether all of a step's microbatches have been delivered, and the step is still to come. Private."""
         return self._steps.state == "complete"
-
-    def _deliver(self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None) -> Iterator[Any]:
-        self._require_attached()
-        if self.steps_done == self.plan.steps:
-            raise PrivacyError(
-                f"all {self.plan.steps} planned steps are done: one loop over private.batches() runs through all of them, "
-                "epochs included. Fix: no outer loop over epochs (private.steps_done tells where it is), or a longer plan."
-            )
-        self._engine.refuse_changes()
-        self._steps.restart()
-        if fixed_shape is None:
-            alike = type(self._train_set) is TensorDataset and options.plain
-            alone = self._ranks.size == 1 and not self._engine.partial_backward
-            fixed_shape = alike and alone and costs_little(self.plan)
-        pieces, fixed_items = self._pieces(physical_batch_size, fixed_shape)
-        self._loop = loop = self._loop + 1
-        for batch, piece in load_microbatches(self._train_set, pieces, options, self._units.stacked, fixed_items):
-            if loop != self._loop:
-                raise PrivacyError("private.batches() was called again meanwhile. Fix: use one loop over it at a time.")
-            if self._steps.state == "complete":
-                raise PrivacyError(
-                    "a batch was delivered, but optimizer.step() was not called after it. "
-                    "Fix: call private.backward(losses) and optimizer.step() once for every batch; a loop that fetches "
-                    "batches ahead takes private.steps(). After an error in the loop, start it again: private.batches() "
-                    "goes on with the same batch."
-                )
-            self._released_gradients.drop()
-            self._steps.begin(piece)
-            yield batch
-        if self._steps.state == "complete":
-            raise PrivacyError("the last batch was delivered, but optimizer.step() was not called after it.")
-
-    def _pieces(self, physical_records: int | None, fixed_shape: bool) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
-        """What cuts batches, and how many items of the data set each piece has, where that is public."""
-        engine = self._engine
-        engine.fixed_shape, self._varies = fixed_shape, self._varies or not fixed_shape
-        if fixed_shape:
-            if engine.partial_backward or self._ranks.size > 1:
-                raise ValueError(
-                    "fixed_shape=True is for one process, and one backward pass over each physical batch. Fix: leave it "
-                    "out, or attach without partial_backward=True."
-                )
-            slots = Slots.of(self.plan, physical_records)
-            engine.physical_records = slots.rows
-            pieces = SlotSampler(self._batches, slots, self._group_coins, self._units.rows.per_record)
-            return pieces, self._units.items_of(slots.rows)
-        engine.physical_records = min(engine.capacity, physical_records or engine.capacity)
-        groups = engine.number_of_groups(self.plan.batch_size / self._ranks.size, physical_records)
-        return MicrobatchSampler(self._batches, groups, self._group_coins, physical_records), None
 
     def backward(self, losses: Tensor) -> None:
         """Differentiate the batch's losses: each record's gradient is clipped, and added to the step's sum.
@@ -407,102 +315,12 @@ class PrivateTraining:
         )
         self._saved_at = self.steps_done
 
-    def _all_caveats(self) -> dict[str, bool]:
-        """What must be said of the guarantee, of all parts of the run."""
-        found = caveats_of(self._engine, seeded=self._seeded, collate=self._collates_unchecked)
-        found["varies"] = self._varies or not self._loop
-        return {key: value or self._caveats.get(key, False) for key, value in found.items()}
-
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         """Go on where `save` was called."""
         self.model.load_state_dict(checkpoint["model"])
         for optimizer, state in zip(self.optimizers, checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._steps.restore(checkpoint)
-
-    # ---- what may be said ------------------------------------------------------------------------------------
-
-    def spent(self, delta: float | None = None) -> Guarantee:
-        """The guarantee of what is reserved: the whole plan from the first step on, however early the run stops.
-
-        Args:
-            delta: state it at another delta than the plan's, 1e-14 < delta < 1.
-        """
-        guarantee = self._units.stated(self.plan.guarantee if delta is None else self.plan.guarantee_at(delta))
-        if not self._all_caveats()["varies"]:
-            guarantee = less_lost_delta(self.plan, guarantee)
-        if self._steps.gate.released == 0:
-            return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
-        if self._all_caveats()["seeded"]:
-            guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, SEEDED))
-        return guarantee
-
-    @property
-    def clip_norm(self) -> float:
-        """What gradients are clipped to now; public. With a `PrivateQuantile`: ``nan`` until it is found."""
-        found = self._steps.choice is None or self._steps.choice.found
-        return self._engine.clipping.norm if found else math.nan
-
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise in every entry of the last gradients that were released; public.
-
-        Before the first release, of the gradients to come; 0 without noise; ``nan`` where the noise is of a tree. Optimizers
-        with a ``noise_std`` of their own, such as `dpoptim.optim.AdamBC`, are told it.
-        """
-        return self._steps.noise_std
-
-    @property
-    def share_unclipped(self) -> float:
-        """The noisy share of the last step's gradients that were not clipped; public. ``nan`` where none is released.
-
-        Gradients within 9 % of the clip norm count in part, so that no rounding turns a vote.
-        """
-        return math.nan if self._steps.choice is None else self._steps.choice.share_below
-
-    def remaining(self) -> str:
-        """What the plan and the ledger still allow, for a person to read."""
-        left = self.plan.steps - self.steps_done
-        ledger = "in memory, without a budget" if self._owns_ledger else str(self._ledger.remaining())
-        return f"{left} of {self.plan.steps} planned steps; ledger: {ledger}"
-
-    @property
-    def reservation(self) -> str | None:
-        """The ledger's name for this run's reservation; None before the first noisy step, or without noise."""
-        return None if self._steps.gate.reservation is None else self._steps.gate.reservation.id
-
-    @property
-    def basis(self) -> tuple[Assumption, ...]:
-        """What the guarantee rests on, with what attaching has found out."""
-        caveats = self._all_caveats()
-        loss = basis_of_loss(self._loss, self._reduction, caveats, self._engine.isolation)
-        ledger = basis_of_ledger(self._ledger.durable)
-        others = basis_of_caveats(caveats, resumed=bool(self._caveats))
-        ranks = basis_of_ranks(self._ranks.size, sharded=self._sharded)
-        slots = () if caveats["varies"] else basis_of_slots(self.plan)
-        of_model = (ESCAPES, *WRITES[self._engine.reads_in_turn], *self._chosen.basis)
-        return in_order((*loss, *self._units.basis(self.plan.basis), *of_model, ledger, *ranks, *others, *slots))
-
-    def describe(self) -> str:
-        """The plan for a person to read, with what its guarantee rests on by now."""
-        return self.plan.describe(self.basis)
-
-    def __repr__(self) -> str:
-        return f"<PrivateTraining: {self.steps_done} of {self.plan.steps} steps, {self.spent()}>"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: `describe` as a table."""
-        return as_table(self.describe())
-
-    def progress(self, items: Iterable[Any], console: Console | None = None) -> Iterator[Any]:
-        """The items of `batches` or `steps` beside a progress bar of public figures: steps, time, epsilon reserved.
-
-        Example::
-
-            for batch in private.progress(private.batches()): ...
-        """
-        label = f"private steps (epsilon {rounded_up(self.plan.guarantee.epsilon)} reserved)"
-        return show_progress(items, lambda: self.steps_done, self.plan.steps, label, console)
 
     # ---- leaving ---------------------------------------------------------------------------------------------
 
@@ -539,18 +357,3 @@ class PrivateTraining:
                 self._steps.gate.finish()  # else it may go on from the checkpoint
         finally:
             self.detach()
-
-
-def queue_of(plan: Plan, units: Units, ranks: Ranks, seed: int | None, later: str, *, sharded: bool) -> BatchQueue:
-    """This rank's part of the plan's batches. Coins for one thing never share a key with those for another.
-
-    Args:
-        units: of this rank's data set.
-        sharded: whether they are this rank's only.
-    """
-    bring = partial(units.bring, ranks.own_stream(seed, "rows of persons" + later))
-    if sharded:
-        coins = ranks.own_stream(seed, "poisson coins" + later)
-        return BatchQueue(plan.sampler.shard(units.count), coins, units.count, plan.steps, bring)
-    coins, deal = ranks.common_stream(seed, "poisson coins" + later), ranks.dealer(seed, "ranks of records" + later)
-    return BatchQueue(plan.sampler, coins, units.count, plan.steps, lambda batch: bring(deal(batch)))

@@ -1,0 +1,43 @@
+"""What all processes of a run must be of one mind about before any of them gives a sum away."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from dpoptim.distributed.agreement import facts_of
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.gradients.engine import Engine
+from dpoptim.plan import Plan
+from dpoptim.training.refusals import refuse_other_size
+from dpoptim.training.units import Units
+
+
+def agree_on_run(
+    ranks: Ranks,
+    plan: Plan,
+    engine: Engine,
+    optimizers: Sequence[torch.optim.Optimizer],
+    train_set: Dataset[Any],
+    units: Units,
+    options: Mapping[str, Any],
+    *,
+    sharded: bool,
+) -> None:
+    """Refuse ranks that would do different things, or have another number of records together than was planned.
+
+    Args:
+        options: others of `attach`, by name.
+        sharded: whether ``train_set`` is this rank's part alone.
+
+    Raises:
+        PrivacyError: ranks differ; the message names what, and the rank. ValueError: not the plan's number of records.
+    """
+    own = {
+        "rows_per_record": units.rows,
+        "isolation": engine.isolation,
+        "persons": units.persons is not None if sharded else units.digest,
+    }
+    ranks.agree(facts_of(plan, engine, optimizers, train_set, sharded=sharded, **options, **own))
+    refuse_other_size(plan, ranks.added(units.count) if sharded else units.count, units.name)
