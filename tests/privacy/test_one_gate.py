@@ -32,7 +32,7 @@ ALLOWED = {
     "training/records.py": {"randn", "randint"},  # made-up records for testing the loss
     "training/isolation.py": {"randn", "random."},  # made-up records; fork_rng
     "training/fixed_noise.py": {"bernoulli", "randperm", "random."},  # names of operators whose results it fixes
-    "training/check.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
+    "training/quiet.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "evaluation/intervals.py": {
         "default_rng",
         "np.random",

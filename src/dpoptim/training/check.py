@@ -1,7 +1,6 @@
 """Do records see each other? Compare a batch with its records taken one at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,13 +23,12 @@ from dpoptim.gradients.oracle import (
 )
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.torch_internals import SpectralNormalised, pytree
+from dpoptim.torch_internals import pytree
 from dpoptim.training import records as forms
-from dpoptim.training.fixed_noise import FixedNoise
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
+from dpoptim.training.quiet import quiet
 
-COPIED_PARAMETERS = 1 << 26
 TOLERANCE = {  # of the bound, for each record
     torch.bfloat16: 3e-2,
     torch.float16: 5e-3,
@@ -329,56 +327,3 @@ class Comparison:
         worst, distance = worst_mismatch(named, ours, truth)
         allowed = clip_norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
         return "" if distance <= allowed else worst
-
-
-@contextmanager
-def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
-    """Make the model deterministic, in training mode if that can be; everything is put back.
-
-    Dropout layers are switched off. If ``run`` still draws random numbers, they are always the same; where that cannot be
-    done, the whole model goes to evaluation mode.
-    Buffers, the parameters of all but very large models, and the global random generator are restored afterwards.
-    """
-    modes = {module: module.training for module in model.modules()}
-    copied = list(model.buffers())
-    if sum(p.numel() for p in model.parameters()) <= COPIED_PARAMETERS:  # of larger ones there may be no room for two
-        copied += model.parameters()
-    before = {t: t.detach().clone() for t in copied}
-    elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
-    try:
-        with ExitStack() as generators, torch.enable_grad():
-            generators.enter_context(torch.random.fork_rng([]))
-            for device in elsewhere:
-                generators.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
-            for module in modes:
-                if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
-                    module.eval()
-            if draws_random_numbers(run):
-                generators.enter_context(FixedNoise())
-                if depends_on_seed(run):
-                    model.eval()
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        with torch.no_grad():
-            for t, value in before.items():
-                if not torch.equal(t, value):
-                    t.copy_(value)
-
-
-@torch.no_grad()
-def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
-    """Whether a run moves the random generator, which rare dropout need not show in the result."""
-    before = torch.get_rng_state()
-    run()
-    return not torch.equal(before, torch.get_rng_state()) or depends_on_seed(run)
-
-
-@torch.no_grad()
-def depends_on_seed(run: Callable[[], list[Tensor]]) -> bool:
-    outputs = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        outputs.append(run())
-    return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))

@@ -20,9 +20,10 @@ from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone, squared_norms, trainable
-from dpoptim.training.check import TOLERANCE, quiet
+from dpoptim.training.check import TOLERANCE
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, places_of_records, promoted
+from dpoptim.training.quiet import put_back, quiet
 
 MOST_TRIALS = 16
 PASSED = Assumption("trusted", "the model treats records independently (it did on random inputs, against batches of one)")
@@ -73,7 +74,7 @@ def choose_isolation(
     watch_batch_statistics(model)
     if choice == "alone":
         return Chosen(Isolation.of("alone"), (Assumption("enforced", ALONE),), None)
-    with torch.random.fork_rng([]):
+    with put_back(model):
         found, reason = working_sample(model, train_set, batch_axis)
     if found is None:
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", batch_axis or 0)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.layers.hugging_face import is_transposed_linear
-from dpoptim.training.check import quiet
 from dpoptim.training.made_up import Sample
+from dpoptim.training.quiet import quiet
 
 
 @torch.no_grad()

@@ -1,0 +1,71 @@
+"""Run a model to look at it, not to train it: deterministic, and everything that it moved is put back."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.torch_internals import SpectralNormalised
+from dpoptim.training.fixed_noise import FixedNoise
+
+COPIED_PARAMETERS = 1 << 26
+
+
+@contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """Restore training modes, buffers, the parameters of all but very large models, and the random generators afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    copied = list(model.buffers())
+    if sum(p.numel() for p in model.parameters()) <= COPIED_PARAMETERS:  # of larger ones there may be no room for two
+        copied += model.parameters()
+    before = {t: t.detach().clone() for t in copied}
+    elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
+    try:
+        with ExitStack() as generators:
+            generators.enter_context(torch.random.fork_rng([]))
+            for device in elsewhere:
+                generators.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        with torch.no_grad():
+            for t, value in before.items():
+                if not torch.equal(t, value):
+                    t.copy_(value)
+
+
+@contextmanager
+def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
+    """Make the model deterministic, in training mode if that can be; everything is `put_back`.
+
+    Dropout layers are switched off. If ``run`` still draws random numbers, they are always the same; where that cannot be
+    done, the whole model goes to evaluation mode.
+    """
+    with put_back(model), ExitStack() as noise, torch.enable_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd | SpectralNormalised):
+                module.eval()
+        if draws_random_numbers(run):
+            noise.enter_context(FixedNoise())
+            if depends_on_seed(run):
+                model.eval()
+        yield
+
+
+@torch.no_grad()
+def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
+    """Whether a run moves the random generator, which rare dropout need not show in the result."""
+    before = torch.get_rng_state()
+    run()
+    return not torch.equal(before, torch.get_rng_state()) or depends_on_seed(run)
+
+
+@torch.no_grad()
+def depends_on_seed(run: Callable[[], list[Tensor]]) -> bool:
+    outputs = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        outputs.append(run())
+    return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
