@@ -233,7 +233,7 @@ class ProcessGroup:
 
     def _missing(self) -> str:
         """Who does not answer a roll-call through the store, with which the processes met."""
-        calls = f"dpoptim/{self._control.group_name}/alive"
+        calls = f"dpoptim/{self.group.group_name}/alive"
         try:
             store = dist.distributed_c10d._get_default_store()
             store.set(f"{calls}/{self.rank}", "1")
