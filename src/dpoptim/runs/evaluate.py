@@ -24,7 +24,6 @@ from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.saved_model import SavedModel, load_model
 
 NO_LEDGER = "this evaluation alone: no ledger counts what else these records cost"
-Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 def evaluate_run(
@@ -108,25 +107,27 @@ def opened(path: Path | None, neighboring: str | None, unit: str) -> Iterator[Le
 
 
 def scores_of(
-    saved: SavedModel, outputs: NDArray[np.float64], y: Targets, common: dict[str, Any]
+    saved: SavedModel, outputs: NDArray[np.float64], y: NDArray[np.float64], common: dict[str, Any]
 ) -> ClassifierScores | RegressorScores:
     if saved.target_bounds is None:
         return evaluate_classifier(outputs, y, classes=range(len(saved.class_names)), **common)
     low, high = saved.target_bounds
     half = (high - low) / 2
     # R2 and squared error stay as they are when targets and predictions move by the middle of the bounds.
-    return evaluate_regressor(outputs[:, 0] - (low + half), y.astype(np.float64) * half, target_bound=half, **common)
+    return evaluate_regressor(outputs[:, 0] - (low + half), y * half, target_bound=half, **common)
 
 
-def outputs_and_targets(saved: SavedModel, schema: Schema, data: Path) -> tuple[NDArray[np.float64], Targets]:
-    """What the model says of the records that count, shape (records, outputs), and their targets. Private."""
-    outputs, targets = [], []
+def outputs_and_targets(saved: SavedModel, schema: Schema, data: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the model says of the records that count, shape (records, outputs), and their targets: places among
+    the classes, or numbers in [-1, 1]. Private."""
+    outputs: list[NDArray[np.float64]] = []
+    targets: list[NDArray[np.float64]] = []
     seen: set[str] = set()
     for chunk in encode_table(data, schema, labels=True, persons=schema.person is not None):
         assert chunk.y is not None
         counting = first_of_each(chunk.persons, seen) if chunk.persons is not None else range(len(chunk.x))
         outputs += [outputs_of_one(saved, chunk.x[row]) for row in counting]
-        targets.append(chunk.y[list(counting)])
+        targets.append(chunk.y[list(counting)].astype(np.float64))
     if not outputs:
         raise ValueError(f"{data} holds no records; give a table with hold-out records.")
     return np.stack(outputs), np.concatenate(targets)
