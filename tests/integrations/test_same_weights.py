@@ -69,7 +69,9 @@ def training_arguments(folder: Path, physical: int, **options: Any) -> Any:
     )
 
 
-def trainer(model: Any, data: Sentences, folder: Path, physical: int, **options: Any) -> PrivateTrainer:
+def trainer(
+    model: Any, data: Sentences, folder: Path, physical: int, public: tuple[str, ...] = (), **options: Any
+) -> PrivateTrainer:
     return PrivateTrainer(
         model,
         training_arguments(folder, physical, **options),
@@ -78,6 +80,7 @@ def trainer(model: Any, data: Sentences, folder: Path, physical: int, **options:
         optimizers=(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5), None),
         plan=plan(),
         noise_seed=5,
+        public_figures=public,
     )
 
 
@@ -206,20 +209,76 @@ def test_the_trainer_logs_public_figures_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_training_loss_cannot_be_logged_in_lightning(tmp_path: Path) -> None:
+def test_figures_of_training_batches_are_left_out_under_any_name(tmp_path: Path) -> None:
+    """As TRL's trainers and users' own losses log them."""
+    run = trainer(classifier(), Sentences(), tmp_path, 4, public=("temperature",))
+
+    def telling(model: nn.Module, batch: Any) -> Tensor:
+        losses = losses_from_labels(model, batch)
+        if run.private is not None:
+            run.log({"rewards/chosen": float(losses.detach().mean()), "temperature": 0.5})
+        return losses
+
+    run._losses = telling
+    with pytest.warns(UserWarning, match="'rewards/chosen' will not be logged"):
+        run.train()
+    logged = {key for entry in run.state.log_history for key in entry}
+    assert "temperature" in logged
+    assert "rewards/chosen" not in logged
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_does_not_score_the_training_data(tmp_path: Path) -> None:
+    run = trainer(classifier(), Sentences(), tmp_path, 4)
+    with pytest.raises(ValueError, match="eval_dataset is the training data"):
+        run.evaluate(run.train_dataset)
+    with pytest.raises(ValueError, match="eval_dataset is the training data"):
+        run.evaluate({"train": run.train_dataset})
+    assert "eval_loss" in run.evaluate(Sentences())
+
+
+def in_the_step(module: Any, losses: Tensor) -> None:
+    module.log("train_loss", losses.mean())
+
+
+def as_a_mapping(module: Any, losses: Tensor) -> None:
+    module.log_dict({"epsilon": 2.0, "train_loss": losses.mean()})
+
+
+def kept_for_later(module: Any, losses: Tensor) -> None:
+    module.kept = losses.detach().mean()
+
+
+def nothing_private(module: Any, losses: Tensor) -> None:
+    module.log("epsilon", 2.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tell", [in_the_step, as_a_mapping, kept_for_later, nothing_private])
+def test_lightning_logs_in_training_what_is_vouched_for_only(tell: Callable[[Any, Tensor], None], tmp_path: Path) -> None:
     class Telling(Module):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             losses = super().training_step(batch, batch_idx)
-            self.log("train_loss", losses.mean())
+            tell(self, losses)
             return losses
 
-    callback = PrivateCallback(plan(), Sentences(), collate_fn=collate)
+        def on_train_epoch_end(self) -> None:
+            if tell is kept_for_later:
+                self.log("train_loss", self.kept)
+
+    callback = PrivateCallback(plan(), Sentences(), collate_fn=collate, public_figures=["epsilon"])
     fit = lightning.Trainer(
         accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False, enable_checkpointing=False,
         default_root_dir=tmp_path, callbacks=[callback],
     )  # fmt: skip
-    with pytest.raises(dpoptim.PrivacyError, match="logs what it computed"):
-        fit.fit(Telling(classifier()), callback.loader)
+    module = Telling(classifier())
+    if tell is nothing_private:
+        fit.fit(module, callback.loader)
+        assert set(fit.callback_metrics) == {"epsilon"}
+    else:
+        with pytest.raises(dpoptim.PrivacyError, match="'train_loss' was logged in training"):
+            fit.fit(module, callback.loader)
+    assert "log" not in vars(module)
 
 
 @pytest.mark.filterwarnings("ignore")

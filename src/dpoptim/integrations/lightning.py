@@ -1,9 +1,9 @@
 """Lightning's Trainer, made private by a callback and a loader."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
+from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
@@ -36,6 +37,8 @@ class PrivateCallback(pl.Callback):
         collate_fn, num_workers: as for ``torch.utils.data.DataLoader``.
         loss: ``loss(module, batch)`` returns one loss a record: `attach` then checks that records do not see each other.
         ledger, label, noise_seed: as for `dpoptim.attach`.
+        public_figures: names that ``self.log`` may be given in training: you vouch that no private record takes part in
+            them. Scores on public records, logged in validation, need not be named.
 
     Example::
 
@@ -43,8 +46,9 @@ class PrivateCallback(pl.Callback):
         trainer = lightning.Trainer(max_epochs=10, callbacks=[private])
         trainer.fit(module, private.loader)
 
-    **Guarantee.** That of `dpoptim.attach` for the plan. ``self.log`` inside ``training_step`` is refused: what it would
-    show is private. Checkpoints of the Trainer hold what is released; the private state lies beside them, in files named
+    **Guarantee.** That of `dpoptim.attach` for the plan. ``self.log`` is refused in training, also at the end of an epoch,
+    unless ``public_figures`` names the figure: what it would show is private, and would name checkpoints. Checkpoints of
+    the Trainer hold what is released; the private state lies beside them, in files named
     ``private-step=N.checkpoint``, which are secret.
     """
 
@@ -60,8 +64,9 @@ class PrivateCallback(pl.Callback):
         ledger: Ledger | None = None,
         label: str = "lightning trainer",
         noise_seed: int | None = None,
+        public_figures: Collection[str] = (),
     ) -> None:
-        self.plan = plan
+        self.plan, self._public = plan, names_of_figures(public_figures)
         self.loader = PlanLoader(plan, steps_per_epoch=max(1, round(plan.n / plan.batch_size)))
         self.private: PrivateTraining | None = None
         self._train_set, self._physical, self._collate = train_set, physical_batch_size, collate_fn
@@ -88,6 +93,8 @@ class PrivateCallback(pl.Callback):
         own = vars(pl_module)
         own["private"] = self.private
         self._undo.append(lambda: own.pop("private", None))
+        own["log"] = functools.partial(self._log, trainer, pl_module.log)  # which log_dict calls, too
+        self._undo.append(lambda: own.pop("log", None))
         if pl_module.automatic_optimization:
             own["training_step"] = functools.partial(self._training_step, trainer, pl_module, pl_module.training_step)
             self._undo.append(lambda: own.pop("training_step", None))
@@ -97,17 +104,20 @@ class PrivateCallback(pl.Callback):
     ) -> Tensor:
         """All microbatches of a step through the module's own ``training_step``; the loss that leaves is 0."""
         assert self.private is not None
-        own = vars(module)
-        own["log"] = own["log_dict"] = refuse_log
-        try:
-            for microbatch in step:
-                batch = trainer.precision_plugin.convert_input(microbatch)
-                found = user(trainer.strategy.batch_to_device(batch), *rest)
-                self.private.backward(found["loss"] if isinstance(found, Mapping) else found)
-        finally:
-            own.pop("log")
-            own.pop("log_dict")
+        for microbatch in step:
+            batch = trainer.precision_plugin.convert_input(microbatch)
+            found = user(trainer.strategy.batch_to_device(batch), *rest)
+            self.private.backward(found["loss"] if isinstance(found, Mapping) else found)
         return torch.zeros((), device=module.device, requires_grad=True)  # the Trainer differentiates it
+
+    def _log(self, trainer: pl.Trainer, log: Callable[..., None], name: str, value: Any, *rest: Any, **options: Any) -> None:
+        if trainer.training and not is_public(name, self._public):
+            raise PrivacyError(
+                f"{name!r} was logged in training, where figures are of private records. Fix: log scores on public records "
+                f"in validation_step; PrivateCallback(public_figures=[{name!r}]) if no private record takes part in it, as "
+                "in private.spent().epsilon or private.noise_std."
+            )
+        log(name, value, *rest, **options)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         assert self.private is not None
@@ -146,13 +156,6 @@ class PrivateCallback(pl.Callback):
     def _leave(self) -> None:
         while self._undo:
             self._undo.pop()()
-
-
-def refuse_log(*args: Any, **kwargs: Any) -> NoReturn:
-    raise PrivacyError(
-        "training_step logs what it computed from private records. Fix: log in validation_step, on public records; "
-        "private.spent() and trainer.global_step are public, and may be logged in on_train_batch_end."
-    )
 
 
 def refuse_options(trainer: pl.Trainer) -> None:

@@ -1,7 +1,8 @@
 """Hugging Face's Trainer, made private: a drop-in subclass, and a mixin for its other subclasses (TRL's)."""
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.plan import Plan
@@ -17,7 +19,7 @@ from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
 
 SECRET = "private.checkpoint"  # in each checkpoint folder; secret, like the data
-PRIVATE_FIGURES = ("loss", "grad_norm", "train_loss", "total_flos", "num_tokens", "entropy", "mean_token_accuracy")
+USUAL = ("loss", "grad_norm", "train_loss", "total_flos", "num_tokens", "entropy", "mean_token_accuracy")  # and private
 
 Losses = Callable[[nn.Module, Any], Tensor]
 
@@ -34,14 +36,16 @@ class PrivateTrainerMixin:
         losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the batch's labels, as the
             model's own loss but averaged over each record's own tokens (see `losses_from_labels`).
         ledger, ledger_label, noise_seed: as for `dpoptim.attach`.
-        debug_private: also log the training loss, which is private: never for release.
+        debug_private: also log the training loss and all else that is private: never for release.
+        public_figures: names of further figures that may be logged: you vouch that no private record takes part in them.
 
     Raises:
         ValueError: options that cannot be kept, named with the fix.
 
     **Guarantee.** That of `dpoptim.attach` for the plan. What is logged is public: steps, learning rate, the epsilon that is
-    reserved, and the Trainer's scores on ``eval_dataset``, which must be public records. Checkpoint folders hold a
-    file ``private.checkpoint``, which is secret; everything else in them is released.
+    reserved, and the Trainer's scores on ``eval_dataset``, which must be public records (the training data is refused).
+    Whatever else reaches ``log`` is left out, with a warning. Checkpoint folders hold a file ``private.checkpoint``, which
+    is secret; everything else in them is released.
     """
 
     def __init__(
@@ -53,9 +57,11 @@ class PrivateTrainerMixin:
         ledger_label: str = "transformers trainer",
         noise_seed: int | None = None,
         debug_private: bool = False,
+        public_figures: Collection[str] = (),
         **trainer: Any,
     ) -> None:
         self.plan, self.debug_private = plan, debug_private
+        self._public, self._left_out = names_of_figures(public_figures), set(USUAL)
         self.private: PrivateTraining | None = None
         self._losses, self._ledger, self._label, self._noise_seed = losses, ledger, ledger_label, noise_seed
         super().__init__(*args, **trainer)
@@ -150,7 +156,7 @@ class PrivateTrainerMixin:
             raise
         if self.private is not None:
             self.private.__exit__(None, None, None)
-        metrics = {key: value for key, value in output.metrics.items() if key not in PRIVATE_FIGURES}
+        metrics = {key: value for key, value in output.metrics.items() if is_public(key, self._public)}
         return output._replace(training_loss=math.nan, metrics=metrics)
 
     # ---- what may be said ------------------------------------------------------------------------------------
@@ -176,11 +182,36 @@ class PrivateTrainerMixin:
         """Log what is public, and the guarantee that is reserved."""
         if self.private is not None:
             if not self.debug_private:
-                logs = {key: value for key, value in logs.items() if key not in PRIVATE_FIGURES}
+                logs = self._shown(logs)
             logs["epsilon_reserved"] = self.private.spent().epsilon
             state = self.state  # type: ignore[attr-defined]
             state.epoch = state.global_step * self.plan.batch_size / self.plan.n
         super().log(logs, start_time)  # type: ignore[misc]
+
+    def _shown(self, logs: Mapping[str, float]) -> dict[str, float]:
+        """The public ones of some figures; others are left out, with a warning once if they are not the usual ones."""
+        private = [key for key in logs if not is_public(key, self._public)]
+        if unheard := [key for key in private if key not in self._left_out]:
+            self._left_out |= set(unheard)
+            warnings.warn(
+                f"{', '.join(map(repr, unheard))} will not be logged: figures of training batches are private. Fix: "
+                "public_figures=[...] for those that no private record takes part in.",
+                UserWarning,
+                stacklevel=4,
+            )
+        return {key: value for key, value in logs.items() if key not in private}
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Public records only: scores on them are logged as they are."""
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        if isinstance(chosen, str):
+            chosen = self.eval_dataset[chosen]  # type: ignore[attr-defined]
+        if chosen is self.train_dataset and not self.debug_private:  # type: ignore[attr-defined]
+            raise ValueError(
+                "eval_dataset is the training data, and its scores would be logged without noise. Fix: public records; "
+                "dpoptim.evaluation for private ones."
+            )
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)  # type: ignore[misc]

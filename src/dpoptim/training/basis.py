@@ -37,7 +37,7 @@ SHAPES = "the shape of a record is public, and so is which layers run on a batch
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
 LOOP = (
     "what the loop computes from batches (losses, accuracies, activations, counts of rows) reaches no scheduler, stopping "
-    "rule, parameter, sampler or log"
+    "rule, parameter, sampler, log, or attribute of a module that is saved whole"
 )
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
