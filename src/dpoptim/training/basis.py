@@ -39,6 +39,11 @@ LOOP = (
     "what the loop computes from batches (losses, accuracies, activations, counts of rows) reaches no scheduler, stopping "
     "rule, parameter, sampler, log, or attribute of a module that is saved whole"
 )
+# Whoever knows the seed knows whose mask each record would have: one record more shifts those of all that follow.
+RANDOM = (
+    "nobody knows the random numbers that model, loss and data set draw (dropout, augmentation): no torch.manual_seed that "
+    "others can read or guess"
+)
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
 
@@ -55,7 +60,7 @@ def basis_of_loss(
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return tuple(Assumption("trusted", text) for text in (SHAPES, NOTHING_ELSE, NOTHING_KEPT, LOOP))
+        return tuple(Assumption("trusted", text) for text in (SHAPES, NOTHING_ELSE, NOTHING_KEPT, LOOP, RANDOM))
     items = [Assumption("trusted", NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
     if caveats["collate"]:
         items.append(Assumption("trusted", COLLATE))
@@ -65,7 +70,7 @@ def basis_of_loss(
         items.append(Assumption("trusted", stated))
     elif caveats["scalar"]:
         items.append(Assumption("trusted", "what was summed or averaged to the loss is one term per record"))
-    others = (SHAPES, f"{NOTHING_ELSE}; records keep their order in it", LOOP)
+    others = (SHAPES, f"{NOTHING_ELSE}; records keep their order in it", LOOP, RANDOM)
     items += [Assumption("trusted", text) for text in others]
     if caveats["mean"] or declared == "mean":
         items.append(Assumption("trusted", MEAN))
