@@ -1,7 +1,9 @@
-"""Opacus under a two-world sensitivity attack: does one record move the clipped sum by more than the clip norm?
+"""Opacus under a two-world sensitivity attack: does one record move the clipped sum by more than
+the clip norm?
 
-Needs opacus; noise off. Two models: a plain layer, and one whose weight is used a second time as ``F.linear(x, weight)``,
-which per-layer hooks do not see. Each is asked for the clipped sums of all records and of all but one.
+Needs opacus; noise off. Two models: a plain layer, and one whose weight is used a second time as
+``F.linear(x, weight)``, which per-layer hooks do not see. Each is asked for the clipped sums of
+all records and of all but one.
 
     python benchmarks/audit_peers.py --out benchmarks/results/audit_peers.csv
 """
@@ -74,7 +76,9 @@ def dpoptim_sum(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
 
-    return clipped_sums(model, (x, target), loss, Clipping(CLIP_NORM), capacity=RECORDS)[0].view(3, 4)
+    return clipped_sums(model, (x, target), loss, Clipping(CLIP_NORM), capacity=RECORDS)[0].view(
+        3, 4
+    )
 
 
 def main() -> None:
@@ -103,8 +107,18 @@ def main() -> None:
                     refusal = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
                     break
             moved = "" if refusal else f"{float((sums[0] - sums[1]).norm()) / CLIP_NORM:.4g}"
-            verdict = "refused" if refusal else ("refuted" if float(moved) > 1.0001 else "consistent")
-            rows.append({"library": library, "use": use, "moved_in_clip_norms": moved, "verdict": verdict, "error": refusal})
+            verdict = (
+                "refused" if refusal else ("refuted" if float(moved) > 1.0001 else "consistent")
+            )
+            rows.append(
+                {
+                    "library": library,
+                    "use": use,
+                    "moved_in_clip_norms": moved,
+                    "verdict": verdict,
+                    "error": refusal,
+                }
+            )
             print(*rows[-1].values(), sep=" | ")
     save_csv(rows, out)
 

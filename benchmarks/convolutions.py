@@ -1,8 +1,10 @@
-"""What per-record weight gradients of convolutions cost by each way of forming them, beside the ordinary weight gradient.
+"""What per-record weight gradients of convolutions cost by each way of forming them, beside the
+ordinary weight gradient.
 
-What limits the convolutional rows of `step_time.py`. The engine's ways take a number of records at a time that does not
-depend on the batch, and include putting the results side by side ("kept"), or each where the one before was ("record by
-record", for large kernels); the others are the kernels alone.
+What limits the convolutional rows of `step_time.py`. The engine's ways take a number of records at
+a time that does not depend on the batch, and include putting the results side by side ("kept"), or
+each where the one before was ("record by record", for large kernels); the others are the kernels
+alone.
 
 Run: ``python benchmarks/convolutions.py [--out benchmarks/results]``.
 """
@@ -43,7 +45,17 @@ def milliseconds(action: Callable[[], object]) -> float:
 def ordinary(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
     """The sum over records, as plain training makes it: one group, with the batch as it is."""
     return torch.ops.aten.convolution_backward(
-        g, x, layer.weight, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], 1, [False, True, False]
+        g,
+        x,
+        layer.weight,
+        None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        [0, 0],
+        1,
+        [False, True, False],
     )[1]
 
 
@@ -61,17 +73,29 @@ def measure(layer: nn.Conv2d, shape: tuple[int, ...]) -> dict[str, object]:
     everything = slice(0, len(x))
     with torch.no_grad():
         found: dict[str, object] = {"ordinary": milliseconds(lambda: ordinary(layer, x, g))}
-        found["kept"] = milliseconds(lambda: convolution.formed_by_groups(layer, x, g, everything, len(x)))
+        found["kept"] = milliseconds(
+            lambda: convolution.formed_by_groups(layer, x, g, everything, len(x))
+        )
         found["record by record"] = milliseconds(lambda: one_by_one(layer, x, g))
         for count in TOGETHER:
 
-            def by(way: Callable[[nn.Conv2d, Tensor, Tensor], Tensor], count: int = count) -> list[Tensor]:
-                return [way(layer, *part) for part in zip(x.split(count), g.split(count), strict=True)]
+            def by(
+                way: Callable[[nn.Conv2d, Tensor, Tensor], Tensor], count: int = count
+            ) -> list[Tensor]:
+                return [
+                    way(layer, *part) for part in zip(x.split(count), g.split(count), strict=True)
+                ]
 
-            found[f"groups of {count}"] = milliseconds(lambda by=by: by(convolution.grouped_weight_gradient))  # type: ignore[misc]
+            found[f"groups of {count}"] = milliseconds(
+                lambda by=by: by(convolution.grouped_weight_gradient)
+            )  # type: ignore[misc]
             slid = layer.in_channels == 1
-            found[f"slid, {count}"] = milliseconds(lambda by=by: by(convolution.correlations)) if slid else ""  # type: ignore[misc]
-        found["patches"] = milliseconds(lambda: convolution.formed_by_patches(layer, x, g, everything, len(x)))
+            found[f"slid, {count}"] = (
+                milliseconds(lambda by=by: by(convolution.correlations)) if slid else ""
+            )  # type: ignore[misc]
+        found["patches"] = milliseconds(
+            lambda: convolution.formed_by_patches(layer, x, g, everything, len(x))
+        )
     return found
 
 

@@ -1,11 +1,14 @@
-"""How much noise the prefix sums carry: strategies against the dense optimum, and amplified noise against DP-SGD.
+"""How much noise the prefix sums carry: strategies against the dense optimum, and amplified noise
+against DP-SGD.
 
     python benchmarks/correlated_errors.py [--out benchmarks/results] [--steps 256]
 
-Two tables. `correlated_errors.csv`: the mean error (root of the mean squared error of the prefix sums, at one GDP) of each
-strategy over the least that any can have (`dpoptim.theory.dense_strategies`), for one and several passes over fixed batches.
-`amplified_errors.csv`: banded noise on batches sampled by turns, with the best number of bands, over DP-SGD, at n = 60,000,
-batch 500, delta 1e-5; and the noise multiplier that DP-SGD would need for the same error.
+Two tables. `correlated_errors.csv`: the mean error (root of the mean squared error of the prefix
+sums, at one GDP) of each strategy over the least that any can have
+(`dpoptim.theory.dense_strategies`), for one and several passes over fixed batches.
+`amplified_errors.csv`: banded noise on batches sampled by turns, with the best number of bands,
+over DP-SGD, at n = 60,000, batch 500, delta 1e-5; and the noise multiplier that DP-SGD would need
+for the same error.
 """
 
 import argparse
@@ -17,7 +20,13 @@ import numpy as np
 from dpoptim.cyclic_sampling import CyclicPoissonSampling
 from dpoptim.mechanisms import RunShape
 from dpoptim.mechanisms.bands import banded_error
-from dpoptim.noise.correlated import BestStrategy, BinaryTree, BufferedToeplitz, Strategy, ToeplitzSquareRoot
+from dpoptim.noise.correlated import (
+    BestStrategy,
+    BinaryTree,
+    BufferedToeplitz,
+    Strategy,
+    ToeplitzSquareRoot,
+)
 from dpoptim.theory.dense_strategies import least_mean_error
 
 PASSES = (1, 4, 8, 16)
@@ -28,7 +37,9 @@ BANDS = (1, 2, 4, 8, 16, 32, 64, 120)
 
 def mean_error(strategy: Strategy, steps: int, passes: int) -> float:
     separation = steps // passes
-    several = strategy.sensitivity(steps, passes, separation, regular=True) / strategy.sensitivity(steps)
+    several = strategy.sensitivity(steps, passes, separation, regular=True) / strategy.sensitivity(
+        steps
+    )
     return float(np.sqrt(np.mean(strategy.prefix_std(steps) ** 2)) * several)
 
 
@@ -46,7 +57,14 @@ def against_the_optimum(steps: int) -> list[dict[str, object]]:
         }
         for name, strategy in strategies.items():
             ratio = mean_error(strategy, steps, passes) / least
-            rows.append({"steps": steps, "passes": passes, "strategy": name, "over the optimum": round(ratio, 4)})
+            rows.append(
+                {
+                    "steps": steps,
+                    "passes": passes,
+                    "strategy": name,
+                    "over the optimum": round(ratio, 4),
+                }
+            )
             print(rows[-1], flush=True)
     return rows
 
@@ -84,7 +102,9 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--steps", type=int, default=256)
     options = parser.parse_args()

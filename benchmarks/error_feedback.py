@@ -1,10 +1,13 @@
-"""What error feedback costs: a step of DiceSGD against one of DP-SGD, through `attach`, noise and batches included.
+"""What error feedback costs: a step of DiceSGD against one of DP-SGD, through `attach`, noise and
+batches included.
 
-The two take turns, step by step; medians of processor time. Records that clipping leaves alone, and those that are also cut
-to R, share one product for both sums; "at worst" no record does, because R is beyond all of them. Memory counts tensors
-at the peak of a step, in sizes of the model's parameters in float64.
+The two take turns, step by step; medians of processor time. Records that clipping leaves alone,
+and those that are also cut to R, share one product for both sums; "at worst" no record does,
+because R is beyond all of them. Memory counts tensors at the peak of a step, in sizes of the
+model's parameters in float64.
 
-Run: ``python benchmarks/error_feedback.py [--steps 9] [--workload GPT ...] --out benchmarks/results``.
+Run: ``python benchmarks/error_feedback.py [--steps 9] [--workload GPT ...] --out
+benchmarks/results``.
 """
 
 import argparse
@@ -23,12 +26,25 @@ from saving import save_csv
 from workloads import WORKLOADS, Workload
 
 BATCHES = 20  # of the data set
-NAMES = ("softmax 785-10", "softmax 513-257", "MLP 784-256-10", "small CNN", "GPT", "GPT, LoRA", "ViT")
-SMALL = ("softmax 785-10", "softmax 513-257", "MLP 784-256-10")  # measured at this many times their batch, too
+NAMES = (
+    "softmax 785-10",
+    "softmax 513-257",
+    "MLP 784-256-10",
+    "small CNN",
+    "GPT",
+    "GPT, LoRA",
+    "ViT",
+)
+# measured at this many times their batch, too
+SMALL = ("softmax 785-10", "softmax 513-257", "MLP 784-256-10")
 LARGER = 8
 WARM_UP = 3  # steps
 Method = DPSGD | DiceSGD
-METHODS: dict[str, Method] = {"DP-SGD": DPSGD(1.0), "DiceSGD": DiceSGD(1.0), "at worst": DiceSGD(1.0, residual_clip=1e9)}
+METHODS: dict[str, Method] = {
+    "DP-SGD": DPSGD(1.0),
+    "DiceSGD": DiceSGD(1.0),
+    "at worst": DiceSGD(1.0, residual_clip=1e9),
+}
 
 
 def records(work: Workload, times: int) -> TensorDataset:
@@ -42,7 +58,12 @@ def steps(work: Workload, method: Method, data: TensorDataset, batch_size: int) 
     model = work.build()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     plan = method.plan(
-        n=len(data), batch_size=batch_size, epochs=100, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+        n=len(data),
+        batch_size=batch_size,
+        epochs=100,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        neighboring="zero-out",
     )
     with attach(plan, model, optimizer, data, loss_reduction="sum") as private:
         waiting = iter(private.batches())

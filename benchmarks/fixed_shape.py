@@ -1,8 +1,9 @@
-"""What `batches(fixed_shape=True)` costs: private steps (forward, backward, noise, optimizer) whose physical batches have
-a public number of rows, beside steps with as many rows as take part; also under torch.compile, which likes static shapes.
+"""What `batches(fixed_shape=True)` costs: private steps (forward, backward, noise, optimizer)
+whose physical batches have a public number of rows, beside steps with as many rows as take part;
+also under torch.compile, which likes static shapes.
 
-Both take turns, step by step, and medians are compared. n = 60,000 made-up images of 28 x 28, delta 1e-5, a plan of
-1,000 steps.
+Both take turns, step by step, and medians are compared. n = 60,000 made-up images of 28 x 28,
+delta 1e-5, a plan of 1,000 steps.
 
 Run: ``python benchmarks/fixed_shape.py [--batch 16 64 ...] [--compile]``
 """
@@ -24,13 +25,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "softmax": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
     "MLP": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)),
     "CNN": lambda: nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, 3), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(1, 16, 8, 2, 3), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
         nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
     ),
 }  # fmt: skip
 
 
-def steps(name: str, plan: dpoptim.Plan, data: TensorDataset, *, fixed: bool, compiled: bool) -> Iterator[float]:
+def steps(
+    name: str, plan: dpoptim.Plan, data: TensorDataset, *, fixed: bool, compiled: bool
+) -> Iterator[float]:
     """Seconds of one step after the other."""
     torch.manual_seed(0)
     model = MODELS[name]()
@@ -60,13 +64,19 @@ def main() -> None:
     for name in given.model:
         for batch in given.batch:
             method = dpoptim.DPSGD(clip_norm=1.0)
-            plan = method.plan(n=60_000, batch_size=batch, steps=1000, noise_multiplier=1.0, delta=1e-5)
-            runs = [steps(name, plan, data, fixed=fixed, compiled=given.compile) for fixed in (False, True)]
+            plan = method.plan(
+                n=60_000, batch_size=batch, steps=1000, noise_multiplier=1.0, delta=1e-5
+            )
+            runs = [
+                steps(name, plan, data, fixed=fixed, compiled=given.compile)
+                for fixed in (False, True)
+            ]
             pairs = [[next(run) for run in runs] for _ in range(given.steps)][3:]
             usual, fixed = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
             slots = slots_needed(plan)
             print(f"{name:8} batch {batch:6}  slots {slots:6} ({slots / batch - 1:+.0%})  "
-                  f"{usual:9.2f} ms  fixed {fixed:9.2f} ms ({fixed / usual - 1:+.0%})", flush=True)  # fmt: skip
+                  f"{usual:9.2f} ms  fixed {fixed:9.2f} ms "
+                  f"({fixed / usual - 1:+.0%})", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

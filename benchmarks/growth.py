@@ -1,8 +1,9 @@
-"""How time and memory of one private step grow with batch, sequence length, width, vocabulary and rows of a table.
+"""How time and memory of one private step grow with batch, sequence length, width, vocabulary and
+rows of a table.
 
-Each axis is doubled with the others held. The exponent is the slope of the logarithm over the larger half of the sizes.
-Time is CPU time of forward, backward and the clipped sum, plain and ours in turns; memory counts tensors at the peak,
-beyond the model.
+Each axis is doubled with the others held. The exponent is the slope of the logarithm over the
+larger half of the sizes. Time is CPU time of forward, backward and the clipped sum, plain and ours
+in turns; memory counts tensors at the peak, beyond the model.
 Run: ``python benchmarks/growth.py --out benchmarks/results``.
 """
 
@@ -49,7 +50,9 @@ def language(batch: int, length: int, width: int, vocabulary: int) -> Job:
 
 
 def table(rows: int) -> Job:
-    """Bags of 20 words for 512 records: time should not know how many rows nobody looked up, but for the dense sum."""
+    """Bags of 20 words for 512 records: time should not know how many rows nobody looked up, but
+    for the dense sum.
+    """
     model = nn.Sequential(nn.EmbeddingBag(rows, 16), nn.Linear(16, 2))
     return model, torch.randint(0, rows, (512, 20)), torch.randint(0, 2, (512,)), 1
 
@@ -57,7 +60,9 @@ def table(rows: int) -> Job:
 def step_of(job: Job, *, private: bool) -> Callable[[], None]:
     model, x, y, positions = job
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    engine = Engine(model, Clipping(1.0), capacity=len(x), positions=dict.fromkeys(names, positions))
+    engine = Engine(
+        model, Clipping(1.0), capacity=len(x), positions=dict.fromkeys(names, positions)
+    )
 
     def ours() -> None:
         engine.begin_microbatch(len(x))
@@ -88,7 +93,12 @@ def measured(make: Callable[[], Job], steps: int) -> tuple[float, float, float, 
             started = time.process_time()
             run()
             taken[private].append(time.process_time() - started)
-    return statistics.median(taken[False]), statistics.median(taken[True]), memory[False], memory[True]
+    return (
+        statistics.median(taken[False]),
+        statistics.median(taken[True]),
+        memory[False],
+        memory[True],
+    )
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
@@ -97,12 +107,16 @@ def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="folder for growth.csv")
     parser.add_argument("--steps", type=int, default=9)
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    axes = {axis: [first * 2**i for i in range(DOUBLINGS)] for axis, first in BASE.items()} | {"rows of a table": TABLE_ROWS}
+    axes = {axis: [first * 2**i for i in range(DOUBLINGS)] for axis, first in BASE.items()} | {
+        "rows of a table": TABLE_ROWS
+    }
     for axis, sizes in axes.items():
         found = []
         for size in sizes:
@@ -113,9 +127,12 @@ def main() -> None:
             found.append(measured(make, options.steps))
         plain, ours, plain_memory, our_memory = zip(*found, strict=True)
         print(
-            f"{axis:<16} time ^{exponent(sizes, ours):.2f} (plain ^{exponent(sizes, plain):.2f}), "
-            f"memory ^{exponent(sizes, our_memory):.2f} (plain ^{exponent(sizes, plain_memory):.2f}); at {sizes[-1]}: "
-            f"{ours[-1] / plain[-1]:.2f} times the time, {our_memory[-1] / plain_memory[-1]:.2f} times the memory",
+            f"{axis:<16} time ^{exponent(sizes, ours):.2f} (plain "
+            f"^{exponent(sizes, plain):.2f}), "
+            f"memory ^{exponent(sizes, our_memory):.2f} (plain "
+            f"^{exponent(sizes, plain_memory):.2f}); at {sizes[-1]}: "
+            f"{ours[-1] / plain[-1]:.2f} times the time, {our_memory[-1] / plain_memory[-1]:.2f} "
+            "times the memory",
             flush=True,
         )
         for size, each in zip(sizes, found, strict=True):

@@ -1,11 +1,13 @@
-"""Time and memory of private steps in bfloat16, as multiples of plain PyTorch's: GPT-2 small and ViT-B on an accelerator.
+"""Time and memory of private steps in bfloat16, as multiples of plain PyTorch's: GPT-2 small and
+ViT-B on an accelerator.
 
-Variants take turns, each with a model and a batch of its own (so all of them must fit), under torch.autocast; medians.
-"ours" clips and sums, "ours, noise" also draws the noise, on the device. Memory is the peak above model, optimizer and
-batch: of the device's allocator, on the CPU of tensors alive. ``--profile`` prints the kernels that take longest.
+Variants take turns, each with a model and a batch of its own (so all of them must fit), under
+torch.autocast; medians. "ours" clips and sums, "ours, noise" also draws the noise, on the device.
+Memory is the peak above model, optimizer and batch: of the device's allocator, on the CPU of
+tensors alive. ``--profile`` prints the kernels that take longest.
 
-Run: ``python benchmarks/mixed_precision.py [--workload GPT-2] [--profile] [--out DIR]``. Without an accelerator, the smaller
-models of `step_time.py`: ``--device cpu --workload GPT ViT``.
+Run: ``python benchmarks/mixed_precision.py [--workload GPT-2] [--profile] [--out DIR]``. Without
+an accelerator, the smaller models of `step_time.py`: ``--device cpu --workload GPT ViT``.
 """
 
 import argparse
@@ -31,7 +33,13 @@ GPT_2 = labels(8, 50_257, 1024)
 LARGE = {
     work.name: work
     for work in (
-        Workload("GPT-2", lambda: gpt(768, 12, 12, vocabulary=50_257, length=1024, tied=True), GPT_2, GPT_2, tokens),
+        Workload(
+            "GPT-2",
+            lambda: gpt(768, 12, 12, vocabulary=50_257, length=1024, tied=True),
+            GPT_2,
+            GPT_2,
+            tokens,
+        ),
         Workload(
             "ViT-B",
             lambda: VisionTransformer(768, 12, 12, patches=196, numbers=768, classes=1000),
@@ -46,9 +54,15 @@ LARGE = {
 VARIANTS: dict[str, Callable[[Workload, str], Step]] = {
     "plain": lambda work, device: plain(work, device=device, narrow=torch.bfloat16),
     "ours": lambda work, device: ours(work, device=device, narrow=torch.bfloat16),
-    "ours, noise": lambda work, device: ours(work, noise=True, device=device, narrow=torch.bfloat16),
-    "plain, compiled": lambda work, device: plain(work, compiled=True, device=device, narrow=torch.bfloat16),
-    "ours, compiled": lambda work, device: ours(work, compiled=True, device=device, narrow=torch.bfloat16),
+    "ours, noise": lambda work, device: ours(
+        work, noise=True, device=device, narrow=torch.bfloat16
+    ),
+    "plain, compiled": lambda work, device: plain(
+        work, compiled=True, device=device, narrow=torch.bfloat16
+    ),
+    "ours, compiled": lambda work, device: ours(
+        work, compiled=True, device=device, narrow=torch.bfloat16
+    ),
 }
 
 
@@ -94,14 +108,19 @@ def main() -> None:
     parser.add_argument("--device", default=found.type if found else "cpu")
     parser.add_argument("--workload", nargs="*", choices=[*LARGE, *WORKLOADS], default=list(LARGE))
     parser.add_argument("--variant", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a step of ours")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels of a step of ours"
+    )
     parser.add_argument("--out", type=Path, help="folder for mixed_precision.csv")
     options = parser.parse_args()
     device = torch.device(options.device)
     rows: list[dict[str, object]] = []
     for name in options.workload:
         work = (LARGE | WORKLOADS)[name]
-        steps = {variant: VARIANTS[variant](work, options.device) for variant in dict.fromkeys(["plain", *options.variant])}
+        steps = {
+            variant: VARIANTS[variant](work, options.device)
+            for variant in dict.fromkeys(["plain", *options.variant])
+        }
         for step in steps.values():
             for _ in range(WARM):
                 step()

@@ -1,6 +1,8 @@
-"""How fast MKL and the engine's choice multiply float32 matrices on this processor: billions of operations a second.
+"""How fast MKL and the engine's choice multiply float32 matrices on this processor: billions of
+operations a second.
 
-Layers forward on a whole batch, one record's weight gradient, and few rows: rows x inner x columns. One thread, in turns.
+Layers forward on a whole batch, one record's weight gradient, and few rows: rows x inner x
+columns. One thread, in turns.
 
 Run: ``python benchmarks/multiplication.py [--out benchmarks/results]``.
 """
@@ -27,7 +29,8 @@ SHAPES = {
     "4 rows": (4, 512, 512),
     "33 rows": (33, 512, 512),
 }
-RECORDS = {"GPT, up, one record": (1024, 128, 256), "ViT, up, one record": (768, 64, 192)}  # weight gradients
+# weight gradients
+RECORDS = {"GPT, up, one record": (1024, 128, 256), "ViT, up, one record": (768, 64, 192)}
 ROUNDS = 31
 
 

@@ -1,10 +1,11 @@
-"""How fast is the noise? Millions of normal numbers a second, ours beside torch's and numpy's generators.
+"""How fast is the noise? Millions of normal numbers a second, ours beside torch's and numpy's
+generators.
 
     python benchmarks/noise_throughput.py [--size 4194304] [--rounds 15] [--json FILE]
 
-All contenders overwrite (or add to) an array that already exists. They take turns within each round, so
-that a busy machine slows all of them alike; printed are medians over the rounds. Ours is the only
-cryptographic one.
+All contenders overwrite (or add to) an array that already exists. They take turns within each
+round, so that a busy machine slows all of them alike; printed are medians over the rounds. Ours is
+the only cryptographic one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from dpoptim.noise import KeyStream, add_normal, fill_standard_normal
 
 
 def contenders(size: int, threads: int) -> dict[str, Callable[[], object]]:
-    """Name -> one fill of `size` numbers with `threads` threads (torch.randn on CPU always uses one)."""
+    """Name -> one fill of `size` numbers with `threads` threads (torch.randn on CPU always uses
+    one).
+    """
     stream = KeyStream()
     double = torch.zeros(size, dtype=torch.float64)
     single = torch.zeros(size, dtype=torch.float32)
@@ -64,20 +67,31 @@ def measure(size: int, threads: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=1 << 22, help="numbers in a fill")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
 
     cores = os.cpu_count() or 1
-    table = {threads: measure(options.size, threads, options.rounds) for threads in sorted({1, cores})}
-    print(f"{options.size} numbers, medians of {options.rounds} interleaved rounds, millions a second")
+    table = {
+        threads: measure(options.size, threads, options.rounds) for threads in sorted({1, cores})
+    }
+    print(
+        f"{options.size} numbers, medians of {options.rounds} interleaved rounds, millions a second"
+    )
     print(f"{'':<44}" + "".join(f"{f'{threads} thread(s)':>14}" for threads in table))
     for name in table[1]:
         print(f"{name:<44}" + "".join(f"{column[name]:14.0f}" for column in table.values()))
     if options.json:
-        facts = {"size": options.size, "rounds": options.rounds, "torch": torch.__version__, "cores": cores}
+        facts = {
+            "size": options.size,
+            "rounds": options.rounds,
+            "torch": torch.__version__,
+            "cores": cores,
+        }
         facts |= {"machine": platform.machine(), "numpy": np.__version__}
         options.json.write_text(json.dumps(facts | {"millions_per_second": table}, indent=1) + "\n")
 

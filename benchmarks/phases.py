@@ -1,8 +1,9 @@
-"""Where the time of a private step goes, in shares of the plain PyTorch step on the same model and batch.
+"""Where the time of a private step goes, in shares of the plain PyTorch step on the same model and
+batch.
 
-Both take turns on one thread, under a profiler of Python functions; medians of processor time. Plain training computes the
-weight gradients inside its backward pass; ours forms norms and weighted sums after it, from what the pass recorded,
-those of large layers record by record.
+Both take turns on one thread, under a profiler of Python functions; medians of processor time.
+Plain training computes the weight gradients inside its backward pass; ours forms norms and
+weighted sums after it, from what the pass recorded, those of large layers record by record.
 
 Run: ``python benchmarks/phases.py [--workload GPT ...] --out benchmarks/results``.
 """
@@ -21,7 +22,16 @@ from saving import save_csv
 from step_time import ours, plain
 from workloads import WORKLOADS
 
-NAMES = ("softmax 785-10", "softmax 513-257", "MLP 784-256-10", "small CNN", "GPT", "Llama-like", "ViT", "ResNet, GroupNorm")
+NAMES = (
+    "softmax 785-10",
+    "softmax 513-257",
+    "MLP 784-256-10",
+    "small CNN",
+    "GPT",
+    "Llama-like",
+    "ViT",
+    "ResNet, GroupNorm",
+)
 FUNCTIONS = {  # what a phase is the time of, and of which file
     "backward": ("method 'run_backward'", ""),
     "close": ("_close", "engine.py"),
@@ -45,7 +55,11 @@ def phases_of(step: Callable[[], None]) -> Phases:
     found["all"] = stats.total_tt  # type: ignore[attr-defined]
     for (file, _, function), (_, _, _, cumulative, _) in stats.stats.items():  # type: ignore[attr-defined]
         for phase, (name, where) in FUNCTIONS.items():
-            if name in function if phase == "backward" else name == function and file.endswith(where):
+            if (
+                name in function
+                if phase == "backward"
+                else name == function and file.endswith(where)
+            ):
                 found[phase] += cumulative
     return found
 
@@ -58,7 +72,10 @@ def measure(name: str, rounds: int) -> dict[str, object]:
             phases = phases_of(step)
             if turn >= 2:  # the first ones are slower
                 found[variant].append(phases)
-    old, new = ({key: statistics.median(each[key] for each in turns) for key in turns[0]} for turns in found.values())
+    old, new = (
+        {key: statistics.median(each[key] for each in turns) for key in turns[0]}
+        for turns in found.values()
+    )
     whole = old["all"]
     parts = {
         "plain: forward": old["all"] - old["backward"] - old["step"],

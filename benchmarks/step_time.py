@@ -1,16 +1,20 @@
-"""Time and memory of one private step as multiples of the plain PyTorch step on the same model and batch.
+"""Time and memory of one private step as multiples of the plain PyTorch step on the same model and
+batch.
 
-Variants take turns in one process, and medians are compared, because machines are noisy. "ours" has everything but the noise
-(gradients, clipping, summing, optimizer), "ours, noise" also draws it, in float64 with a full tail; the peers draw theirs in
-float32. "ours, MKL" multiplies matrices as plain PyTorch does, where ours would take a faster library on this processor (see
-`dpoptim.gradients.multiplication`). "closed form" is the path of generalised linear models. Opacus trains the models as it
-asks for them: with its own LSTM, and with a table and a mean in the place of a bag.
+Variants take turns in one process, and medians are compared, because machines are noisy. "ours"
+has everything but the noise (gradients, clipping, summing, optimizer), "ours, noise" also draws
+it, in float64 with a full tail; the peers draw theirs in float32. "ours, MKL" multiplies matrices
+as plain PyTorch does, where ours would take a faster library on this processor (see
+`dpoptim.gradients.multiplication`). "closed form" is the path of generalised linear models. Opacus
+trains the models as it asks for them: with its own LSTM, and with a table and a mean in the place
+of a bag.
 
-``--alone`` also gives each variant processes of its own, as users do: peak memory above the model and its batch, and the
-time of a step, which differs because the allocator gives memory back between a step's peaks, and fresh pages cost time.
+``--alone`` also gives each variant processes of its own, as users do: peak memory above the model
+and its batch, and the time of a step, which differs because the allocator gives memory back
+between a step's peaks, and fresh pages cost time.
 
-Run: ``python benchmarks/step_time.py [--workload GPT ...] [--alone] [--out benchmarks/results]``. Opacus takes part where
-it is installed (extra ``bench``).
+Run: ``python benchmarks/step_time.py [--workload GPT ...] [--alone] [--out benchmarks/results]``.
+Opacus takes part where it is installed (extra ``bench``).
 """
 
 import argparse
@@ -60,7 +64,13 @@ def made(work: Workload, device: str) -> tuple[nn.Module, torch.Tensor, torch.Te
     return model, x.to(device), y.to(device)
 
 
-def plain(work: Workload, *, compiled: bool = False, device: str = "cpu", narrow: torch.dtype | None = None) -> Step:
+def plain(
+    work: Workload,
+    *,
+    compiled: bool = False,
+    device: str = "cpu",
+    narrow: torch.dtype | None = None,
+) -> Step:
     """``narrow``: what torch.autocast computes in, if it does."""
     model, x, y = made(work, device)
     optimizer = sgd(model)
@@ -99,7 +109,14 @@ def ours(
     optimizer, stream = sgd(model), KeyStream()
     chosen = choose_isolation(model, torch.utils.data.TensorDataset(x, y))
     positions = positions_per_layer(model, chosen.sample)
-    engine = Engine(model, Clipping(1.0), capacity=len(x), reduction="sum", positions=positions, isolation=chosen.isolation)
+    engine = Engine(
+        model,
+        Clipping(1.0),
+        capacity=len(x),
+        reduction="sum",
+        positions=positions,
+        isolation=chosen.isolation,
+    )
     engine.attach()
     forward = torch.compile(model) if compiled else model
 
@@ -120,18 +137,28 @@ def ours(
 
 
 def closed_form(work: Workload) -> Step:
-    """Softmax regression as the estimators train it, without autograd; the norms of the records are measured once."""
+    """Softmax regression as the estimators train it, without autograd; the norms of the records
+    are measured once.
+    """
     model, (x, y) = work.build(), work.data()
-    layers = [module for module in model.modules() if not list(module.children()) and not isinstance(module, nn.Flatten)]
+    layers = [
+        module
+        for module in model.modules()
+        if not list(module.children()) and not isinstance(module, nn.Flatten)
+    ]
     if len(layers) != 1 or not isinstance(layers[0], nn.Linear):
         raise TypeError("for generalised linear models")
     layer, x = layers[0], x.flatten(1)
-    regression = LinearModel("softmax", layer.in_features, layer.out_features, intercept=layer.bias is not None)
+    regression = LinearModel(
+        "softmax", layer.in_features, layer.out_features, intercept=layer.bias is not None
+    )
     w = torch.zeros(regression.dimension, dtype=torch.float64)
     norms = regression.squared_row_norms(x)
 
     def step() -> None:
-        total = regression.clipped_sum(x, y, [(1.0, w)], 1.0, capacity=len(x), squared_row_norms=norms)
+        total = regression.clipped_sum(
+            x, y, [(1.0, w)], 1.0, capacity=len(x), squared_row_norms=norms
+        )
         w.sub_(total, alpha=RATE / len(x))
 
     return step
@@ -170,7 +197,10 @@ def opacus(work: Workload, *, ghost: bool) -> Step:
 
     if work.huge_table and not ghost:
         raise MemoryError("per-record gradients of the table")
-    model, (x, y) = ModuleValidator.fix(work.looked_up() if work.looked_up else work.build()), work.data()
+    model, (x, y) = (
+        ModuleValidator.fix(work.looked_up() if work.looked_up else work.build()),
+        work.data(),
+    )
     common = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
     if not ghost:
         wrapped: nn.Module = GradSampleModule(model)
@@ -222,7 +252,9 @@ def seconds(step: Step, repeats: int) -> float:
     return (time.perf_counter() - started) / repeats
 
 
-def measure(work: Workload, names: list[str], rounds: int) -> tuple[dict[str, float], dict[str, str]]:
+def measure(
+    work: Workload, names: list[str], rounds: int
+) -> tuple[dict[str, float], dict[str, str]]:
     """Median seconds of a step by variant, and why the others are missing."""
     steps: dict[str, Step] = {}
     missing: dict[str, str] = {}
@@ -234,7 +266,9 @@ def measure(work: Workload, names: list[str], rounds: int) -> tuple[dict[str, fl
                 step()
             steps[name] = step
         except Exception as error:  # a peer may refuse a model in any way
-            missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
+            missing[name] = (
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
+            )
     repeats = max(1, int(0.05 / seconds(steps[PLAIN], 3)))
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
@@ -244,15 +278,23 @@ def measure(work: Workload, names: list[str], rounds: int) -> tuple[dict[str, fl
 
 
 def resident(which: str) -> float:
-    """MiB of this process that are in memory now ("VmRSS"; "RssFile": code and other files), or were at most ("VmHWM")."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(which))
+    """MiB of this process that are in memory now ("VmRSS"; "RssFile": code and other files), or
+    were at most ("VmHWM").
+    """
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(which)
+    )
     return int(line.split()[1]) / 1024
 
 
 def one_alone(work: Workload, name: str) -> tuple[float, float]:
-    """MiB at the peak above the process after model and batch exist, and seconds a step; in a process of its own.
+    """MiB at the peak above the process after model and batch exist, and seconds a step; in a
+    process of its own.
 
-    Pages of files that a step reads in are left out: they are the libraries' code, which all processes share.
+    Pages of files that a step reads in are left out: they are the libraries' code, which all
+    processes share.
     """
     torch.manual_seed(0)
     VARIANTS[PLAIN](work)  # the allocator's and libraries' own
@@ -262,14 +304,17 @@ def one_alone(work: Workload, name: str) -> tuple[float, float]:
     step = VARIANTS[name](work)
     before, files = resident("VmRSS"), resident("RssFile")
     taken = [seconds(step, 1) for _ in range(3)]
-    peak = resident("VmHWM") - before  # getrusage's would begin with that of the process that started this one
+    # getrusage's would begin with that of the process that started this one
+    peak = resident("VmHWM") - before
     peak -= resident("RssFile") - files
     repeats = min(200, max(5, int(1 / min(taken))))
     return peak, statistics.median(seconds(step, 1) for _ in range(repeats))
 
 
 def alone(work: str, names: list[str]) -> dict[str, tuple[float, float]]:
-    """Medians of `one_alone` over several processes, which take turns: the system's counts differ from one to the next."""
+    """Medians of `one_alone` over several processes, which take turns: the system's counts differ
+    from one to the next.
+    """
     found: dict[str, list[list[str]]] = {name: [] for name in names}
     for _ in range(PROCESSES):
         for name, measured in found.items():
@@ -278,20 +323,33 @@ def alone(work: str, names: list[str]) -> dict[str, tuple[float, float]]:
             if done.returncode == 0:
                 measured.append(done.stdout.split()[-2:])
             else:
-                print(f"{work}, {name}, alone: {(done.stderr.splitlines() or ['no reason given'])[-1]}", file=sys.stderr)
+                print(
+                    f"{work}, {name}, alone: "
+                    f"{(done.stderr.splitlines() or ['no reason given'])[-1]}",
+                    file=sys.stderr,
+                )
     return {
-        name: (statistics.median(float(peak) for peak, _ in measured), statistics.median(float(s) for _, s in measured))
+        name: (
+            statistics.median(float(peak) for peak, _ in measured),
+            statistics.median(float(s) for _, s in measured),
+        )
         for name, measured in found.items()
         if len(measured) == PROCESSES
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--variant", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--alone", action="store_true", help="also each variant in processes of its own, and peak memory")
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="also each variant in processes of its own, and peak memory",
+    )
     parser.add_argument("--out", type=Path, help="folder for step_time.csv and step_time.png")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -324,7 +382,9 @@ def main() -> None:
             )
         if options.out is not None:
             save(rows, options.out)
-        line = ", ".join(f"{name} {value / found[PLAIN]:.2f}" for name, value in found.items() if name != PLAIN)
+        line = ", ".join(
+            f"{name} {value / found[PLAIN]:.2f}" for name, value in found.items() if name != PLAIN
+        )
         console.print(f"{title}: plain {found[PLAIN] * 1e3:.2f} ms; {line}")
     console.print(table_of(rows, names))
 
@@ -335,7 +395,10 @@ def save(rows: list[dict[str, object]], out: Path) -> None:
 
 
 def table_of(rows: list[dict[str, object]], names: list[str]) -> Table:
-    table = Table(title=f"multiples of the plain step, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    table = Table(
+        title=f"multiples of the plain step, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}"
+    )
     table.add_column("workload")
     for name in names:
         table.add_column(name, justify="right")
@@ -356,8 +419,14 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     names = [name for name in dict.fromkeys(str(row["variant"]) for row in rows) if name != PLAIN]
     figure, axis = plt.subplots(figsize=(1.5 + 1.1 * len(titles), 3.8), layout="constrained")
     for i, name in enumerate(names):
-        found = {row["workload"]: float(str(row["ratio"])) for row in rows if row["variant"] == name and row["ratio"]}
-        places = [titles.index(str(title)) + (i - len(names) / 2) * 0.8 / len(names) for title in found]
+        found = {
+            row["workload"]: float(str(row["ratio"]))
+            for row in rows
+            if row["variant"] == name and row["ratio"]
+        }
+        places = [
+            titles.index(str(title)) + (i - len(names) / 2) * 0.8 / len(names) for title in found
+        ]
         axis.bar(places, list(found.values()), 0.8 / len(names), label=name)
     axis.axhline(1, color="#6b7280", linewidth=0.8)
     axis.set_yscale("log")

@@ -1,13 +1,15 @@
 """`DPLogisticRegression` against diffprivlib's, on the same tables and epsilon: accuracy and time.
 
-diffprivlib promises pure epsilon-DP (its guarantee has no delta), ours (epsilon, 1e-5) or n^-1.1 where that is smaller: ours
-is the weaker promise by that delta, which is what lets noise be Gaussian. Both get the same public bound on row norms. Ours
-runs with its defaults; diffprivlib with its default and, as a second row, with the inverse regularisation C that scores best
-on the *test* part, a favour that is not charged.
+diffprivlib promises pure epsilon-DP (its guarantee has no delta), ours (epsilon, 1e-5) or n^-1.1
+where that is smaller: ours is the weaker promise by that delta, which is what lets noise be
+Gaussian. Both get the same public bound on row norms. Ours runs with its defaults; diffprivlib
+with its default and, as a second row, with the inverse regularisation C that scores best on the
+*test* part, a favour that is not charged.
 
-Run: ``python benchmarks/tables.py --only ours --out DIR``, then ``--only diffprivlib`` in an environment of its own, with
-diffprivlib 0.6.3 and scikit-learn 1.2. With scikit-learn 1.4, whose loss is a mean over records, diffprivlib 0.6.5 adds the
-noise of a sum to that mean, n times too much, and its models are at chance.
+Run: ``python benchmarks/tables.py --only ours --out DIR``, then ``--only diffprivlib`` in an
+environment of its own, with diffprivlib 0.6.3 and scikit-learn 1.2. With scikit-learn 1.4, whose
+loss is a mean over records, diffprivlib 0.6.5 adds the noise of a sum to that mean, n times too
+much, and its models are at chance.
 """
 
 import argparse
@@ -40,7 +42,8 @@ def tables() -> Iterator[Table]:
     x, y = load_digits(return_X_y=True)
     yield split("digits", x / 16, y, 4.0)
     x, y = load_breast_cancer(return_X_y=True)
-    yield split("breast cancer", (x - x.mean(0)) / x.std(0), y, math.sqrt(x.shape[1]))  # public data
+    # public data
+    yield split("breast cancer", (x - x.mean(0)) / x.std(0), y, math.sqrt(x.shape[1]))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1_000_000, 50)).astype(np.float32)
     w = rng.normal(size=50)
@@ -48,13 +51,17 @@ def tables() -> Iterator[Table]:
     yield split("1e6 x 50", x, y, math.sqrt(50))
 
 
-def methods(only: str, epsilon: float, norm: float, n: int, classes: np.ndarray) -> dict[str, Callable[[int], Any]]:
+def methods(
+    only: str, epsilon: float, norm: float, n: int, classes: np.ndarray
+) -> dict[str, Callable[[int], Any]]:
     delta = min(1e-5, n**-1.1)
     found: dict[str, Callable[[int], Any]] = {}
     if only in ("all", "ours"):
         from dpoptim.estimators import DPLogisticRegression
 
-        found["ours"] = lambda seed: DPLogisticRegression(epsilon, delta, data_norm=norm, classes=classes)
+        found["ours"] = lambda seed: DPLogisticRegression(
+            epsilon, delta, data_norm=norm, classes=classes
+        )
         if epsilon == EPSILONS[0]:
             found["without privacy"] = lambda seed: LogisticRegression(max_iter=200)
     if only in ("all", "diffprivlib"):
@@ -69,7 +76,9 @@ def methods(only: str, epsilon: float, norm: float, n: int, classes: np.ndarray)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="folder for tables.csv")
     parser.add_argument("--only", choices=("all", "ours", "diffprivlib"), default="all")
     parser.add_argument("--seeds", type=int, default=5)
@@ -86,7 +95,14 @@ def main() -> None:
                     seconds.append(time.process_time() - started)
                     scores.append(100 * model.score(x_test, y_test))
                 spread = statistics.stdev(scores) if len(scores) > 1 else math.nan
-                row = (name, epsilon, method, statistics.mean(scores), spread, statistics.median(seconds))
+                row = (
+                    name,
+                    epsilon,
+                    method,
+                    statistics.mean(scores),
+                    spread,
+                    statistics.median(seconds),
+                )
                 print("{}, epsilon {}: {} {:.1f} +- {:.1f} %, {:.2f} s".format(*row), flush=True)
                 rows.append(row)
     if options.out is not None:
@@ -96,7 +112,9 @@ def main() -> None:
         with path.open("a", newline="") as file:  # the two may run in environments of their own
             writer = csv.writer(file)
             if new:
-                writer.writerow(("table", "epsilon", "method", "accuracy", "standard_deviation", "cpu_seconds"))
+                writer.writerow(
+                    ("table", "epsilon", "method", "accuracy", "standard_deviation", "cpu_seconds")
+                )
             writer.writerows(rows)
 
 

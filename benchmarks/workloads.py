@@ -16,8 +16,8 @@ class Workload:
     """A model, its batch and its loss.
 
     Attributes:
-        loss: of outputs and targets, the mean over records of one term each; also per record, shape (B,), with
-            ``reduction="none"``.
+        loss: of outputs and targets, the mean over records of one term each; also per record,
+            shape (B,), with ``reduction="none"``.
         looked_up: builds the same model without a bag, for peers that have no rule for bags.
     """
 
@@ -44,9 +44,13 @@ def tokens(output: Tensor, target: Tensor, reduction: str) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention; with fewer heads for keys and values (grouped queries) and rotary positions where asked."""
+    """Self-attention; with fewer heads for keys and values (grouped queries) and rotary positions
+    where asked.
+    """
 
-    def __init__(self, width: int, heads: int, key_heads: int, *, causal: bool, rotary: bool, bias: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, key_heads: int, *, causal: bool, rotary: bool, bias: bool
+    ) -> None:
         super().__init__()
         self.heads, self.key_heads, self.causal, self.rotary = heads, key_heads, causal, rotary
         self.size = width // heads
@@ -57,7 +61,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         B, T, width = x.shape
         q = self.queries(x).view(B, T, self.heads, self.size).transpose(1, 2)
-        k, v = self.keys_and_values(x).view(B, T, 2, self.key_heads, self.size).permute(2, 0, 3, 1, 4)
+        k, v = (
+            self.keys_and_values(x).view(B, T, 2, self.key_heads, self.size).permute(2, 0, 3, 1, 4)
+        )
         if self.rotary:
             q, k = rotated(q), rotated(k)
         if self.key_heads < self.heads:
@@ -96,7 +102,10 @@ class LlamaBlock(nn.Module):
         self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
         self.attention = Attention(width, heads, key_heads, causal=True, rotary=True, bias=False)
         hidden = 8 * width // 3
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.gate, self.up = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(width, hidden, bias=False),
+        )
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +116,14 @@ class LlamaBlock(nn.Module):
 
 class LanguageModel(nn.Module):
     def __init__(
-        self, blocks: list[nn.Module], norm: nn.Module, width: int, *, vocabulary: int, places: int | None, tied: bool
+        self,
+        blocks: list[nn.Module],
+        norm: nn.Module,
+        width: int,
+        *,
+        vocabulary: int,
+        places: int | None,
+        tied: bool,
     ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
@@ -136,12 +152,16 @@ def gpt(
     tied: bool = False,
 ) -> nn.Module:
     blocks: list[nn.Module] = [Block(width, heads, causal=True) for _ in range(depth)]
-    return LanguageModel(blocks, nn.LayerNorm(width), width, vocabulary=vocabulary, places=length, tied=tied)
+    return LanguageModel(
+        blocks, nn.LayerNorm(width), width, vocabulary=vocabulary, places=length, tied=tied
+    )
 
 
 def llama() -> nn.Module:
     blocks: list[nn.Module] = [LlamaBlock(256, 8, 2) for _ in range(4)]
-    return LanguageModel(blocks, nn.RMSNorm(256), 256, vocabulary=VOCABULARY, places=None, tied=False)
+    return LanguageModel(
+        blocks, nn.RMSNorm(256), 256, vocabulary=VOCABULARY, places=None, tied=False
+    )
 
 
 class Adapted(nn.Module):
@@ -167,10 +187,19 @@ def adapted_gpt() -> nn.Module:
 
 
 class VisionTransformer(nn.Module):
-    """On so many patches of so many numbers each; 6 layers of width 192 on 64 of 48 unless told otherwise."""
+    """On so many patches of so many numbers each; 6 layers of width 192 on 64 of 48 unless told
+    otherwise.
+    """
 
     def __init__(
-        self, width: int = 192, depth: int = 6, heads: int = 3, *, patches: int = 64, numbers: int = 48, classes: int = 10
+        self,
+        width: int = 192,
+        depth: int = 6,
+        heads: int = 3,
+        *,
+        patches: int = 64,
+        numbers: int = 48,
+        classes: int = 10,
     ) -> None:
         super().__init__()
         self.embed = nn.Linear(numbers, width)
@@ -186,11 +215,17 @@ class VisionTransformer(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two layers with the GELU of GPT-2, written out as there: something for torch.compile to fuse."""
+    """Two layers with the GELU of GPT-2, written out as there: something for torch.compile to
+    fuse.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(self.norm(x))
@@ -201,7 +236,10 @@ class FeedForward(nn.Module):
 class FeedForwards(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.head = nn.Sequential(*(FeedForward(128) for _ in range(3))), nn.Linear(128, 10)
+        self.blocks, self.head = (
+            nn.Sequential(*(FeedForward(128) for _ in range(3))),
+            nn.Linear(128, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(x).mean(1))
@@ -213,7 +251,11 @@ class Residual(nn.Module):
         self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norms = nn.ModuleList([nn.GroupNorm(8, outputs), nn.GroupNorm(8, outputs)])
-        self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 or inputs != outputs else nn.Identity()
+        self.short = (
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            if stride > 1 or inputs != outputs
+            else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norms[0](self.first(x)))
@@ -222,15 +264,25 @@ class Residual(nn.Module):
 
 def resnet(width: int = 32) -> nn.Module:
     """A small ResNet with group normalisation for 3 x 32 x 32."""
-    stages = [Residual(width, width, 1), Residual(width, 2 * width, 2), Residual(2 * width, 4 * width, 2)]
+    stages = [
+        Residual(width, width, 1),
+        Residual(width, 2 * width, 2),
+        Residual(2 * width, 4 * width, 2),
+    ]
     stem = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
-    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
+    return nn.Sequential(
+        *stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10)
+    )
 
 
 class LstmClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.lstm, self.head = nn.Embedding(5000, 64), nn.LSTM(64, 128, batch_first=True), nn.Linear(128, 2)
+        self.words, self.lstm, self.head = (
+            nn.Embedding(5000, 64),
+            nn.LSTM(64, 128, batch_first=True),
+            nn.Linear(128, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(self.words(x))[0][:, -1])
@@ -283,8 +335,16 @@ words = labels(16, VOCABULARY, LENGTH)
 WORKLOADS = {
     work.name: work
     for work in (
-        Workload("softmax 785-10", lambda: nn.Linear(784, 10), image(500, 784), labels(500, 10), classes),
-        Workload("softmax 513-257", lambda: nn.Linear(512, 257), image(500, 512), labels(500, 257), classes),
+        Workload(
+            "softmax 785-10", lambda: nn.Linear(784, 10), image(500, 784), labels(500, 10), classes
+        ),
+        Workload(
+            "softmax 513-257",
+            lambda: nn.Linear(512, 257),
+            image(500, 512),
+            labels(500, 257),
+            classes,
+        ),
         Workload("MLP 784-256-10", mlp, image(256, 784), labels(256, 10), classes),
         Workload("small CNN", mnist_net, image(256, 1, 28, 28), labels(256, 10), classes),
         Workload("GPT", gpt, words, words, tokens),
@@ -297,7 +357,13 @@ WORKLOADS = {
         Workload("ResNet, wide", lambda: resnet(64), image(64, 3, 32, 32), labels(64, 10), classes),
         Workload("LSTM", LstmClassifier, labels(64, 5000, 50), labels(64, 2), classes),
         Workload(
-            "embedding bag", Bag, labels(4096, 1_000_000, 20), labels(4096, 10), classes, huge_table=True, looked_up=LookedUp
+            "embedding bag",
+            Bag,
+            labels(4096, 1_000_000, 20),
+            labels(4096, 10),
+            classes,
+            huge_table=True,
+            looked_up=LookedUp,
         ),
     )
 }

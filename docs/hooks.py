@@ -16,7 +16,9 @@ def commands() -> str:
 
     root = typer.main.get_command(app)
     assert isinstance(root, click.Group) or hasattr(root, "commands")
-    return "\n\n".join(section(f"dpoptim {name}", command) for name, command in root.commands.items())
+    return "\n\n".join(
+        section(f"dpoptim {name}", command) for name, command in root.commands.items()
+    )
 
 
 def section(name: str, command: click.Command) -> str:
@@ -26,8 +28,14 @@ def section(name: str, command: click.Command) -> str:
         return "\n\n".join([f"## `{name}`", command.help or "", *inner])
     rows = ["| option | meaning | default |", "|---|---|---|"]
     for p in command.params:
-        shown = ", ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts)) if p.param_type_name == "option" else f"`{p.name}`"
-        default = "" if p.default is None or callable(p.default) or p.default == () else f"`{p.default}`"
+        shown = (
+            ", ".join(f"`{o}`" for o in (*p.opts, *p.secondary_opts))
+            if p.param_type_name == "option"
+            else f"`{p.name}`"
+        )
+        default = (
+            "" if p.default is None or callable(p.default) or p.default == () else f"`{p.default}`"
+        )
         meaning = " ".join((getattr(p, "help", None) or "").split()).replace("|", "\\|")
         rows.append(f"| {shown} | {meaning} | {default} |")
     return "\n\n".join([f"## `{name}`", command.help or "", "\n".join(rows)])

@@ -10,7 +10,9 @@ IMAGES = Path(__file__).parent / "images"
 
 
 def true_positive_bound(false_positive: np.ndarray, epsilon: float, delta: float) -> np.ndarray:
-    """Most that an attacker on an (epsilon, delta)-private run can be right, at this rate of false alarms."""
+    """Most that an attacker on an (epsilon, delta)-private run can be right, at this rate of false
+    alarms.
+    """
     wide = np.minimum(1, np.exp(epsilon) * false_positive + delta)
     narrow = 1 - np.exp(-epsilon) * np.maximum(0, 1 - delta - false_positive)
     return np.minimum(wide, narrow)
@@ -21,9 +23,15 @@ def attacker(path: Path) -> None:
     false_positive = np.linspace(0, 1, 501)
     figure, axes = plt.subplots(figsize=(4.6, 4.2), layout="constrained")
     for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
-        axes.plot(false_positive, true_positive_bound(false_positive, epsilon, 1e-5), label=f"epsilon = {epsilon:g}")
+        axes.plot(
+            false_positive,
+            true_positive_bound(false_positive, epsilon, 1e-5),
+            label=f"epsilon = {epsilon:g}",
+        )
     axes.plot([0, 1], [0, 1], color="grey", linestyle="--", label="guessing")
-    axes.set(xlabel="false alarms", ylabel="records found", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.set(
+        xlabel="false alarms", ylabel="records found", xlim=(0, 1), ylim=(0, 1), aspect="equal"
+    )
     axes.legend(loc="lower right")
     figure.savefig(path)
     plt.close(figure)

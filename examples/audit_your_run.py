@@ -13,9 +13,12 @@ CANARIES, FEATURES = 400, 400
 def main() -> str:
     torch.manual_seed(0)
     model = nn.Linear(FEATURES, 10)
-    canaries = (torch.eye(FEATURES)[:CANARIES] * 4, torch.randint(0, 10, (CANARIES,)))  # as visible as records can be
+    # as visible as records can be
+    canaries = (torch.eye(FEATURES)[:CANARIES] * 4, torch.randint(0, 10, (CANARIES,)))
     others = (torch.randn(200, FEATURES) / 20, torch.randint(0, 10, (200,)))
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=400, batch_size=200, steps=20, epsilon=4.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=400, batch_size=200, steps=20, epsilon=4.0, delta=1e-5
+    )
 
     def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(scores, labels, reduction="none")

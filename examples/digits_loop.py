@@ -1,4 +1,6 @@
-"""Train on handwritten digits in a loop of your own, with a guarantee, and score on a public hold-out."""
+"""Train on handwritten digits in a loop of your own, with a guarantee, and score on a public
+hold-out.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,9 @@ def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
 
 def main() -> float:
     images, labels = load_digits(return_X_y=True)
-    split = train_test_split(images / 16 - 0.5, labels, test_size=0.2, random_state=0, stratify=labels)
+    split = train_test_split(
+        images / 16 - 0.5, labels, test_size=0.2, random_state=0, stratify=labels
+    )
     x, x_public, y, y_public = (torch.as_tensor(part).float() for part in split)
     train_set = TensorDataset(x, y.long())
     torch.manual_seed(0)
@@ -26,7 +30,9 @@ def main() -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
 
     # 1,400 is what everybody knows of the data; the exact number of records is private.
-    plan = dpoptim.DPSGD(clip_norm=0.5).plan(n=1_400, batch_size=350, epochs=30, epsilon=4.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=0.5).plan(
+        n=1_400, batch_size=350, epochs=30, epsilon=4.0, delta=1e-5
+    )
     with dpoptim.attach(plan, model, optimizer, train_set, loss=loss) as private:
         for batch in private.batches():
             private.backward(loss(model, batch))

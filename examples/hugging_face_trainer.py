@@ -1,4 +1,6 @@
-"""Train a tiny BERT classifier by Transformers' Trainer, privately: a plan, and another class name."""
+"""Train a tiny BERT classifier by Transformers' Trainer, privately: a plan, and another class
+name.
+"""
 
 import tempfile
 
@@ -14,7 +16,9 @@ VOCABULARY = 32
 
 
 class Reviews(Dataset[dict[str, Tensor]]):
-    """Made-up texts of different lengths; the label says which half of the vocabulary they are from."""
+    """Made-up texts of different lengths; the label says which half of the vocabulary they are
+    from.
+    """
 
     def __init__(self, records: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -22,7 +26,9 @@ class Reviews(Dataset[dict[str, Tensor]]):
         for _ in range(records):
             length, label = (int(torch.randint(n, (), generator=generator)) for n in (8, 2))
             tokens = torch.randint(1, VOCABULARY // 2, (length + 3,), generator=generator)
-            self.rows.append({"input_ids": tokens + label * (VOCABULARY // 2), "labels": torch.tensor(label)})
+            self.rows.append(
+                {"input_ids": tokens + label * (VOCABULARY // 2), "labels": torch.tensor(label)}
+            )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -40,9 +46,16 @@ def collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def main() -> float:
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=2
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        num_labels=2,
     )
-    plan = dpoptim.DPSGD(clip_norm=0.5).plan(n=800, batch_size=200, epochs=10, epsilon=4.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=0.5).plan(
+        n=800, batch_size=200, epochs=10, epsilon=4.0, delta=1e-5
+    )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, per_device_train_batch_size=64, learning_rate=5e-3, logging_steps=10,
@@ -54,7 +67,9 @@ def main() -> float:
             train_dataset=Reviews(800, seed=0),
             eval_dataset=Reviews(200, seed=1),  # public records
             data_collator=collate,
-            compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())},
+            compute_metrics=lambda found: {
+                "accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())
+            },
             plan=plan,
         )
         trainer.train()

@@ -20,7 +20,8 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         x, y = batch
-        return F.cross_entropy(self.net(x), y, reduction="none")  # Lightning never sees it: it is private
+        # Lightning never sees it: it is private
+        return F.cross_entropy(self.net(x), y, reduction="none")
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         x, y = batch
@@ -35,11 +36,14 @@ def main() -> float:
     torch.manual_seed(0)
     x = torch.randn(2_500, 20)
     y = (x @ torch.randn(20, 3)).argmax(1)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=2_000, batch_size=200, epochs=10, epsilon=4.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=2_000, batch_size=200, epochs=10, epsilon=4.0, delta=1e-5
+    )
     private = PrivateCallback(plan, TensorDataset(x[:2_000], y[:2_000]), physical_batch_size=128)
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
-            max_epochs=10, callbacks=[private], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            max_epochs=10, callbacks=[private], logger=False, enable_checkpointing=False,
+            enable_progress_bar=False,
             enable_model_summary=False, default_root_dir=folder, accelerator="cpu",
         )  # fmt: skip
         public = DataLoader(TensorDataset(x[2_000:], y[2_000:]), batch_size=500)

@@ -1,4 +1,6 @@
-"""From a table to predictions on new rows by the command line, protecting persons with several rows each."""
+"""From a table to predictions on new rows by the command line, protecting persons with several
+rows each.
+"""
 
 import csv
 import random
@@ -43,7 +45,14 @@ def write_visits(path: Path, people: int, seed: int) -> None:
             pressure = draw.gauss(130, 17)
             ill = draw.gauss((age - 55) / 15 + (pressure - 130) / 12 + smoker, 1) > 0.5
             gap = "" if draw.random() < 0.1 else f"{pressure:.0f}"
-            row = [len(rows), f"P{person}", f"{age:.0f}", gap, "yes" if smoker else "no", "ill" if ill else "healthy"]
+            row = [
+                len(rows),
+                f"P{person}",
+                f"{age:.0f}",
+                gap,
+                "yes" if smoker else "no",
+                "ill" if ill else "healthy",
+            ]
             rows.append(row)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -59,14 +68,44 @@ def dpoptim(*arguments: str) -> None:
 def main() -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        old, new, schema, run = (str(folder / part) for part in ("old.csv", "new.csv", "schema.toml", "run"))
+        old, new, schema, run = (
+            str(folder / part) for part in ("old.csv", "new.csv", "schema.toml", "run")
+        )
         write_visits(Path(old), 4_000, seed=0)
         write_visits(Path(new), 500, seed=1)
-        dpoptim("schema", "new", old, "--target", "outcome", "--person-column", "patient", "--out", schema)
-        Path(schema).write_text(SCHEMA)  # its owner fills in what is publicly known: bounds, categories, classes
-        dpoptim("train", "--data", old, "--schema", schema, "--n", "4000", "--epsilon", "2", "--delta", "1e-6", "--out", run)
+        dpoptim(
+            "schema",
+            "new",
+            old,
+            "--target",
+            "outcome",
+            "--person-column",
+            "patient",
+            "--out",
+            schema,
+        )
+        # its owner fills in what is publicly known: bounds, categories, classes
+        Path(schema).write_text(SCHEMA)
+        dpoptim(
+            "train",
+            "--data",
+            old,
+            "--schema",
+            schema,
+            "--n",
+            "4000",
+            "--epsilon",
+            "2",
+            "--delta",
+            "1e-6",
+            "--out",
+            run,
+        )
         dpoptim("predict", run, new, "--out", str(folder / "predicted.csv"))
-        with Path(new).open(newline="") as file, (folder / "predicted.csv").open(newline="") as predictions:
+        with (
+            Path(new).open(newline="") as file,
+            (folder / "predicted.csv").open(newline="") as predictions,
+        ):
             pairs = list(zip(csv.DictReader(file), csv.DictReader(predictions), strict=True))
     right = sum(a["outcome"] == b["prediction"] for a, b in pairs) / len(pairs)
     print(f"{right:.1%} of the new visits are predicted right")

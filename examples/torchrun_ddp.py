@@ -1,4 +1,6 @@
-"""Train in two processes: the loop is that of one. Run it by itself, or with torchrun --nproc-per-node N."""
+"""Train in two processes: the loop is that of one. Run it by itself, or with torchrun
+--nproc-per-node N.
+"""
 
 import os
 import subprocess
@@ -26,7 +28,9 @@ def main() -> None:
     data = TensorDataset(x, (x @ torch.randn(20, 3)).argmax(1))
     model = DistributedDataParallel(nn.Linear(20, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=2_000, batch_size=200, epochs=5, epsilon=4.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=2_000, batch_size=200, epochs=5, epsilon=4.0, delta=1e-5
+    )
     with dpoptim.attach(plan, model, optimizer, data) as private:
         for batch in private.batches():
             private.backward(loss(model, batch))
@@ -42,5 +46,14 @@ if __name__ == "__main__":
         main()
     else:
         subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__], check=True
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                "2",
+                __file__,
+            ],
+            check=True,
         )

@@ -1,4 +1,6 @@
-"""Calibrations of the tests are cached in a folder of their own; property tests repeat, unless asked to explore."""
+"""Calibrations of the tests are cached in a folder of their own; property tests repeat, unless
+asked to explore.
+"""
 
 from collections.abc import Iterator
 
@@ -31,7 +33,9 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(request: pytest.FixtureRequest) -> Iterator[str]:
-    """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes (`indirect=True`)."""
+    """All float32 products by "MKL", or all by "oneDNN", whatever the processor and the sizes
+    (`indirect=True`).
+    """
     if request.param == "oneDNN" and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this PyTorch has no products by oneDNN")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,6 @@
-"""What the ranks of the tests in tests/distributed do. Every function takes its rank first, and returns plain values."""
+"""What the ranks of the tests in tests/distributed do. Every function takes its rank first, and
+returns plain values.
+"""
 
 import math
 import os
@@ -33,7 +35,8 @@ from dpoptim.training.microbatches import Microbatch
 from dpoptim.training.steps import Steps
 
 N, FEATURES = 60, 5
-torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports half of torch: before ranks are forked
+# the first optimizer imports half of torch: before ranks are forked
+torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
 def model_of() -> nn.Module:
@@ -46,8 +49,12 @@ def records(n: int = N) -> tuple[Tensor, Tensor]:
     return torch.randn(n, FEATURES, dtype=torch.float64) * 3, torch.randint(0, 3, (n,))
 
 
-def plan_for(method: Any, *, noise_multiplier: float = 0.0, steps: int = 6, n: int = N, batch_size: int = 20) -> Plan:
-    return method.plan(n=n, batch_size=batch_size, steps=steps, noise_multiplier=noise_multiplier, delta=1e-5)
+def plan_for(
+    method: Any, *, noise_multiplier: float = 0.0, steps: int = 6, n: int = N, batch_size: int = 20
+) -> Plan:
+    return method.plan(
+        n=n, batch_size=batch_size, steps=steps, noise_multiplier=noise_multiplier, delta=1e-5
+    )
 
 
 def train(
@@ -63,7 +70,11 @@ def train(
     """A whole run: the final parameters as one vector, and public numbers of the run."""
     model = model_of()
     called = DistributedDataParallel(model) if wrapped else model
-    halves = [list(model.parameters())[:2], list(model.parameters())[2:]] if several else [list(model.parameters())]
+    halves = (
+        [list(model.parameters())[:2], list(model.parameters())[2:]]
+        if several
+        else [list(model.parameters())]
+    )
     optimizers = [torch.optim.SGD(half, lr=0.3, momentum=0.5) for half in halves]
     data = TensorDataset(*records(plan.n)) if data is None else data
     with dpoptim.attach(plan, called, optimizers, data, **options) as private:
@@ -87,7 +98,9 @@ METHODS: dict[str, Callable[[], Any]] = {
     "automatic": lambda: dpoptim.DPSGD(clip_norm=0.7, clipping="automatic"),
     "per-layer": lambda: dpoptim.DPSGD(clip_norm=0.7, clipping="per-layer"),
     "quantile first": lambda: dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.5, share=0.3)),
-    "quantile along": lambda: dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.5, when="all along")),
+    "quantile along": lambda: dpoptim.DPSGD(
+        clip_norm=dpoptim.PrivateQuantile(0.5, when="all along")
+    ),
     "dice": lambda: dpoptim.DiceSGD(clip_norm=0.5, reset_each_epoch=False),
     "ftrl": lambda: dpoptim.DPFTRL(clip_norm=0.7),
     "value": lambda: dpoptim.ValueClippedSGD(clip_norm=2.0),
@@ -100,13 +113,17 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def without_noise(rank: int, methods: list[str], ways: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def without_noise(
+    rank: int, methods: list[str], ways: list[str]
+) -> dict[tuple[str, str], dict[str, Any]]:
     return {
-        (method, way): train(plan_for(METHODS[method]()), noise_seed=5, **WAYS[way]) for method in methods for way in ways
+        (method, way): train(plan_for(METHODS[method]()), noise_seed=5, **WAYS[way])
+        for method in methods
+        for way in ways
     }
 
 
-# ---- what goes wrong ------------------------------------------------------------------------------------------
+# ---- what goes wrong ----------------------------------------------------------------------------
 
 
 def caught(what: Callable[[], Any]) -> str:
@@ -125,11 +142,18 @@ def differing(rank: int) -> dict[str, str]:
     x, y = records()
 
     def attach(
-        plan: Plan = plan, model: nn.Module | None = None, *, data: Any = None, kind: Any = torch.optim.SGD, **more: Any
+        plan: Plan = plan,
+        model: nn.Module | None = None,
+        *,
+        data: Any = None,
+        kind: Any = torch.optim.SGD,
+        **more: Any,
     ) -> None:
         model = model_of() if model is None else model
         optimizer = kind(model.parameters(), lr=more.pop("lr", 0.1))
-        with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y) if data is None else data, **more):
+        with dpoptim.attach(
+            plan, model, optimizer, TensorDataset(x, y) if data is None else data, **more
+        ):
             pass
 
     def other_values() -> nn.Module:
@@ -140,18 +164,26 @@ def differing(rank: int) -> dict[str, str]:
 
     frozen = model_of()
     frozen[0].requires_grad_(rank == 0)
-    broken = model_of() if rank == 0 else nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4)).double()
+    broken = (
+        model_of()
+        if rank == 0
+        else nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4)).double()
+    )
     return {
         "plan": caught(lambda: attach(other)),
         "values": caught(lambda: attach(model=other_values())),
-        "optimizer": caught(lambda: attach(kind=torch.optim.SGD if rank == 0 else torch.optim.Adagrad)),
+        "optimizer": caught(
+            lambda: attach(kind=torch.optim.SGD if rank == 0 else torch.optim.Adagrad)
+        ),
         "settings": caught(lambda: attach(lr=0.1 * (1 + rank))),
         "reduction": caught(lambda: attach(loss_reduction="mean" if rank == 0 else "sum")),
         "data": caught(lambda: attach(data=TensorDataset(x + rank, y))),
         "order": caught(lambda: attach(data=TensorDataset(x.roll(rank, 0), y.roll(rank, 0)))),
         "frozen": caught(lambda: attach(model=frozen)),
         "refused": caught(lambda: attach(model=broken)),
-        "number of records": caught(lambda: attach(plan_for(METHODS["ftrl"](), noise_multiplier=1.0), sharded=True)),
+        "number of records": caught(
+            lambda: attach(plan_for(METHODS["ftrl"](), noise_multiplier=1.0), sharded=True)
+        ),
         "works after all that": "" if attach() is None else "no",
     }
 
@@ -159,7 +191,9 @@ def differing(rank: int) -> dict[str, str]:
 def budget(rank: int, path: str) -> dict[str, Any]:
     """Rank 0's ledger admits one run; only rank 0 has the file."""
     plan = plan_for(METHODS["flat"](), noise_multiplier=3.0)
-    ledger = dpoptim.Ledger(path, epsilon=plan.epsilon(1e-5) * 1.3, delta=1e-5) if rank == 0 else None
+    ledger = (
+        dpoptim.Ledger(path, epsilon=plan.epsilon(1e-5) * 1.3, delta=1e-5) if rank == 0 else None
+    )
     options = {"ledger": ledger} if rank == 0 else {}
     first = train(plan, **options)["reservation"]
     second = caught(lambda: train(plan, **options))
@@ -175,7 +209,10 @@ def one_raises(rank: int, where: str, wrapped: bool) -> str:
 
     def run() -> None:
         with dpoptim.attach(
-            plan, DistributedDataParallel(model) if wrapped else model, optimizer, TensorDataset(*records())
+            plan,
+            DistributedDataParallel(model) if wrapped else model,
+            optimizer,
+            TensorDataset(*records()),
         ) as private:
             for x, y in private.batches():
                 if rank == 1 and private.steps_done == 2 and where == "raises":
@@ -201,7 +238,7 @@ def dies(rank: int) -> str:
     return caught(lambda: train(plan, look=look))
 
 
-# ---- what would break the guarantee ---------------------------------------------------------------------------
+# ---- what would break the guarantee -------------------------------------------------------------
 
 
 class Wide(nn.Module):
@@ -222,27 +259,42 @@ def released_noise(entries: int, steps: int, **options: Any) -> Tensor:
     model = Wide(entries)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     released = []
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(torch.zeros(N, 1)), **options) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(torch.zeros(N, 1)), **options
+    ) as private:
         for (x,) in private.batches():
             private.backward(model(x))
             optimizer.step()
-            released.append(-model.layer.weight.detach()[0].double() * plan.batch_size / (2.0 * 0.7))
+            released.append(
+                -model.layer.weight.detach()[0].double() * plan.batch_size / (2.0 * 0.7)
+            )
             nn.init.zeros_(model.layer.weight)
     return torch.stack(released)
 
 
 def noise_is_wrong(noise: Tensor) -> bool:
-    """Whether it is not standard normal and independent: between coordinates, the ranks' parts, and steps; at 5 sigma."""
+    """Whether it is not standard normal and independent: between coordinates, the ranks' parts,
+    and steps; at 5 sigma.
+    """
     total = noise.numel()
     if abs(float(noise.square().sum()) - total) > 5 * math.sqrt(2 * total):
         return True
     half = noise.shape[1] // 2
-    pairs = [(noise[:, :half], noise[:, -half:]), (noise[:, 1:], noise[:, :-1]), (noise[1:], noise[:-1])]
+    pairs = [
+        (noise[:, :half], noise[:, -half:]),
+        (noise[:, 1:], noise[:, :-1]),
+        (noise[1:], noise[:-1]),
+    ]
     return any(abs(float((a * b).sum())) > 5 * math.sqrt(a.numel()) for a, b in pairs)
 
 
 def sums_are_wrong(expected: Tensor) -> bool:
-    return float((train(plan_for(METHODS["flat"]()), noise_seed=5)["parameters"] - expected).abs().max()) > 1e-9
+    return (
+        float(
+            (train(plan_for(METHODS["flat"]()), noise_seed=5)["parameters"] - expected).abs().max()
+        )
+        > 1e-9
+    )
 
 
 def charged_wrongly(path: str) -> bool:
@@ -256,7 +308,11 @@ def charged_wrongly(path: str) -> bool:
 
 def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     """Bugs, by name: what would notice each, and the change to the code."""
-    honest_sum, honest_begin, honest_write = ProcessGroup.sum_parts, Steps.begin, ReplicatedTotals.write_means
+    honest_sum, honest_begin, honest_write = (
+        ProcessGroup.sum_parts,
+        Steps.begin,
+        ReplicatedTotals.write_means,
+    )
     honest_draw = PoissonSampling.draw
 
     def forgotten(self: ProcessGroup, vector: Tensor) -> Tensor:
@@ -282,21 +338,35 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         "noise by every rank": ("noise", patch.object(ProcessGroup, "sum_parts", noise_of_all)),
         "one key for the noise of all ranks": (
             "noise",
-            patch.object(ProcessGroup, "own_stream", lambda self, seed, purpose: self.common_stream(seed, purpose)),
+            patch.object(
+                ProcessGroup,
+                "own_stream",
+                lambda self, seed, purpose: self.common_stream(seed, purpose),
+            ),
         ),
         "noise of standard deviation sigma / sqrt(W)": (
             "noise",
-            patch.object(gate, "add_normal", lambda stream, out, std: add_normal(stream, out, std / math.sqrt(2))),
+            patch.object(
+                gate,
+                "add_normal",
+                lambda stream, out, std: add_normal(stream, out, std / math.sqrt(2)),
+            ),
         ),
         "a rank's sum left out": ("sums", patch.object(ProcessGroup, "sum_parts", forgotten)),
         "a rank not clipped": ("sums", patch.object(Steps, "begin", unclipped)),
-        "divided by the shard's batch size": ("sums", patch.object(ReplicatedTotals, "write_means", by_shard)),
+        "divided by the shard's batch size": (
+            "sums",
+            patch.object(ReplicatedTotals, "write_means", by_shard),
+        ),
         "sampling rate of the shard": ("sums", patch.object(PoissonSampling, "draw", more_often)),
         "records on all ranks": (
             "sums",
             patch.object(ProcessGroup, "dealer", lambda self, seed, purpose: lambda batch: batch),
         ),
-        "each rank reserves": ("charge", patch.object(ProcessGroup, "ledger", lambda self, ledger: ledger)),
+        "each rank reserves": (
+            "charge",
+            patch.object(ProcessGroup, "ledger", lambda self, ledger: ledger),
+        ),
     }
 
 
@@ -310,7 +380,9 @@ def caught_mutants(rank: int, expected: Tensor, path: str) -> dict[str, bool]:
     found = {}
     for name, (detector, change) in mutants(rank).items():
         with change:
-            found[name] = any(detect() for key, detect in detectors.items() if detector in ("", key))
+            found[name] = any(
+                detect() for key, detect in detectors.items() if detector in ("", key)
+            )
     return found
 
 
@@ -320,24 +392,36 @@ def a_million_draws(rank: int) -> tuple[bool, float]:
 
 
 def audited(rank: int, all_on_last: bool) -> tuple[float, float, float]:
-    """The two-world audit, as every rank sees it; with all canaries on the last rank, or dealt out."""
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=4000, batch_size=1000, steps=4, noise_multiplier=1.0, delta=1e-5)
+    """The two-world audit, as every rank sees it; with all canaries on the last rank, or dealt
+    out.
+    """
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=4000, batch_size=1000, steps=4, noise_multiplier=1.0, delta=1e-5
+    )
     last = dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
-    dealt = patch.object(ProcessGroup, "dealer", lambda self, seed, purpose: lambda batch: batch if last else batch[:0])
+    dealt = patch.object(
+        ProcessGroup,
+        "dealer",
+        lambda self, seed, purpose: lambda batch: batch if last else batch[:0],
+    )
     with dealt if all_on_last else nullcontext():
         result = audit_two_worlds(plan, seed=1, noise_seed=2)
     return result.lower_bound, result.claimed, result.limit
 
 
-# ---- unequal shares --------------------------------------------------------------------------------------------
+# ---- unequal shares -----------------------------------------------------------------------------
 
 
 def shards(rank: int, sizes: list[int], method: str) -> dict[str, Any]:
-    """Records of its own on every rank: trains with noise off at a sampling rate of 1, or on fixed batches."""
+    """Records of its own on every rank: trains with noise off at a sampling rate of 1, or on fixed
+    batches.
+    """
     x, y = records(sum(sizes))
     start = sum(sizes[:rank])
     own = TensorDataset(x[start : start + sizes[rank]], y[start : start + sizes[rank]])
-    plan = plan_for(METHODS[method](), n=sum(sizes), batch_size=sum(sizes) if method == "flat" else 6, steps=4)
+    plan = plan_for(
+        METHODS[method](), n=sum(sizes), batch_size=sum(sizes) if method == "flat" else 6, steps=4
+    )
     return train(plan, data=own, noise_seed=5, sharded=True)
 
 
@@ -351,10 +435,14 @@ def sharded_model(rank: int) -> str:
     model = model_of()
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return caught(lambda: dpoptim.attach(plan_for(METHODS["flat"]()), model, optimizer, TensorDataset(*records())))
+    return caught(
+        lambda: dpoptim.attach(
+            plan_for(METHODS["flat"]()), model, optimizer, TensorDataset(*records())
+        )
+    )
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------------
+# ---- checkpoints --------------------------------------------------------------------------------
 
 
 def ledger_of(rank: int, plan: Plan, path: str) -> dict[str, Any]:
@@ -369,9 +457,13 @@ def saved_part(rank: int, method: str, path: str, noise_multiplier: float) -> st
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     options = (
-        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)} if noise_multiplier and rank == 0 else {}
+        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)}
+        if noise_multiplier and rank == 0
+        else {}
     )
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(*records()), noise_seed=5, **options) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(*records()), noise_seed=5, **options
+    ) as private:
         for x, y in private.batches():
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
@@ -383,17 +475,23 @@ def saved_part(rank: int, method: str, path: str, noise_multiplier: float) -> st
     return None
 
 
-def resumed_part(rank: int, method: str, path: str, noise_multiplier: float, again: str) -> dict[str, Any]:
+def resumed_part(
+    rank: int, method: str, path: str, noise_multiplier: float, again: str
+) -> dict[str, Any]:
     """The rest of it. What is saved again, right after it was taken up, is what was there."""
     plan = plan_for(METHODS[method](), noise_multiplier=noise_multiplier, steps=8)
     torch.manual_seed(9)
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     options = (
-        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)} if noise_multiplier and rank == 0 else {}
+        {"ledger": dpoptim.Ledger(path + ".ledger", neighboring=plan.neighboring)}
+        if noise_multiplier and rank == 0
+        else {}
     )
     data = TensorDataset(*records())
-    with dpoptim.attach(plan, model, optimizer, data, noise_seed=5, resume=path, **options) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, data, noise_seed=5, resume=path, **options
+    ) as private:
         private.save(again)
         for x, y in private.batches():
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
@@ -403,11 +501,13 @@ def resumed_part(rank: int, method: str, path: str, noise_multiplier: float, aga
     return {"parameters": parameters, "steps": private.steps_done, "reservation": reservation}
 
 
-# ---- killed ----------------------------------------------------------------------------------------------------
+# ---- killed -------------------------------------------------------------------------------------
 
 
 def until_killed(rank: int, path: str, victim: int, seconds: float) -> str:
-    """A run that saves after each step and writes down what it released; one rank is killed at any moment."""
+    """A run that saves after each step and writes down what it released; one rank is killed at any
+    moment.
+    """
     plan = plan_for(METHODS["dice"](), noise_multiplier=1.0, steps=500)
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -417,7 +517,9 @@ def until_killed(rank: int, path: str, victim: int, seconds: float) -> str:
         threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
     def run() -> None:
-        with dpoptim.attach(plan, model, optimizer, TensorDataset(*records()), **options) as private:
+        with dpoptim.attach(
+            plan, model, optimizer, TensorDataset(*records()), **options
+        ) as private:
             for x, y in private.batches():
                 private.backward(F.cross_entropy(model(x), y, reduction="none"))
                 optimizer.step()
@@ -435,7 +537,9 @@ def goes_on(rank: int, path: str) -> tuple[int, str | None]:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = ledger_of(rank, plan, path)
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(*records()), resume=path, **options) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(*records()), resume=path, **options
+    ) as private:
         started = private.steps_done
         for x, y in private.batches():
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
@@ -445,7 +549,7 @@ def goes_on(rank: int, path: str) -> tuple[int, str | None]:
         return private.steps_done - started, private.reservation
 
 
-# ---- ways of training --------------------------------------------------------------------------------------------
+# ---- ways of training ---------------------------------------------------------------------------
 
 
 class Adapted(nn.Module):
@@ -463,7 +567,9 @@ class Adapted(nn.Module):
 
 
 def other_ways(rank: int) -> dict[str, Tensor]:
-    """Adapters on a frozen base, under autocast, compiled, and persons of several rows: final parameters, float32."""
+    """Adapters on a frozen base, under autocast, compiled, and persons of several rows: final
+    parameters, float32.
+    """
     x, y = records()
     data = TensorDataset(x.float(), y)
     results = {}
@@ -473,7 +579,11 @@ def other_ways(rank: int) -> dict[str, Tensor]:
         ran = DistributedDataParallel(model) if dist.is_initialized() else model
         called = torch.compile(ran, backend="eager") if name == "compiled" else ran
         optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
-        persons = {"persons": [i // 2 for i in range(N)], "rows_per_record": 2} if name == "persons" else {}
+        persons = (
+            {"persons": [i // 2 for i in range(N)], "rows_per_record": 2}
+            if name == "persons"
+            else {}
+        )
         plan = plan_for(METHODS["flat"](), n=N // 2 if persons else N, batch_size=10, steps=4)
         with dpoptim.attach(plan, ran, optimizer, data, noise_seed=5, **persons) as private:
             for a, b in private.batches(physical_batch_size=6):

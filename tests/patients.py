@@ -1,4 +1,6 @@
-"""A made-up table as people have them: raw units, gaps, categories, identifiers, several rows a person."""
+"""A made-up table as people have them: raw units, gaps, categories, identifiers, several rows a
+person.
+"""
 
 import csv
 from pathlib import Path
@@ -59,8 +61,17 @@ def records(rows: int, seed: int, *, rows_per_person: float = 4.0) -> list[list[
     age = age_of[person] + rng.uniform(0, 2, rows)
     income = income_of[person] * rng.lognormal(0, 0.1, rows)
     bmi, pressure = rng.normal(26, 4.5, rows), rng.normal(130, 17, rows)
-    score = (age - 54) / 21 + (bmi - 26) / 4.5 * 0.8 + (pressure - 130) / 17 * 0.7 + 1.1 * smokes[person]
-    score = score - 0.9 * np.log(income / 40_000) + np.array([0.0, 0.5, -0.5, 0.2, -0.2])[region_of[person]]
+    score = (
+        (age - 54) / 21
+        + (bmi - 26) / 4.5 * 0.8
+        + (pressure - 130) / 17 * 0.7
+        + 1.1 * smokes[person]
+    )
+    score = (
+        score
+        - 0.9 * np.log(income / 40_000)
+        + np.array([0.0, 0.5, -0.5, 0.2, -0.2])[region_of[person]]
+    )
     ill = rng.random(rows) < 1 / (1 + np.exp(-0.9 * (score - 0.3)))
     gaps: NDArray[np.bool_] = rng.random((rows, 3)) < [0.1, 0.15, 0.05]
     return [

@@ -1,4 +1,6 @@
-"""Run a function on several ranks: processes that are forked, ready to go, from one that has imported everything."""
+"""Run a function on several ranks: processes that are forked, ready to go, from one that has
+imported everything.
+"""
 
 import multiprocessing
 import os
@@ -22,7 +24,9 @@ context.set_forkserver_preload(["ranks", "distributed_work"])
 
 
 def start_server() -> None:
-    """Once: the process that imports everything, and that ranks are forked from. It finds modules by PYTHONPATH alone."""
+    """Once: the process that imports everything, and that ranks are forked from. It finds modules
+    by PYTHONPATH alone.
+    """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -32,8 +36,11 @@ def start_server() -> None:
         os.environ |= {} if before is None else {"PYTHONPATH": before}
 
 
-def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, time_out: float = 30.0) -> list[Any]:
-    """What ``function(rank, *arguments)`` returns on each rank, on gloo. Raises AssertionError with a rank's traceback.
+def run_ranks(
+    size: int, function: Callable[..., Any], *arguments: Any, time_out: float = 30.0
+) -> list[Any]:
+    """What ``function(rank, *arguments)`` returns on each rank, on gloo. Raises AssertionError
+    with a rank's traceback.
 
     Args:
         function: of a module that a fresh process can import: `distributed_work`.
@@ -45,7 +52,9 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, time_out
         ranks = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, rank, size, store, time_out, function, arguments))
+            process = context.Process(
+                target=_work, args=(theirs, rank, size, store, time_out, function, arguments)
+            )
             process.start()
             theirs.close()
             ranks.append((process, ours))
@@ -66,21 +75,31 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, time_out
 def _answer(rank: int, connection: Connection) -> tuple[bool, Any]:
     try:
         if connection.poll(SECONDS):
-            return pickle.loads(connection.recv_bytes())  # tensors by value: their process is about to end
+            # tensors by value: their process is about to end
+            return pickle.loads(connection.recv_bytes())
     except EOFError:
         return True, "died"
     return False, f"rank {rank} did not answer within {SECONDS} s"
 
 
 def _work(
-    answer: Connection, rank: int, size: int, store: str, time_out: float, function: Callable[..., Any], arguments: Any
+    answer: Connection,
+    rank: int,
+    size: int,
+    store: str,
+    time_out: float,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     torch.set_num_threads(1)
     try:
         limit = timedelta(seconds=time_out)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit
+        )
         answer.send_bytes(pickle.dumps((True, function(rank, *arguments))))
     except BaseException:
         answer.send_bytes(pickle.dumps((False, f"--- rank {rank} ---\n{traceback.format_exc()}")))
     answer.close()
-    os._exit(0)  # what is left of a process group that lost a rank must not keep this process alive
+    # what is left of a process group that lost a rank must not keep this process alive
+    os._exit(0)

@@ -27,9 +27,13 @@ def records(seed: int = 0, n: int = N) -> tuple[Tensor, Tensor]:
     return x, (x.sum(1) + torch.randn(n, generator=generator) > 0).long()
 
 
-def logistic(data: tuple[Tensor, Tensor] | None = None, *, neighboring: str = "zero-out", l2: float = 0.05) -> Objective:
+def logistic(
+    data: tuple[Tensor, Tensor] | None = None, *, neighboring: str = "zero-out", l2: float = 0.05
+) -> Objective:
     data = records() if data is None else data
-    problem = LinearProblem(LinearModel("logistic", features=FEATURES), capacity=len(data[0]), l2=l2)
+    problem = LinearProblem(
+        LinearModel("logistic", features=FEATURES), capacity=len(data[0]), l2=l2
+    )
     return Objective(problem, data, neighboring=neighboring)
 
 
@@ -37,7 +41,9 @@ Solver = Callable[..., Result]
 COMMON = {"lipschitz": 2.0, "noise_seed": 3}
 SOLVERS: dict[str, Solver] = {
     "noisy_gd": lambda o, b, **k: noisy_gd(o, None, b, steps=30, step_size=1.0, **COMMON | k),
-    "algorithm_4": lambda o, b, **k: noisy_gd(o, None, b, steps=30, weak_convexity=0.05, smoothness=2.0, **COMMON | k),
+    "algorithm_4": lambda o, b, **k: noisy_gd(
+        o, None, b, steps=30, weak_convexity=0.05, smoothness=2.0, **COMMON | k
+    ),
     "spider_pl": lambda o, b, **k: kl_spider(
         o, None, b, smoothness=1.0, kl_gamma=2, kl_exponent=2, risk_bound=0.7, **COMMON | k
     ),
@@ -57,7 +63,11 @@ SOLVERS: dict[str, Solver] = {
         **COMMON | k,
     ),
     "adaptive_gd": lambda o, b, **k: adaptive_gd(o, None, b, smoothness=1.0, **COMMON | k),
-    "adaptive_gd_theorem": lambda o, b, **k: adaptive_gd(o, None, b, smoothness=1.0, constants="theorem", **COMMON | k),
-    "select_stationary": lambda o, b, **k: select_stationary(o, None, b, smoothness=1.0, **COMMON | k),
+    "adaptive_gd_theorem": lambda o, b, **k: adaptive_gd(
+        o, None, b, smoothness=1.0, constants="theorem", **COMMON | k
+    ),
+    "select_stationary": lambda o, b, **k: select_stationary(
+        o, None, b, smoothness=1.0, **COMMON | k
+    ),
 }
 BUDGET = Budget(delta=1e-5, epsilon=4)

@@ -25,7 +25,9 @@ def reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
-    """Per-record gradients of the whole model by torch.func: one tensor a trainable parameter, (B, *shape)."""
+    """Per-record gradients of the whole model by torch.func: one tensor a trainable parameter, (B,
+    *shape).
+    """
     trainable = {k: p.detach() for k, p in model.named_parameters() if p.requires_grad}
 
     def loss(parameters: dict[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
@@ -36,7 +38,9 @@ def vmap_gradients(model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
     return [gradients[k] for k in trainable]
 
 
-def clipped(gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: str = "mean") -> list[Tensor]:
+def clipped(
+    gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: str = "mean"
+) -> list[Tensor]:
     squared = sum(g.double().reshape(len(g), -1).square().sum(1) for g in gradients)
     dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
@@ -107,7 +111,9 @@ class Positions(nn.Module):
         self.head = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.token(x) + self.position(torch.arange(x.shape[1], device=x.device)[None]))
+        return self.head(
+            self.token(x) + self.position(torch.arange(x.shape[1], device=x.device)[None])
+        )
 
 
 class TiedHead(nn.Module):
@@ -177,8 +183,14 @@ CASES = [
     Case("linear-2d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (7,)),
     Case("linear-3d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (4, 7)),
     Case("linear-4d", lambda: sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (2, 3, 7)),
-    Case("linear-gram", lambda: sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 20)), (3, 40)),
-    Case("linear-no-bias", lambda: sequential(nn.Linear(7, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)), (7,)),
+    Case(
+        "linear-gram", lambda: sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 20)), (3, 40)
+    ),
+    Case(
+        "linear-no-bias",
+        lambda: sequential(nn.Linear(7, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)),
+        (7,),
+    ),
     Case("conv1d", lambda: image_model(nn.Conv1d(3, 4, 3, padding=1), 4, one_axis=True), (3, 9)),
     Case(
         "conv1d-options",
@@ -191,7 +203,11 @@ CASES = [
         lambda: image_model(nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), (1, 2), groups=2), 6),
         (4, 8, 9),
     ),
-    Case("conv2d-depthwise", lambda: image_model(nn.Conv2d(4, 8, 3, groups=4, bias=False), 8), (4, 6, 6)),
+    Case(
+        "conv2d-depthwise",
+        lambda: image_model(nn.Conv2d(4, 8, 3, groups=4, bias=False), 8),
+        (4, 6, 6),
+    ),
     Case("conv2d-same", lambda: image_model(nn.Conv2d(3, 4, (4, 3), padding="same"), 4), (3, 6, 7)),
     Case(
         "conv2d-reflect",
@@ -207,21 +223,47 @@ CASES = [
     Case("conv3d", lambda: volume_model(nn.Conv3d(2, 4, 3, padding=1), 4), (2, 4, 5, 3)),
     Case(
         "conv3d-options",
-        lambda: volume_model(nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1), groups=2), 6),
+        lambda: volume_model(
+            nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1), groups=2), 6
+        ),
         (4, 5, 6, 7),
     ),
-    Case("conv3d-same", lambda: volume_model(nn.Conv3d(2, 4, (2, 3, 3), padding="same"), 4), (2, 4, 5, 3)),
     Case(
-        "conv3d-replicate",
-        lambda: volume_model(nn.Conv3d(2, 4, 3, padding=(1, 2, 1), padding_mode="replicate", bias=False), 4),
+        "conv3d-same",
+        lambda: volume_model(nn.Conv3d(2, 4, (2, 3, 3), padding="same"), 4),
         (2, 4, 5, 3),
     ),
-    Case("conv3d-circular", lambda: volume_model(nn.Conv3d(2, 4, 3, padding=1, padding_mode="circular"), 4), (2, 4, 5, 3)),
-    Case("instance-norm-1d", lambda: sequential(nn.Conv1d(3, 6, 2), nn.InstanceNorm1d(6, affine=True), nn.Tanh()), (3, 7)),
-    Case("instance-norm-2d", lambda: sequential(nn.Conv2d(3, 6, 2), nn.InstanceNorm2d(6, affine=True)), (3, 6, 7)),
-    Case("instance-norm-3d", lambda: sequential(nn.Conv3d(3, 6, 2), nn.InstanceNorm3d(6, affine=True)), (3, 4, 3, 5)),
     Case(
-        "fallback-transposed-1d", lambda: sequential(nn.ConvTranspose1d(3, 4, 3, 2), nn.Tanh(), nn.Conv1d(4, 2, 1)), (3, 5)
+        "conv3d-replicate",
+        lambda: volume_model(
+            nn.Conv3d(2, 4, 3, padding=(1, 2, 1), padding_mode="replicate", bias=False), 4
+        ),
+        (2, 4, 5, 3),
+    ),
+    Case(
+        "conv3d-circular",
+        lambda: volume_model(nn.Conv3d(2, 4, 3, padding=1, padding_mode="circular"), 4),
+        (2, 4, 5, 3),
+    ),
+    Case(
+        "instance-norm-1d",
+        lambda: sequential(nn.Conv1d(3, 6, 2), nn.InstanceNorm1d(6, affine=True), nn.Tanh()),
+        (3, 7),
+    ),
+    Case(
+        "instance-norm-2d",
+        lambda: sequential(nn.Conv2d(3, 6, 2), nn.InstanceNorm2d(6, affine=True)),
+        (3, 6, 7),
+    ),
+    Case(
+        "instance-norm-3d",
+        lambda: sequential(nn.Conv3d(3, 6, 2), nn.InstanceNorm3d(6, affine=True)),
+        (3, 4, 3, 5),
+    ),
+    Case(
+        "fallback-transposed-1d",
+        lambda: sequential(nn.ConvTranspose1d(3, 4, 3, 2), nn.Tanh(), nn.Conv1d(4, 2, 1)),
+        (3, 5),
     ),
     Case(
         "fallback-transposed-3d",
@@ -230,20 +272,47 @@ CASES = [
     ),
     Case("fallback-bilinear", lambda: Product(nn.Bilinear(5, 5, 4)), (5,)),
     Case("embedding-2d", lambda: sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), (), 11),
-    Case("embedding-3d", lambda: sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), (5,), 11),
+    Case(
+        "embedding-3d",
+        lambda: sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)),
+        (5,),
+        11,
+    ),
     Case("embedding-4d", lambda: sequential(nn.Embedding(11, 6), nn.Linear(6, 3)), (2, 4), 11),
-    Case("layer-norm-2d", lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (7,)),
-    Case("layer-norm-3d", lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (4, 7)),
+    Case(
+        "layer-norm-2d", lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (7,)
+    ),
+    Case(
+        "layer-norm-3d",
+        lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
+        (4, 7),
+    ),
     Case(
         "layer-norm-two-axes",
         lambda: sequential(nn.Linear(7, 6), nn.LayerNorm((4, 6)), nn.Linear(6, 3)),
         (4, 7),
     ),
-    Case("layer-norm-no-bias", lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6, bias=False)), (4, 7)),
+    Case(
+        "layer-norm-no-bias",
+        lambda: sequential(nn.Linear(7, 6), nn.LayerNorm(6, bias=False)),
+        (4, 7),
+    ),
     Case("rms-norm-2d", lambda: sequential(nn.Linear(7, 6), nn.RMSNorm(6), nn.Linear(6, 3)), (7,)),
-    Case("rms-norm-3d", lambda: sequential(nn.Linear(7, 6), nn.RMSNorm(6, eps=1e-3), nn.Linear(6, 3)), (4, 7)),
-    Case("group-norm-2d", lambda: sequential(nn.Linear(7, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)), (7,)),
-    Case("group-norm-4d", lambda: sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6), nn.Tanh()), (3, 6, 7)),
+    Case(
+        "rms-norm-3d",
+        lambda: sequential(nn.Linear(7, 6), nn.RMSNorm(6, eps=1e-3), nn.Linear(6, 3)),
+        (4, 7),
+    ),
+    Case(
+        "group-norm-2d",
+        lambda: sequential(nn.Linear(7, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)),
+        (7,),
+    ),
+    Case(
+        "group-norm-4d",
+        lambda: sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6), nn.Tanh()),
+        (3, 6, 7),
+    ),
     Case("shared-linear", lambda: Twice(nn.Linear(6, 6)), (6,)),
     Case("shared-linear-3d", lambda: Twice(nn.Linear(6, 6)), (4, 6)),
     Case("shared-conv", lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), (3, 5, 6)),
@@ -251,7 +320,11 @@ CASES = [
     Case("positions", Positions, (5,), 11),
     Case("tied-head", TiedHead, (5,), 11),
     Case("fallback-whole", OwnParameter, (5,)),
-    Case("fallback-3d", lambda: sequential(nn.Linear(7, 6), ScaleLayer(6), nn.Tanh(), nn.Linear(6, 3)), (4, 7)),
+    Case(
+        "fallback-3d",
+        lambda: sequential(nn.Linear(7, 6), ScaleLayer(6), nn.Tanh(), nn.Linear(6, 3)),
+        (4, 7),
+    ),
     Case(
         "fallback-transposed-conv",
         lambda: sequential(nn.ConvTranspose2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 1)),
@@ -272,24 +345,37 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         axis = 0 if self.layer.batch_first else 1
         x = x.movedim(0, axis)
-        # An explicit state: torch.func, which the oracle uses, cannot see through the one made inside.
-        shape = (self.layer.num_layers * (1 + self.layer.bidirectional), x.shape[axis], self.layer.hidden_size)
+        # An explicit state: torch.func, which the oracle uses, cannot see through the one made
+        # inside.
+        shape = (
+            self.layer.num_layers * (1 + self.layer.bidirectional),
+            x.shape[axis],
+            self.layer.hidden_size,
+        )
         start = (x.select(1 - axis, 0)[:, :1] * 0).expand(shape)
         out, last = self.layer(x, (start, start) if isinstance(self.layer, nn.LSTM) else start)
         last = last[0] if isinstance(last, tuple) else last
-        return self.head(out[..., : self.layer.hidden_size].movedim(axis, 0).sum(1)) + self.state(last[-1])
+        return self.head(out[..., : self.layer.hidden_size].movedim(axis, 0).sum(1)) + self.state(
+            last[-1]
+        )
 
 
 CASES += [
     Case("lstm", lambda: Recurrent(nn.LSTM(5, 4, batch_first=True)), (6, 5)),
     Case("lstm-time-major", lambda: Recurrent(nn.LSTM(5, 4, num_layers=2)), (6, 5)),
-    Case("gru-both-ways", lambda: Recurrent(nn.GRU(5, 4, batch_first=True, bidirectional=True)), (6, 5)),
+    Case(
+        "gru-both-ways",
+        lambda: Recurrent(nn.GRU(5, 4, batch_first=True, bidirectional=True)),
+        (6, 5),
+    ),
     Case("rnn", lambda: Recurrent(nn.RNN(5, 4, batch_first=True)), (6, 5)),
 ]
 
 
 class Attention(nn.Module):
-    """Self-attention, or attention of a learned query over the input, with every option that adds parameters."""
+    """Self-attention, or attention of a learned query over the input, with every option that adds
+    parameters.
+    """
 
     def __init__(self, *, learned: bool) -> None:
         super().__init__()
@@ -304,16 +390,24 @@ class Attention(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Class token, position embedding, a scale and a matrix of its own around a layer: what vision transformers do."""
+    """Class token, position embedding, a scale and a matrix of its own around a layer: what vision
+    transformers do.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.cls_token, self.positions = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 9, 6))
+        self.cls_token, self.positions = (
+            nn.Parameter(torch.randn(1, 1, 6)),
+            nn.Parameter(torch.randn(1, 9, 6)),
+        )
         self.gamma, self.matrix = nn.Parameter(torch.rand(6)), nn.Parameter(torch.randn(6, 4))
         self.inner = nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1) + self.positions[:, : x.shape[1] + 1]
+        x = (
+            torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
+            + self.positions[:, : x.shape[1] + 1]
+        )
         return torch.tanh(x + self.gamma.exp() * self.inner(x)) @ self.matrix
 
 

@@ -34,11 +34,31 @@ def table(path: Path, rows: int = 60) -> Path:
 
 
 def test_account() -> None:
-    text = run("account", "--n", "60000", "--batch-size", "500", "--noise-multiplier", "1.1", "--steps", "6000")
+    text = run(
+        "account",
+        "--n",
+        "60000",
+        "--batch-size",
+        "500",
+        "--noise-multiplier",
+        "1.1",
+        "--steps",
+        "6000",
+    )
     assert "3.17" in text
     figures = json.loads(
         run(
-            *("account", "--n", "60000", "--batch-size", "500", "--noise-multiplier", "1.1", "--steps", "6000"),
+            *(
+                "account",
+                "--n",
+                "60000",
+                "--batch-size",
+                "500",
+                "--noise-multiplier",
+                "1.1",
+                "--steps",
+                "6000",
+            ),
             *("--delta", "1e-5", "--delta", "1e-6", "--epsilon", "3", "--json"),
         )
     )
@@ -50,7 +70,18 @@ def test_account() -> None:
 
 
 def test_calibrate() -> None:
-    arguments = ["--n", "60000", "--batch-size", "500", "--steps", "6000", "--epsilon", "2", "--delta", "1e-5"]
+    arguments = [
+        "--n",
+        "60000",
+        "--batch-size",
+        "500",
+        "--steps",
+        "6000",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-5",
+    ]
     figures = json.loads(run("calibrate", *arguments, "--json"))
     assert figures["noise_multiplier"] == pytest.approx(1.477, rel=0.01)
     assert 1.98 <= figures["epsilon"] <= 2
@@ -80,7 +111,16 @@ def test_train_writes_a_run_directory(tmp_path: Path) -> None:
 
 def test_private_tables_show_no_scores(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = ["--data", str(table(tmp_path / "t.csv")), "--target", "outcome", "--delta", "1e-4", "--out", str(out)]
+    arguments = [
+        "--data",
+        str(table(tmp_path / "t.csv")),
+        "--target",
+        "outcome",
+        "--delta",
+        "1e-4",
+        "--out",
+        str(out),
+    ]
     assert "--classes is missing" in run("train", *arguments, code=2)
     arguments += ["--classes", "no,yes"]
     text = run("train", *arguments, "--epochs", "2")
@@ -96,8 +136,26 @@ def test_private_tables_show_no_scores(tmp_path: Path) -> None:
 
 def test_public_tables_show_scores(tmp_path: Path) -> None:
     text = run(
-        *("train", "--data", str(table(tmp_path / "t.csv")), "--target", "outcome", "--classes", "no,yes"),
-        *("--n", "48", "--data-is-public", "--delta", "1e-4", "--epochs", "2", "--out", str(tmp_path / "run")),
+        *(
+            "train",
+            "--data",
+            str(table(tmp_path / "t.csv")),
+            "--target",
+            "outcome",
+            "--classes",
+            "no,yes",
+        ),
+        *(
+            "--n",
+            "48",
+            "--data-is-public",
+            "--delta",
+            "1e-4",
+            "--epochs",
+            "2",
+            "--out",
+            str(tmp_path / "run"),
+        ),
     )
     assert "accuracy, private" in text
     assert "add-or-remove-one" in text
@@ -106,7 +164,9 @@ def test_public_tables_show_scores(tmp_path: Path) -> None:
 def test_a_seeded_run_is_marked(tmp_path: Path) -> None:
     models = []
     for name in ("a", "b"):
-        text = run("train", "--noise-seed", "1", "--out", str(tmp_path / name), "--no-compare", *FAST)
+        text = run(
+            "train", "--noise-seed", "1", "--out", str(tmp_path / name), "--no-compare", *FAST
+        )
         assert "not for release" in text
         models.append(torch.load(tmp_path / name / "model.pt", weights_only=True)["state_dict"])
     assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
@@ -158,7 +218,17 @@ def test_unknown_options_are_refused() -> None:
 
 def test_tables_without_a_public_size(tmp_path: Path) -> None:
     path = str(table(tmp_path / "t.csv"))
-    common = ["train", "--data", path, "--target", "outcome", "--classes", "no,yes", "--out", str(tmp_path / "run")]
+    common = [
+        "train",
+        "--data",
+        path,
+        "--target",
+        "outcome",
+        "--classes",
+        "no,yes",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert "delta is missing" in run(*common, code=2)
     said = run(*common, "--delta", "1e-4", "--neighboring", "add-or-remove-one", code=2)
     assert "needs --n, a public number" in said
@@ -195,7 +265,9 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(os, "replace", fail)
 
 
-def test_a_full_disk_before_training_spends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_before_training_spends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full_disk(monkeypatch, ".trial")
     ledger = str(tmp_path / "l.sqlite")
     text = run("train", "--ledger", ledger, "--out", str(tmp_path / "run"), *FAST, code=2)
@@ -204,7 +276,9 @@ def test_a_full_disk_before_training_spends_nothing(tmp_path: Path, monkeypatch:
         assert opened.entries() == []
 
 
-def test_a_full_disk_after_training_keeps_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_after_training_keeps_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full_disk(monkeypatch, "model.pt")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -222,7 +296,18 @@ def test_a_failed_run_leaves_older_results_as_they_are(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run("train", "--out", str(out), "--no-compare", *FAST)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    run("train", "--out", str(out), "--overwrite", "--epsilon", "8", "--clip-norm", "-1", *FAST, code=2)
+    run(
+        "train",
+        "--out",
+        str(out),
+        "--overwrite",
+        "--epsilon",
+        "8",
+        "--clip-norm",
+        "-1",
+        *FAST,
+        code=2,
+    )
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
@@ -230,14 +315,38 @@ def test_a_ledger_belongs_to_one_data_set(tmp_path: Path) -> None:
     ledger = str(tmp_path / "l.sqlite")
     run("train", "--ledger", ledger, "--no-compare", "--out", str(tmp_path / "a"), *FAST)
     path = str(table(tmp_path / "t.csv"))
-    common = ["--target", "outcome", "--classes", "no,yes", "--n", "60", "--delta", "1e-4", "--ledger", ledger]
+    common = [
+        "--target",
+        "outcome",
+        "--classes",
+        "no,yes",
+        "--n",
+        "60",
+        "--delta",
+        "1e-4",
+        "--ledger",
+        ledger,
+    ]
     assert "digits" in run("train", "--data", path, *common, "--out", str(tmp_path / "b"), code=2)
 
 
-@pytest.mark.parametrize("method", ["dice-sgd", "dp-ftrl", "momentum-gd", "noisy-gd", "accelerated-srgd"])
+@pytest.mark.parametrize(
+    "method", ["dice-sgd", "dp-ftrl", "momentum-gd", "noisy-gd", "accelerated-srgd"]
+)
 def test_every_method_trains(tmp_path: Path, method: str) -> None:
     chosen = ["--epochs", "2", "--batch-size", "256"] if method in ("dice-sgd", "dp-ftrl") else []
-    text = run("train", "--data", "digits", "--method", method, "--epsilon", "8", "--out", str(tmp_path / "run"), *chosen)
+    text = run(
+        "train",
+        "--data",
+        "digits",
+        "--method",
+        method,
+        "--epsilon",
+        "8",
+        "--out",
+        str(tmp_path / "run"),
+        *chosen,
+    )
     accuracy = float(re.findall(r"accuracy, private (\d+\.\d+) ?%", text)[0])
     assert accuracy > 30, text  # a guess is right in 10 % of the cases
     certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
@@ -246,18 +355,51 @@ def test_every_method_trains(tmp_path: Path, method: str) -> None:
 
 
 def test_single_pass(tmp_path: Path) -> None:
-    text = run("train", "--data", "digits", "--single-pass", "--epsilon", "8", "--out", str(tmp_path / "a"))
+    text = run(
+        "train", "--data", "digits", "--single-pass", "--epsilon", "8", "--out", str(tmp_path / "a")
+    )
     assert "accuracy, private" in text
     plan = dpoptim.Plan.from_json((tmp_path / "a" / "plan.json").read_text())
     assert plan.method.solver == "accelerated-srgd"
-    said = run("train", "--data", "digits", "--single-pass", "--method", "kl-spider", "--out", str(tmp_path / "b"), code=2)
+    said = run(
+        "train",
+        "--data",
+        "digits",
+        "--single-pass",
+        "--method",
+        "kl-spider",
+        "--out",
+        str(tmp_path / "b"),
+        code=2,
+    )
     assert "needs many looks at the data" in said
-    said = run("train", "--data", "digits", "--single-pass", "--epochs", "3", "--out", str(tmp_path / "b"), code=2)
+    said = run(
+        "train",
+        "--data",
+        "digits",
+        "--single-pass",
+        "--epochs",
+        "3",
+        "--out",
+        str(tmp_path / "b"),
+        code=2,
+    )
     assert "leave out --epochs" in said
 
 
 def test_solvers_refuse_what_they_cannot_train(tmp_path: Path) -> None:
-    said = run("train", "--data", "digits", "--method", "noisy-gd", "--model", "mlp", "--out", str(tmp_path), code=2)
+    said = run(
+        "train",
+        "--data",
+        "digits",
+        "--method",
+        "noisy-gd",
+        "--model",
+        "mlp",
+        "--out",
+        str(tmp_path),
+        code=2,
+    )
     assert "--model softmax" in said
 
 

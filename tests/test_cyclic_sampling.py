@@ -1,4 +1,6 @@
-"""Sampling by turns: who takes part when, what it costs, and that the theorem's coins are the ones that are tossed."""
+"""Sampling by turns: who takes part when, what it costs, and that the theorem's coins are the ones
+that are tossed.
+"""
 
 import dp_accounting
 import numpy as np
@@ -12,7 +14,9 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Position
 
 
-def took_part(sampler: CyclicPoissonSampling, records: int, steps: int, seed: int = 0) -> np.ndarray:
+def took_part(
+    sampler: CyclicPoissonSampling, records: int, steps: int, seed: int = 0
+) -> np.ndarray:
     drawn = sampler.batches(KeyStream.from_seed(seed, "test"), records)
     found = np.zeros((steps, records), dtype=bool)
     for step in range(steps):
@@ -34,7 +38,8 @@ def test_a_record_takes_part_in_its_own_turns_alone() -> None:
 def test_turns_are_independent_coins_of_the_accounted_rate() -> None:
     sampler = CyclicPoissonSampling(0.2, 3)
     found = took_part(sampler, 9000, 30)
-    turns = found.reshape(10, 3, 9000).any(1)  # of each record, whether it came in each of its ten turns
+    # of each record, whether it came in each of its ten turns
+    turns = found.reshape(10, 3, 9000).any(1)
     assert abs(turns.mean() - 0.6) < 5 * np.sqrt(0.24 / turns.size)
     again = (turns[1:] & turns[:-1]).mean()
     assert abs(again - 0.36) < 6 * np.sqrt(0.36 / turns.size) * 2
@@ -45,7 +50,9 @@ def test_a_run_goes_on_in_the_same_parts() -> None:
     drawn = sampler.batches(KeyStream.from_seed(1, "a"), 60, position)
     first = [next(drawn) for _ in range(3)]
     assert position.order is not None
-    later = sampler.batches(KeyStream.from_seed(2, "b"), 60, Position(position.order.copy(), position.drawn))
+    later = sampler.batches(
+        KeyStream.from_seed(2, "b"), 60, Position(position.order.copy(), position.drawn)
+    )
     for turn in range(3):
         members = set(np.flatnonzero(position.order == turn))
         assert set(first[turn]) <= members
@@ -73,7 +80,9 @@ def test_one_band_is_dp_sgd() -> None:
 
 
 def test_more_bands_than_parts_are_not_amplified() -> None:
-    """A strategy that reaches further than the parts is charged without amplification, whatever its sampler."""
+    """A strategy that reaches further than the parts is charged without amplification, whatever
+    its sampler.
+    """
     from dpoptim.mechanisms import CorrelatedNoise, RunShape
 
     run = RunShape(CyclicPoissonSampling(0.05, 4), 1000, 50, 12, "add-or-remove-one")
@@ -92,7 +101,9 @@ def test_bands_are_chosen_for_the_budget_and_beat_dp_sgd(epsilon: float) -> None
     assert (bands >= 8) if epsilon == 8 else (1 <= bands <= 16)
     assert plan.guarantee.epsilon <= epsilon
     sgd = dpoptim.DPSGD(1.0).plan(n=6000, batch_size=100, epochs=4, epsilon=epsilon, delta=1e-5)
-    error = np.sqrt(np.mean(BandedToeplitz(bands).prefix_std(plan.steps) ** 2)) * plan.noise_multiplier
+    error = (
+        np.sqrt(np.mean(BandedToeplitz(bands).prefix_std(plan.steps) ** 2)) * plan.noise_multiplier
+    )
     plain = np.sqrt((plan.steps + 1) / 2) * sgd.noise_multiplier
     assert error <= plain * 1.001
     if epsilon == 8:

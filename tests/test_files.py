@@ -27,7 +27,9 @@ def test_writes_exactly_the_content(tmp_path: Path, content: bytes | str, bytes_
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, PermissionError)])
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, PermissionError)]
+)
 def test_a_failure_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, kind: type[OSError]
 ) -> None:
@@ -65,7 +67,9 @@ def test_a_missing_folder_and_a_folder_in_the_way_are_explained(tmp_path: Path) 
         write_atomically(tmp_path / "runs", "x")
 
 
-def test_an_error_without_a_number_is_still_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_a_number_is_still_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object) -> None:
         raise OSError("the disk is on fire")
 
@@ -124,7 +128,9 @@ def test_what_a_killed_process_leaves_is_closed_to_others_and_removed_later(
         target.touch(mode=0o600)
     # A process that imports nothing else: the module alone.
     source = Path(files.__file__).parent
-    script = KILLED.replace("from dpoptim import files", f"sys.path.insert(0, {str(source)!r}); import files")
+    script = KILLED.replace(
+        "from dpoptim import files", f"sys.path.insert(0, {str(source)!r}); import files"
+    )
     for call in ("fsync", "replace"):
         died = subprocess.run([sys.executable, "-c", script, str(target), call, kind], check=False)
         assert died.returncode == -signal.SIGKILL
@@ -137,7 +143,9 @@ def test_what_a_killed_process_leaves_is_closed_to_others_and_removed_later(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX locks")
-def test_another_process_unfinished_work_is_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_unfinished_work_is_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with files.written_beside(tmp_path / "one", b"x", private=True) as temporary:
         monkeypatch.setattr(files, "_swept", set())
         write_atomically(tmp_path / "two", b"y")

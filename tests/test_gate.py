@@ -15,7 +15,13 @@ from dpoptim.gate import FilteredGate, Gate, GaussianSum, SelectionGate
 from dpoptim.noise.stream import KeyStream
 
 
-def make(ledger: Ledger | None, *, noise_multiplier: float = 2.0, releases: int = 3, norm_bound: float = 1.5) -> Gate:
+def make(
+    ledger: Ledger | None,
+    *,
+    noise_multiplier: float = 2.0,
+    releases: int = 3,
+    norm_bound: float = 1.5,
+) -> Gate:
     return Gate(
         event=dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), releases),
         neighboring="add-or-remove-one",
@@ -29,7 +35,9 @@ def make(ledger: Ledger | None, *, noise_multiplier: float = 2.0, releases: int 
 
 def test_noise_has_the_planned_standard_deviation_in_every_tensor() -> None:
     with Ledger() as ledger:
-        first, second = make(ledger).release_sum([torch.zeros(300, 500).double(), torch.zeros(150_000).double()])
+        first, second = make(ledger).release_sum(
+            [torch.zeros(300, 500).double(), torch.zeros(150_000).double()]
+        )
     for released in (first, second):
         deviation = (released / 3.0).square().sum() - released.numel()
         assert abs(float(deviation)) < 5 * math.sqrt(2 * released.numel())
@@ -55,8 +63,12 @@ def test_the_charge_comes_before_the_noise(monkeypatch: pytest.MonkeyPatch) -> N
     order = []
     with Ledger() as ledger:
         reserve, add_normal = ledger.reserve, gate_module.add_normal
-        monkeypatch.setattr(ledger, "reserve", lambda *a, **k: (order.append("charge"), reserve(*a, **k))[1])
-        monkeypatch.setattr(gate_module, "add_normal", lambda *a: (order.append("noise"), add_normal(*a))[1])
+        monkeypatch.setattr(
+            ledger, "reserve", lambda *a, **k: (order.append("charge"), reserve(*a, **k))[1]
+        )
+        monkeypatch.setattr(
+            gate_module, "add_normal", lambda *a: (order.append("noise"), add_normal(*a))[1]
+        )
         gate = make(ledger)
         assert order == []
         gate.release_sum([torch.zeros(3).double()])
@@ -150,7 +162,9 @@ def test_a_ledger_that_vanished_is_not_said_to_hold_the_charge(tmp_path: Path) -
     gate = make(Ledger(path), releases=40)
     gate.release_sum([torch.zeros(3).double()])
     path.unlink()
-    with pytest.warns(RuntimeWarning, match="does not show this run's charge any more.*put the ledger back"):
+    with pytest.warns(
+        RuntimeWarning, match="does not show this run's charge any more.*put the ledger back"
+    ):
         gate.finish()
     gate.release_sum([torch.zeros(3).double()])  # announced already
     with pytest.raises(dpoptim.LedgerError):
@@ -165,7 +179,9 @@ def test_the_last_planned_release_completes_the_run() -> None:
             assert ledger.entries()[0].state == state
 
 
-def test_the_ledger_never_knows_of_fewer_releases_than_were_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_never_knows_of_fewer_releases_than_were_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Ledger() as ledger:
         gate, began = make(ledger, releases=101), 0
 
@@ -182,7 +198,12 @@ def test_the_ledger_never_knows_of_fewer_releases_than_were_begun(monkeypatch: p
 @pytest.mark.parametrize("kind", ["planned", "filtered", "selection"])
 def test_a_forked_process_releases_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger() as ledger:
-        common = {"neighboring": "add-or-remove-one", "ledger": ledger, "noise": KeyStream(), "label": "test"}
+        common = {
+            "neighboring": "add-or-remove-one",
+            "ledger": ledger,
+            "noise": KeyStream(),
+            "label": "test",
+        }
         gate = make(ledger)
         filtered, selection = FilteredGate(mu=1.0, **common), SelectionGate(epsilon=1.0, **common)
         monkeypatch.setattr(gate_module.os, "getpid", lambda: -1)

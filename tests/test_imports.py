@@ -9,9 +9,16 @@ HEAVY = ("torch", "numpy", "scipy", "sklearn", "dp_accounting", "matplotlib")
 
 
 @pytest.mark.parametrize(
-    "code", ["import dpoptim", "import dpoptim.cli", "import dpoptim.registry; dpoptim.registry.method_names()"]
+    "code",
+    [
+        "import dpoptim",
+        "import dpoptim.cli",
+        "import dpoptim.registry; dpoptim.registry.method_names()",
+    ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:
     check = f"{code}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == "[]"

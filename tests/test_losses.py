@@ -21,13 +21,18 @@ def test_it_is_the_mean_of_the_records_means() -> None:
 def test_a_record_counts_the_same_in_any_company(seed: int, tokens: int) -> None:
     """Falsify the guarantee: the others' masks and losses must not move a record's gradient."""
     generator = torch.Generator().manual_seed(seed)
-    own, mask = torch.randn(1, tokens, generator=generator), torch.rand(1, tokens, generator=generator) > 0.4
+    own, mask = (
+        torch.randn(1, tokens, generator=generator),
+        torch.rand(1, tokens, generator=generator) > 0.4,
+    )
     gradients = []
     for _ in range(2):
         others = torch.randn(3, tokens, generator=generator) * 1e6
         losses = torch.cat([own, others]).requires_grad_()
         all_masks = torch.cat([mask, torch.rand(3, tokens, generator=generator) > 0.5])
-        gradients.append(torch.autograd.grad(per_sample_mean(losses, all_masks).sum(), losses)[0][0])
+        gradients.append(
+            torch.autograd.grad(per_sample_mean(losses, all_masks).sum(), losses)[0][0]
+        )
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
@@ -40,7 +45,10 @@ def test_what_is_masked_may_be_anything() -> None:
 
 
 def test_records_without_tokens_and_empty_batches_have_loss_zero() -> None:
-    assert per_sample_mean(torch.ones(2, 3), torch.tensor([[0, 0, 0], [1, 1, 1]])).tolist() == [0.0, 1.0]
+    assert per_sample_mean(torch.ones(2, 3), torch.tensor([[0, 0, 0], [1, 1, 1]])).tolist() == [
+        0.0,
+        1.0,
+    ]
     assert per_sample_mean(torch.ones(0, 3)).tolist() == []
 
 

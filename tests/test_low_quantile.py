@@ -1,4 +1,6 @@
-"""The low quantile of per-record constants: right, priced, and drawn with the probabilities of its mechanism."""
+"""The low quantile of per-record constants: right, priced, and drawn with the probabilities of its
+mechanism.
+"""
 
 import math
 from typing import Any
@@ -20,7 +22,10 @@ from dpoptim.noise.stream import KeyStream
 def test_it_is_near_the_quantile() -> None:
     values = np.exp(np.random.default_rng(0).normal(size=2000))
     for quantile in (0.05, 0.5):
-        found = [private_low_quantile(values, quantile, epsilon=0.5, low=1e-3, high=1e3, noise_seed=s)[0] for s in range(40)]
+        found = [
+            private_low_quantile(values, quantile, epsilon=0.5, low=1e-3, high=1e3, noise_seed=s)[0]
+            for s in range(40)
+        ]
         shares = [(values < one).mean() for one in found]
         assert abs(np.mean(shares) - quantile) < 0.04
     _, guarantee = private_low_quantile(values, 0.1, epsilon=0.5, low=1e-3, high=1e3, noise_seed=0)
@@ -29,7 +34,9 @@ def test_it_is_near_the_quantile() -> None:
 
 
 def test_neighbours_odds_stay_within_epsilon() -> None:
-    """The mechanism's own probabilities, from its scores: the frequencies of a million draws would only blur them."""
+    """The mechanism's own probabilities, from its scores: the frequencies of a million draws would
+    only blur them.
+    """
     values = torch.tensor([0.5] * 15 + [1.0] * 15 + [8.0] * 30)
     epsilon, seen = 1.0, []
 
@@ -59,7 +66,9 @@ def test_the_draw_has_the_mechanisms_odds() -> None:
     noise, counts = KeyStream.from_seed(0, "x"), np.zeros(3)
     for _ in range(1000):
         with dpoptim.Ledger(neighboring="zero-out") as ledger:
-            gate = SelectionGate(epsilon=2.0, neighboring="zero-out", ledger=ledger, noise=noise, label="x")
+            gate = SelectionGate(
+                epsilon=2.0, neighboring="zero-out", ledger=ledger, noise=noise, label="x"
+            )
             counts[gate.select([0.0, -1.0, 1.0])] += 1
     expected = 1000 * np.exp([0.0, -1.0, 1.0]) / np.exp([0.0, -1.0, 1.0]).sum()
     assert (np.abs(counts - expected) < 6 * np.sqrt(expected)).all()
@@ -97,7 +106,9 @@ def test_bad_settings_are_refused_by_name(wrong: dict[str, Any], said: str) -> N
     weight=st.floats(0, 30),
     seed=st.integers(0, 1000),
 )
-def test_no_gradient_is_longer_than_its_constant(loss: Any, size: float, weight: float, seed: int) -> None:
+def test_no_gradient_is_longer_than_its_constant(
+    loss: Any, size: float, weight: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     outputs = {"softmax": 3, "logistic": 1}.get(loss, 2)
     model = LinearModel(loss, features=4, outputs=outputs, huber_delta=0.7)
@@ -110,7 +121,9 @@ def test_no_gradient_is_longer_than_its_constant(loss: Any, size: float, weight:
         y = torch.randn(6, outputs, generator=generator, dtype=torch.float64)
         y *= (2.0 / y.norm(dim=1, keepdim=True)).clamp(max=1)
     constants = lipschitz_constants(model, x, radius=weight, target_bound=2.0)
-    norms = model.residuals(model.scores(w, x), y).norm(dim=1) * torch.hypot(x.norm(dim=1), torch.ones(6).double())
+    norms = model.residuals(model.scores(w, x), y).norm(dim=1) * torch.hypot(
+        x.norm(dim=1), torch.ones(6).double()
+    )
     assert bool((norms <= constants * (1 + 1e-9)).all())
 
 

@@ -20,7 +20,9 @@ def test_keywords_lead_on() -> None:
     with pytest.raises(TypeError, match="clip_norm"):
         dpoptim.DPSGD(max_grad_norm=1.0)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="epsilon="):
-        dpoptim.DPSGD(clip_norm=1.0).plan(n=10, batch_size=2, steps=1, target_epsilon=1.0, delta=1e-3)  # type: ignore[call-arg]
+        dpoptim.DPSGD(clip_norm=1.0).plan(
+            n=10, batch_size=2, steps=1, target_epsilon=1.0, delta=1e-3
+        )  # type: ignore[call-arg]
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=10, batch_size=2, steps=1, epsilon=1.0, delta=1e-3)
     model = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="train_set"):
@@ -34,5 +36,11 @@ def test_other_unknown_keywords_are_refused_as_ever() -> None:
 
 def test_the_page_for_opacus_users_names_them() -> None:
     page = (Path(__file__).parents[1] / "docs" / "opacus.md").read_text()
-    for word in ("PrivacyEngine", "make_private_with_epsilon", "BatchMemoryManager", "max_grad_norm", "GradSampleModule"):
+    for word in (
+        "PrivacyEngine",
+        "make_private_with_epsilon",
+        "BatchMemoryManager",
+        "max_grad_norm",
+        "GradSampleModule",
+    ):
         assert word in page

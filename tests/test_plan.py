@@ -13,7 +13,13 @@ import dpoptim
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.documents import with_digest
 
-GOOD: dict[str, Any] = {"n": 60_000, "batch_size": 512, "steps": 1000, "epsilon": 2.0, "delta": 1e-5}
+GOOD: dict[str, Any] = {
+    "n": 60_000,
+    "batch_size": 512,
+    "steps": 1000,
+    "epsilon": 2.0,
+    "delta": 1e-5,
+}
 
 
 def make(clip_norm: Any = 1.0, clipping: str = "flat", **changes: Any) -> dpoptim.Plan:
@@ -39,14 +45,30 @@ def test_the_event_is_what_the_sampler_does() -> None:
 
 
 def test_epochs_become_whole_steps_rounded_up() -> None:
-    assert make(n=1000, batch_size=300, steps=..., epochs=1, epsilon=..., noise_multiplier=1.0).steps == 4
-    assert make(n=1000, batch_size=100, steps=..., epochs=2.5, epsilon=..., noise_multiplier=1.0).steps == 25
-    assert make(n=9300, batch_size=100, steps=..., epochs=1, epsilon=..., noise_multiplier=1.0).steps == 93
-    assert make(n=10, batch_size=10, steps=..., epochs=0.01, epsilon=..., noise_multiplier=1.0).steps == 1
+    assert (
+        make(n=1000, batch_size=300, steps=..., epochs=1, epsilon=..., noise_multiplier=1.0).steps
+        == 4
+    )
+    assert (
+        make(n=1000, batch_size=100, steps=..., epochs=2.5, epsilon=..., noise_multiplier=1.0).steps
+        == 25
+    )
+    assert (
+        make(n=9300, batch_size=100, steps=..., epochs=1, epsilon=..., noise_multiplier=1.0).steps
+        == 93
+    )
+    assert (
+        make(n=10, batch_size=10, steps=..., epochs=0.01, epsilon=..., noise_multiplier=1.0).steps
+        == 1
+    )
 
 
 def test_json_round_trip_is_exact() -> None:
-    for plan in (make(), make(clipping="automatic", neighboring="zero-out"), make(epsilon=..., noise_multiplier=0)):
+    for plan in (
+        make(),
+        make(clipping="automatic", neighboring="zero-out"),
+        make(epsilon=..., noise_multiplier=0),
+    ):
         text = plan.to_json()
         json.loads(text, parse_constant=pytest.fail)  # strict: no NaN, no Infinity
         assert dpoptim.Plan.from_json(text) == plan
@@ -101,7 +123,9 @@ def test_wrong_entries_are_refused_in_one_line(change: dict[str, Any]) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": "dpoptim.plan/2", "n": NaN}', '{"n": 1, "n": 2}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"format": "dpoptim.plan/2", "n": NaN}', '{"n": 1, "n": 2}', "\x00"]
+)
 def test_what_is_no_strict_json(text: str) -> None:
     with pytest.raises(ValueError, match="not JSON"):
         dpoptim.Plan.from_json(text)
@@ -206,7 +230,12 @@ def test_unknown_entries_are_refused() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    plan = make(n=np.int64(60_000), batch_size=np.int32(512), clip_norm=np.float32(1.0), epsilon=np.float64(2.0))
+    plan = make(
+        n=np.int64(60_000),
+        batch_size=np.int32(512),
+        clip_norm=np.float32(1.0),
+        epsilon=np.float64(2.0),
+    )
     assert plan == make()
     assert dpoptim.Plan.from_json(plan.to_json()) == plan
 

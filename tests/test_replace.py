@@ -36,7 +36,8 @@ def test_places_parameters_and_modes_are_kept() -> None:
     assert model[1].weight is weight
     assert model[1].bias is bias
     assert (model[1].num_groups, model[1].eps) == (6, 1e-3)
-    assert (model[3][1].num_groups, model[3][1].weight) == (1, None)  # seven channels cannot be divided
+    # seven channels cannot be divided
+    assert (model[3][1].num_groups, model[3][1].weight) == (1, None)
     assert model[6].num_groups == 4
     assert not model[1].training
     assert str(done).splitlines()[1] == "1: now GroupNorm(6 groups of 2 channels)"
@@ -78,7 +79,8 @@ class NormThenAct(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize(
-    ("layer", "named"), [(NormThenAct(4), "replace it by hand"), (nn.LazyBatchNorm1d(), "run the model once")]
+    ("layer", "named"),
+    [(NormThenAct(4), "replace it by hand"), (nn.LazyBatchNorm1d(), "run the model once")],
 )
 def test_other_kinds_are_refused_and_nothing_changes(layer: nn.Module, named: str) -> None:
     model = nn.Sequential(nn.BatchNorm2d(4), layer)

@@ -1,4 +1,6 @@
-"""What is sampled is what is accounted: independent coins, private sizes, pieces that add up to the batch."""
+"""What is sampled is what is accounted: independent coins, private sizes, pieces that add up to
+the batch.
+"""
 
 import itertools
 import math
@@ -64,7 +66,9 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
     n, q, steps = 200, 0.2, 30
     sampler = PoissonSampling(q)
     queue = BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps)
-    pieces = MicrobatchSampler(queue, number_of_groups(n * q, size) if dealt else 1, KeyStream(), size)
+    pieces = MicrobatchSampler(
+        queue, number_of_groups(n * q, size) if dealt else 1, KeyStream(), size
+    )
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
     for (rows,), piece in load_microbatches(data, pieces, LoaderOptions()):
@@ -73,18 +77,24 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
         if piece.last:
             batches.append([])
     coins = KeyStream.from_seed(3, "coins")
-    assert [sorted(batch) for batch in batches[:-1]] == [sampler.draw(coins, n).tolist() for _ in range(steps)]
+    assert [sorted(batch) for batch in batches[:-1]] == [
+        sampler.draw(coins, n).tolist() for _ in range(steps)
+    ]
 
 
 def test_empty_batches_become_null_pieces() -> None:
-    pieces = MicrobatchSampler(BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, KeyStream(), None)
+    pieces = MicrobatchSampler(
+        BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, KeyStream(), None
+    )
     delivered = list(load_microbatches(TensorDataset(torch.arange(5)), pieces, LoaderOptions()))
     assert len(delivered) == 10
     assert all(piece.null and piece.last and piece.records == 1 for _, piece in delivered)
 
 
 def test_a_records_group_does_not_depend_on_the_others() -> None:
-    """With coupled coins, removing one record leaves every other one in its group, in its order."""
+    """With coupled coins, removing one record leaves every other one in its group, in its
+    order.
+    """
     indices = np.arange(500)
     words = np.random.default_rng(0).integers(0, 2**63, 500).astype(np.uint64)
 
@@ -129,8 +139,12 @@ def test_a_drawn_batch_is_delivered_until_it_is_released() -> None:
 
 
 @pytest.mark.parametrize("order", ["reshuffled", "shuffled", "given"])
-@pytest.mark.parametrize(("n", "batch_size", "passes"), [(10, 3, 4), (12, 4, 3), (5, 5, 2), (7, 1, 1)])
-def test_fixed_batches_partition_every_pass(order: Any, n: int, batch_size: int, passes: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "batch_size", "passes"), [(10, 3, 4), (12, 4, 3), (5, 5, 2), (7, 1, 1)]
+)
+def test_fixed_batches_partition_every_pass(
+    order: Any, n: int, batch_size: int, passes: int
+) -> None:
     sampler = FixedBatches(n, batch_size, order)
     a_pass = -(-n // batch_size)
     assert sampler.steps(passes) == passes * a_pass
@@ -150,7 +164,10 @@ def test_orders_of_fixed_batches() -> None:
     n = 200
 
     def batches(order: Any) -> list[list[int]]:
-        return [batch.tolist() for batch in itertools.islice(FixedBatches(n, 20, order).batches(KeyStream(), n), 20)]
+        return [
+            batch.tolist()
+            for batch in itertools.islice(FixedBatches(n, 20, order).batches(KeyStream(), n), 20)
+        ]
 
     given, shuffled, reshuffled = batches("given"), batches("shuffled"), batches("reshuffled")
     assert given == 2 * [list(range(i, i + 20)) for i in range(0, n, 20)]
@@ -159,7 +176,9 @@ def test_orders_of_fixed_batches() -> None:
 
 
 def test_the_order_is_a_fair_shuffle() -> None:
-    """Which of 4 batches record 0 is in: chi-square with 3 degrees of freedom, false alarm below 1e-6."""
+    """Which of 4 batches record 0 is in: chi-square with 3 degrees of freedom, false alarm below
+    1e-6.
+    """
     coins, counts = KeyStream.from_seed(1, "order"), np.zeros(4)
     for _ in range(2000):
         counts[next(i for i, b in enumerate(FixedBatches(8, 2).batches(coins, 8)) if 0 in b)] += 1

@@ -1,4 +1,6 @@
-"""PyTorch's private names stand in one file, and what they must do is tested before a record is touched."""
+"""PyTorch's private names stand in one file, and what they must do is tested before a record is
+touched.
+"""
 
 import re
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from dpoptim.torch_internals import FEATURES, require
 
 SOURCE = Path(dpoptim.__file__).parent
 PRIVATE = re.compile(
-    r"torch\._[a-zA-Z]|torch\.ops\.|torch\.(?:utils|nn|optim|autograd)[\w.]* import _|torch\.utils\._|\._version\b"
+    r"torch\._[a-zA-Z]|torch\.ops\.|torch\.(?:utils|nn|optim|autograd)[\w.]* import "
+    r"_|torch\.utils\._|\._version\b"
     r"|queue_callback"
     r"|\._(?:backward|forward|forward_pre|backward_pre|post_accumulate_grad|optimizer_step_pre|optimizer_step_post)_hooks\b"
 )
@@ -28,7 +31,8 @@ def test_private_names_stand_in_one_file() -> None:
         if path.name != "torch_internals.py" and PRIVATE.search(path.read_text())
     }
     assert found == {}
-    assert PRIVATE.search((SOURCE / "torch_internals.py").read_text())  # else the search proves nothing
+    # else the search proves nothing
+    assert PRIVATE.search((SOURCE / "torch_internals.py").read_text())
 
 
 def test_this_pytorch_does_what_it_must() -> None:
@@ -71,7 +75,9 @@ def test_what_is_lost_is_said_before_training(name: str, monkeypatch: pytest.Mon
     plan = dpoptim.DPSGD(1.0).plan(n=4, batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-5)
     try:
         with pytest.raises(dpoptim.PrivacyError, match=f"changed inside.*{lost}"):
-            dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), Records(torch.zeros(4, 2)))
+            dpoptim.attach(
+                plan, model, torch.optim.SGD(model.parameters(), lr=0.1), Records(torch.zeros(4, 2))
+            )
     finally:
         monkeypatch.undo()
         require.cache_clear()

@@ -1,6 +1,7 @@
 """dpoptim: train PyTorch models with differential privacy.
 
-Names are imported when they are first used (PEP 562), so that the command line starts at once; ``__init__.pyi`` lists them.
+Names are imported when they are first used (PEP 562), so that the command line starts at once;
+``__init__.pyi`` lists them.
 """
 
 import ast

@@ -1,4 +1,5 @@
-# The public names and where they live: type checkers read this file, and __init__.py loads a name when it is first used.
+# The public names and where they live: type checkers read this file, and __init__.py loads a name
+# when it is first used.
 from dpoptim import losses as losses
 from dpoptim.accounting.guarantee import Guarantee as Guarantee
 from dpoptim.accounting.ledger import BudgetExceeded as BudgetExceeded

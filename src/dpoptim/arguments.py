@@ -1,4 +1,6 @@
-"""Arguments that users give: checked, or refused with the name of the argument. All of the package checks them here."""
+"""Arguments that users give: checked, or refused with the name of the argument. All of the package
+checks them here.
+"""
 
 import math
 from collections.abc import Iterable

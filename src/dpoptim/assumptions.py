@@ -6,19 +6,29 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Assumption:
-    """One thing that a guarantee rests on, and how well: enforced in code, taken on somebody's word, or unproven."""
+    """One thing that a guarantee rests on, and how well: enforced in code, taken on somebody's
+    word, or unproven.
+    """
 
     kind: Literal["enforced", "trusted", "unproven"]
     text: str
 
 
-NOISE = Assumption("enforced", "the noise comes from a cryptographic stream, right to 8 standard deviations")
+NOISE = Assumption(
+    "enforced", "the noise comes from a cryptographic stream, right to 8 standard deviations"
+)
 
 
-ONE_RECORD_A_PERSON = Assumption("trusted", "one record is the unit of privacy: no person contributed more than one")
-OWNERS_ARE_NAMED = Assumption("trusted", "persons names the owner of every row, and nobody goes by two names")
+ONE_RECORD_A_PERSON = Assumption(
+    "trusted", "one record is the unit of privacy: no person contributed more than one"
+)
+OWNERS_ARE_NAMED = Assumption(
+    "trusted", "persons names the owner of every row, and nobody goes by two names"
+)
 
 
 def bounded(norm: float) -> Assumption:
     """State the bound on what each record adds to a sum."""
-    return Assumption("enforced", f"each record adds at most {norm:g} to the sum, rounding included")
+    return Assumption(
+        "enforced", f"each record adds at most {norm:g} to the sum, rounding included"
+    )

@@ -1,4 +1,6 @@
-"""The command line: ``dpoptim train``, ``account``, ``calibrate``, ``audit``, ``reproduce``. All that it shows is public."""
+"""The command line: ``dpoptim train``, ``account``, ``calibrate``, ``audit``, ``reproduce``. All
+that it shows is public.
+"""
 
 import json
 import sys
@@ -30,11 +32,19 @@ app = typer.Typer(
 )
 
 
-RecordsOption = Annotated[int, typer.Option("--n", help="Number of records; a public number.", min=1)]
-BatchOption = Annotated[int, typer.Option("--batch-size", help="Expected size of a Poisson batch.", min=1)]
+RecordsOption = Annotated[
+    int, typer.Option("--n", help="Number of records; a public number.", min=1)
+]
+BatchOption = Annotated[
+    int, typer.Option("--batch-size", help="Expected size of a Poisson batch.", min=1)
+]
 EpochsOption = Annotated[float | None, typer.Option(help="Passes over the data; or give --steps.")]
-StepsOption = Annotated[int | None, typer.Option(help="Number of noisy steps; or give --epochs.", min=1)]
-RelationOption = Annotated[Relation, typer.Option("--neighboring", help="Neighbouring relation of the guarantee.")]
+StepsOption = Annotated[
+    int | None, typer.Option(help="Number of noisy steps; or give --epochs.", min=1)
+]
+RelationOption = Annotated[
+    Relation, typer.Option("--neighboring", help="Neighbouring relation of the guarantee.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -51,20 +61,25 @@ def main(
 def account(
     n: RecordsOption,
     batch_size: BatchOption,
-    noise_multiplier: Annotated[float, typer.Option(help="Noise std on the sum over the clip norm, > 0.")],
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise std on the sum over the clip norm, > 0.")
+    ],
     epochs: EpochsOption = None,
     steps: StepsOption = None,
     delta: Annotated[
         list[float] | None,
         typer.Option(help="State epsilon at this delta; repeat for several. Default 1e-5."),
     ] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="State delta at this epsilon; repeat for several.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="State delta at this epsilon; repeat for several.")
+    ] = None,
     neighboring: RelationOption = Relation.add_or_remove_one,
     as_json: JsonOption = False,
 ) -> None:
     """What does a run of DP-SGD cost? Epsilon for any delta, delta for any epsilon.
 
-    Example: [bold]dpoptim account --n 60000 --batch-size 500 --noise-multiplier 1.1 --steps 6000[/]
+    Example: [bold]dpoptim account --n 60000 --batch-size 500 --noise-multiplier 1.1 --steps
+    6000[/]
     """
     with clear_errors():
         from dpoptim.accounting.accountant import compute_delta, compute_epsilon
@@ -87,11 +102,17 @@ def account(
     if as_json:
         print(json.dumps([g.to_json() for g in guarantees], indent=2))
         return
-    table = Table(title=f"{plan.steps} steps, q = {batch_size / n:.6g}, noise multiplier {noise_multiplier:g}")
+    table = Table(
+        title=f"{plan.steps} steps, q = {batch_size / n:.6g}, noise multiplier {noise_multiplier:g}"
+    )
     for column in ("epsilon", "delta", "neighbours", "accountant"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left")
     for g in guarantees:
-        table.add_row(*(f"{float(rounded_up(x, 6)):g}" for x in (g.epsilon, g.delta)), neighboring.value, g.accountant)
+        table.add_row(
+            *(f"{float(rounded_up(x, 6)):g}" for x in (g.epsilon, g.delta)),
+            neighboring.value,
+            g.accountant,
+        )
     console.print(table)
 
 
@@ -108,7 +129,8 @@ def calibrate(
 ) -> None:
     """How much noise does a budget need? The smallest noise multiplier that keeps to it.
 
-    Example: [bold]dpoptim calibrate --n 60000 --batch-size 4096 --epochs 40 --epsilon 2 --delta 1e-5[/]
+    Example: [bold]dpoptim calibrate --n 60000 --batch-size 4096 --epochs 40 --epsilon 2 --delta
+    1e-5[/]
     """
     with clear_errors():
         from dpoptim.methods import DPSGD
@@ -123,29 +145,39 @@ def calibrate(
             neighboring=neighboring.value,
         )
     if as_json:
-        figures = {"noise_multiplier": plan.noise_multiplier, "steps": plan.steps, **plan.guarantee.to_json()}
+        figures = {
+            "noise_multiplier": plan.noise_multiplier,
+            "steps": plan.steps,
+            **plan.guarantee.to_json(),
+        }
         print(json.dumps(figures, indent=2))
         return
     console.print(f"noise multiplier  [bold]{plan.noise_multiplier:.6g}[/]", highlight=False)
-    console.print(f"steps             {plan.steps} (about {plan.epochs:.4g} epochs)", highlight=False)
+    console.print(
+        f"steps             {plan.steps} (about {plan.epochs:.4g} epochs)", highlight=False
+    )
     console.print(f"guarantee         {plan.guarantee}", highlight=False)
 
 
 def positive(name: str, value: float) -> float:
     if not value > 0:
-        raise ValueError(f"{name} must be above 0, got {value!r}: without noise there is no guarantee to compute.")
+        raise ValueError(
+            f"{name} must be above 0, got {value!r}: without noise there is no "
+            "guarantee to compute."
+        )
     return value
 
 
 @app.command()
 @with_options_of(TrainRequest)
 def train(request: TrainRequest) -> None:
-    """Train a classifier privately, and write model, plan, certificate and report into a run directory.
+    """Train a classifier privately, and write model, plan, certificate and report into a run
+    directory.
 
     Example: [bold]dpoptim train --data fashion-mnist --model softmax --epsilon 2 --delta 1e-5[/]
 
-    With a table of your own: [bold]dpoptim train --data patients.csv --target outcome --classes no,yes
-    --epsilon 1 --delta 1e-6 --ledger patients.sqlite --budget 3,1e-6[/]
+    With a table of your own: [bold]dpoptim train --data patients.csv --target outcome --classes
+    no,yes --epsilon 1 --delta 1e-6 --ledger patients.sqlite --budget 3,1e-6[/]
     """
     with clear_errors():
         from dpoptim.runs.command import run_training
@@ -160,7 +192,9 @@ def train(request: TrainRequest) -> None:
 
 @app.command()
 def methods(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documents instead.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the page of the documents instead.")
+    ] = False,
 ) -> None:
     """List the training methods, those of other packages included.
 
@@ -183,17 +217,26 @@ def methods(
 
 @app.command()
 def audit(
-    method: Annotated[str, typer.Argument(help="A method, such as dp-sgd or kl-spider, or all.")] = "all",
+    method: Annotated[
+        str, typer.Argument(help="A method, such as dp-sgd or kl-spider, or all.")
+    ] = "all",
     run: Annotated[
-        Path | None, typer.Option("--run", help="Audit a saved run instead: its certificate and its plan.")
+        Path | None,
+        typer.Option("--run", help="Audit a saved run instead: its certificate and its plan."),
     ] = None,
-    trials: Annotated[int, typer.Option(min=100, help="Of each attack; more show more of a claim.")] = 100_000,
+    trials: Annotated[
+        int, typer.Option(min=100, help="Of each attack; more show more of a claim.")
+    ] = 100_000,
     seed: Annotated[int, typer.Option(help="Of coins and noise, so that a finding repeats.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the table (JSON) and the picture.")] = Path("runs/audit"),
+    out: Annotated[Path, typer.Option(help="Folder for the table (JSON) and the picture.")] = Path(
+        "runs/audit"
+    ),
 ) -> None:
-    """Attack what the library promises through its own code, and compare what the attack certifies with the claim.
+    """Attack what the library promises through its own code, and compare what the attack certifies
+    with the claim.
 
-    An audit can refute a claim, never prove one. Ends with an error if a verdict is not as it should be.
+    An audit can refute a claim, never prove one. Ends with an error if a verdict is not as it
+    should be.
 
     Example: [bold]dpoptim audit dp-ftrl[/]
     """
@@ -206,16 +249,33 @@ def audit(
             findings = audit_run(run, trials=trials, seed=seed)
         else:
             names = chosen(method)
-            with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")) as bar:
+            with Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total}"),
+            ) as bar:
                 task = bar.add_task("audits", total=len(names))
-                findings = run_audits(names, trials=trials, seed=seed, on_done=lambda _: bar.advance(task))
+                findings = run_audits(
+                    names, trials=trials, seed=seed, on_done=lambda _: bar.advance(task)
+                )
         save(findings, out, {"trials": trials, "seed": seed})
         table = Table(title=f"Audits, each with confidence {CONFIDENCE:.7g}")
-        for heading in ("method", "claimed epsilon", "audited, at least", "limit of the trials", "trials", "verdict"):
+        for heading in (
+            "method",
+            "claimed epsilon",
+            "audited, at least",
+            "limit of the trials",
+            "trials",
+            "verdict",
+        ):
             table.add_column(heading)
         for one in findings:
             numbers = (f"{value:.3f}" for value in (one.claimed, one.lower_bound, one.limit))
-            verdict = verdict_text(one, trials) if one.as_expected else f"[red]{one.verdict}[/] (should be {one.expected})"
+            verdict = (
+                verdict_text(one, trials)
+                if one.as_expected
+                else f"[red]{one.verdict}[/] (should be {one.expected})"
+            )
             table.add_row(cell(one.method), *numbers, str(one.trials or "exact"), verdict)
         console.print(table)
         say(f"saved in {out}/: audit.json, audit.png")
@@ -225,11 +285,21 @@ def audit(
 
 @app.command()
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help=f"Which one: {', '.join(EXPERIMENTS)}.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for tables (CSV) and pictures.")] = Path("runs/reproduce"),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and seeds: minutes instead of tens.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of Fashion-MNIST; default Debian's.")] = None,
-    tweets: Annotated[Path | None, typer.Option(help="Folder of a TweetEval task, such as emotion.")] = None,
+    experiment: Annotated[
+        str, typer.Argument(help=f"Which one: {', '.join(EXPERIMENTS)}.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for tables (CSV) and pictures.")] = Path(
+        "runs/reproduce"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer settings and seeds: minutes instead of tens.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of Fashion-MNIST; default Debian's.")
+    ] = None,
+    tweets: Annotated[
+        Path | None, typer.Option(help="Folder of a TweetEval task, such as emotion.")
+    ] = None,
     e2e: Annotated[Path | None, typer.Option(help="Folder of the E2E challenge's data.")] = None,
 ) -> None:
     """Run an experiment of the papers on public or made-up data, and save its tables and pictures.
@@ -238,9 +308,13 @@ def reproduce(
     """
     with clear_errors():
         if experiment not in EXPERIMENTS:
-            raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}.")
+            raise ValueError(
+                f"experiment must be one of {', '.join(EXPERIMENTS)}; got {experiment!r}."
+            )
         out.mkdir(parents=True, exist_ok=True)
-        EXPERIMENTS[experiment](Request(out, quick, data or fashion_folder(), tweets, e2e, say=console.print))
+        EXPERIMENTS[experiment](
+            Request(out, quick, data or fashion_folder(), tweets, e2e, say=console.print)
+        )
     say(f"saved in {out}/")
 
 

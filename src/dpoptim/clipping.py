@@ -2,9 +2,11 @@
 
 Styles, all with the same bound C on what one record may add to the sum:
 
-* ``flat``: g min(1, C / |g|) (Abadi et al. 2016; Das et al. Alg. 1, Fang et al. Alg. 1, Zhang et al. Alg. 1);
+* ``flat``: g min(1, C / |g|) (Abadi et al. 2016; Das et al. Alg. 1, Fang et al. Alg. 1, Zhang et
+  al. Alg. 1);
 * ``automatic``: C g / (|g| + gamma), gamma = 0.01 (Bu et al. 2023);
-* ``per-layer``: the part of each of the L layers by itself, flat, to C / sqrt(L) (McMahan et al. 2018).
+* ``per-layer``: the part of each of the L layers by itself, flat, to C / sqrt(L) (McMahan et al.
+  2018).
 """
 
 import math
@@ -19,13 +21,16 @@ from dpoptim.arguments import one_of
 
 Style = Literal["flat", "automatic", "per-layer"]
 AUTOMATIC_GAMMA = 0.01
-SMALLEST_FACTOR = 1e-30  # below it a factor counts as zero: float32 could not hold it to full precision
-SMALLEST_NORM = 1e-6  # below it the scaled gradients come near float32's subnormal numbers, which round coarsely
-NORM_INFLATION = 2.0**-24  # relative error of a squared norm: a float64 sum of up to 2^29 non-negative terms
+# below it a factor counts as zero: float32 could not hold it to full precision
+SMALLEST_FACTOR = 1e-30
+# below it the scaled gradients come near float32's subnormal numbers, which round coarsely
+SMALLEST_NORM = 1e-6
+# relative error of a squared norm: a float64 sum of up to 2^29 non-negative terms
+NORM_INFLATION = 2.0**-24
 
 
-# Proportions (c_1, ..., c_k) of a record's factors for k sums, at least one of them; c_1 is 1. Public. One product serves
-# all records of a direction, so what many have is worth naming.
+# Proportions (c_1, ..., c_k) of a record's factors for k sums, at least one of them; c_1 is 1.
+# Public. One product serves all records of a direction, so what many have is worth naming.
 Directions = tuple[tuple[float, ...], ...]
 
 
@@ -48,11 +53,15 @@ class ClippingRule(Protocol):
         ...
 
     def of_one_layer(self, layers: int) -> "ClippingRule":
-        """Return the rule for each of ``layers`` layers, so that all together keep to this one's bounds."""
+        """Return the rule for each of ``layers`` layers, so that all together keep to this one's
+        bounds.
+        """
         ...
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """The factors of each record: float64, shape (B,), or (k, B) for k sums; zero where it does not count."""
+        """The factors of each record: float64, shape (B,), or (k, B) for k sums; zero where it
+        does not count.
+        """
         ...
 
 
@@ -61,8 +70,8 @@ class Clipping:
     """How each record's gradient is bounded.
 
     Args:
-        norm: C, the largest Euclidean norm that one record may add to the sum; at least 1e-6 (``inf``: no clipping,
-            no privacy).
+        norm: C, the largest Euclidean norm that one record may add to the sum; at least 1e-6
+            (``inf``: no clipping, no privacy).
         style: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
     """
 
@@ -72,12 +81,20 @@ class Clipping:
     def __post_init__(self) -> None:
         given: object = self.norm
         if isinstance(given, bool) or not isinstance(given, Real) or not float(given) > 0:
-            raise ValueError(f"clip_norm must be a number above 0, got {self.norm!r}; 1.0 is a common start.")
+            raise ValueError(
+                f"clip_norm must be a number above 0, got {self.norm!r}; 1.0 is a common start."
+            )
         if self.norm < SMALLEST_NORM:
-            raise ValueError(f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; scale the loss instead.")
+            raise ValueError(
+                f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; "
+                "scale the loss instead."
+            )
         one_of("clipping", self.style, get_args(Style))
         if self.style == "automatic" and math.isinf(self.norm):
-            raise ValueError("clipping='automatic' scales every gradient to clip_norm, so clip_norm must be finite.")
+            raise ValueError(
+                "clipping='automatic' scales every gradient to clip_norm, so "
+                "clip_norm must be finite."
+            )
 
     @property
     def per_layer(self) -> bool:
@@ -88,45 +105,58 @@ class Clipping:
         return ((1.0,),)
 
     def of_one_layer(self, layers: int) -> "Clipping":
-        """What ``"per-layer"`` does with each of ``layers`` layers: their squared bounds add up to C^2."""
+        """What ``"per-layer"`` does with each of ``layers`` layers: their squared bounds add up to
+        C^2.
+        """
         return Clipping(self.norm * share_of_layer(layers))
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """The factor of each record: float64, shape (B,), zero for records whose norm is not finite.
+        """The factor of each record: float64, shape (B,), zero for records whose norm is not
+        finite.
 
         Args:
             squared_norms: float64, shape (B,).
             margin: share of C left to the rounding of the sum (`products.margin`).
 
-        **Guarantee.** For every record, ``factor * norm <= C (1 - margin)``, also after the factor is rounded to
-        float32. The factor depends on that record's norm alone.
+        **Guarantee.** For every record, ``factor * norm <= C (1 - margin)``, also after the factor
+        is rounded to float32. The factor depends on that record's norm alone.
         """
         norm = (squared_norms * (1 + NORM_INFLATION)).sqrt()
         bound = self.norm * (1 - margin)
-        factor = bound / (norm + AUTOMATIC_GAMMA) if self.style == "automatic" else (bound / norm).clamp(max=1.0)
+        factor = (
+            bound / (norm + AUTOMATIC_GAMMA)
+            if self.style == "automatic"
+            else (bound / norm).clamp(max=1.0)
+        )
         if math.isfinite(self.norm):
             factor = factor * (1 - 2.0**-22)  # rounding the factor to float32 must not raise it
-        return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)  # also where the norm, hence the factor, is NaN
+        # also where the norm, hence the factor, is NaN
+        return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)
 
 
 def share_of_layer(layers: int) -> float:
-    """Return the share of a bound that each of ``layers`` layers gets: their squares add up to 1, rounding included."""
+    """Return the share of a bound that each of ``layers`` layers gets: their squares add up to 1,
+    rounding included.
+    """
     return (1 - 2.0**-40) / math.sqrt(layers)
 
 
-SPLIT_MARGIN = 1.415  # times the margin of one sum, at least the square root of 2: see `SplitClipping.factors`
+# times the margin of one sum, at least the square root of 2: see `SplitClipping.factors`
+SPLIT_MARGIN = 1.415
 
 
 @dataclass(frozen=True)
 class SplitClipping:
-    """What a record adds to two sums: its gradient clipped to C1, and what clipping to C1 takes off it when clipped to R.
+    """What a record adds to two sums: its gradient clipped to C1, and what clipping to C1 takes
+    off it when clipped to R.
 
     Args:
         norm: C1.
-        residual_clip: R, equal to C1 or at least a thousandth above it; ``inf`` leaves the gradient as it is, and bounds
-            nothing.
-        style: ``"flat"``; ``"automatic"``: the gradient is first scaled to R g / (|g| + gamma); or ``"per-layer"``: the part
-            of each of the L layers by itself, flat, to C1 / sqrt(L) and R / sqrt(L).
+        residual_clip: R, equal to C1 or at least a thousandth above it; ``inf`` leaves the
+            gradient as it is, and bounds nothing.
+        style: ``"flat"``; ``"automatic"``: the gradient is first scaled to R g / (|g| + gamma); or
+            ``"per-layer"``: the part of each of the L layers by itself, flat, to C1 / sqrt(L) and
+            R / sqrt(L).
     """
 
     norm: float
@@ -136,11 +166,15 @@ class SplitClipping:
     def __post_init__(self) -> None:
         _ = Clipping(self.norm), Clipping(self.residual_clip, self.style)
         if self.residual_clip < self.norm:
-            raise ValueError(f"residual_clip={self.residual_clip!r} must be at least clip_norm={self.norm!r}.")
-        rest = self.residual_clip - self.norm
-        if 0 < rest < max(self.norm / 1000, SMALLEST_NORM):  # the difference of two factors would be mostly rounding
             raise ValueError(
-                f"residual_clip={self.residual_clip!r} is too close to clip_norm={self.norm!r}; make them equal (nothing is "
+                f"residual_clip={self.residual_clip!r} must be at least clip_norm={self.norm!r}."
+            )
+        rest = self.residual_clip - self.norm
+        # the difference of two factors would be mostly rounding
+        if 0 < rest < max(self.norm / 1000, SMALLEST_NORM):
+            raise ValueError(
+                f"residual_clip={self.residual_clip!r} is too close to clip_norm={self.norm!r}; "
+                "make them equal (nothing is "
                 f"fed back), or residual_clip larger, such as {2 * self.norm:g}."
             )
 
@@ -155,19 +189,23 @@ class SplitClipping:
 
     @property
     def directions(self) -> Directions:
-        """Records that are not clipped have no residual; that of records clipped to R has a fixed proportion."""
+        """Records that are not clipped have no residual; that of records clipped to R has a fixed
+        proportion.
+        """
         rest = self.residual_clip - self.norm
         return ((1.0, 0.0), (1.0, rest / self.norm)) if 0 < rest < math.inf else ((1.0, 0.0),)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """The factors of each record for the two sums: float64, shape (2, B), zero where its norm is not finite.
+        """The factors of each record for the two sums: float64, shape (2, B), zero where its norm
+        is not finite.
 
-        **Guarantee.** For every record, the first factor times its norm is at most ``C1 (1 - s)``, the second at most
-        ``(R - C1) (1 - s)``, s = 1.415 margin, also after rounding to float32. They depend on that record's norm alone. So
-        by the theorem of `products` one record moves the two sums by p and q with ``|p| <= C1`` and ``|q| <= R - C1``,
-        rounding included. And ``<p, u> + <q, v> <= max(C1, R - C1) |u + v|`` for all vectors with ``<u, v> >= 0``: but for
-        rounding because the two parts are parallel; rounding adds at most ``margin (C1 |u| + (R - C1) |v|)``, which is
-        why s is that much larger.
+        **Guarantee.** For every record, the first factor times its norm is at most ``C1 (1 - s)``,
+        the second at most ``(R - C1) (1 - s)``, s = 1.415 margin, also after rounding to float32.
+        They depend on that record's norm alone. So by the theorem of `products` one record moves
+        the two sums by p and q with ``|p| <= C1`` and ``|q| <= R - C1``, rounding included. And
+        ``<p, u> + <q, v> <= max(C1, R - C1) |u + v|`` for all vectors with ``<u, v> >= 0``: but
+        for rounding because the two parts are parallel; rounding adds at most ``margin (C1 |u| +
+        (R - C1) |v|)``, which is why s is that much larger.
         """
         margin *= SPLIT_MARGIN
         whole = Clipping(self.residual_clip, self.style).factors(squared_norms, margin)

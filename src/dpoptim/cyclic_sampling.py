@@ -1,4 +1,5 @@
-"""Poisson sampling by turns: each record belongs to one of several parts, and the parts take turns.
+"""Poisson sampling by turns: each record belongs to one of several parts, and the parts take
+turns.
 
 A record can take part only in every ``parts``-th step, so banded strategies see it in separate
 queries, and its chance to be left out of each of them amplifies the noise (Choquette-Choo et al.
@@ -36,7 +37,8 @@ from dpoptim.sampling import Floats, Indices, Position, at_most, composed
 
 @dataclass(frozen=True)
 class CyclicPoissonSampling:
-    """Step t samples, with probability ``sample_rate * parts``, from the records of part t modulo ``parts``.
+    """Step t samples, with probability ``sample_rate * parts``, from the records of part t modulo
+    ``parts``.
 
     Args:
         sample_rate: q, the share of the data in an expected batch, > 0.
@@ -49,13 +51,16 @@ class CyclicPoissonSampling:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ValueError(
-                f"parts={self.parts!r} leaves too few records for a batch: batch_size / n * parts = {self.rate:.4g} must be "
+                f"parts={self.parts!r} leaves too few records for a batch: batch_size / n * "
+                f"parts = {self.rate:.4g} must be "
                 "above 0 and at most 1. Fix: fewer bands, or a smaller batch_size."
             )
 
     @property
     def rate(self) -> float:
-        """Chance of a record to be in a batch of its own part; a product that rounds above 1 is 1."""
+        """Chance of a record to be in a batch of its own part; a product that rounds above 1 is
+        1.
+        """
         rate = self.sample_rate * self.parts
         return 1.0 if 1 < rate < 1 + 1e-9 else rate
 
@@ -83,13 +88,17 @@ class CyclicPoissonSampling:
         return math.ceil(steps / self.parts)
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
-        """Poisson-sampled Gaussians, one for each turn of all parts, at the least noise of the turn."""
+        """Poisson-sampled Gaussians, one for each turn of all parts, at the least noise of the
+        turn.
+        """
         turns = self.participations(len(noise_multipliers))
         padded = np.full(turns * self.parts, np.inf)
         padded[: len(noise_multipliers)] = noise_multipliers
         return composed(padded.reshape(turns, self.parts).min(1), self.rate)
 
-    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
         """The records of one step after the other.
 
         **Guarantee.** Each record's part is a coin of its own (64 bits, modulo ``parts``), tossed
@@ -121,7 +130,8 @@ class CyclicPoissonSampling:
 
     def promise(self) -> str:
         return (
-            f"each record is in one of {self.parts} parts, by a coin of its own, and joins every {self.parts}th step by "
+            f"each record is in one of {self.parts} parts, by a coin of its own, and joins every "
+            f"{self.parts}th step by "
             f"another coin, q={self.rate:.6g}"
         )
 

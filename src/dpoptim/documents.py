@@ -1,7 +1,8 @@
 """Strict JSON documents that show whether they were changed: plans and certificates.
 
-A document's last entry, ``sha256``, covers all the others. It is not keyed: it shows damage and careless
-hands; what the numbers of a plan determine is computed again, and a certificate can be signed.
+A document's last entry, ``sha256``, covers all the others. It is not keyed: it shows damage and
+careless hands; what the numbers of a plan determine is computed again, and a certificate can be
+signed.
 """
 
 import hashlib
@@ -21,7 +22,9 @@ def with_digest(document: dict[str, Any]) -> dict[str, Any]:
 
 def digest(document: dict[str, Any]) -> str:
     """SHA-256 of a document, whatever its spaces and the order of its names."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    text = json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -47,9 +50,14 @@ def load(text: str, *, what: str, format: str, fix: str) -> dict[str, Any]:
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         raise ValueError(f"text is not JSON ({reason}); {fix}.") from None
     if not isinstance(data, dict) or data.get("format") != format:
-        raise ValueError(f"text is not a {what} in the format {format!r}; {fix}, or make a new {what}.")
+        raise ValueError(
+            f"text is not a {what} in the format {format!r}; {fix}, or make a new {what}."
+        )
     if data.get(DIGEST) != digest({name: value for name, value in data.items() if name != DIGEST}):
-        raise ValueError(f"text is a damaged {what}, or it was edited: its {DIGEST} is of another one; make a new {what}.")
+        raise ValueError(
+            f"text is a damaged {what}, or it was edited: its {DIGEST} is of "
+            f"another one; make a new {what}."
+        )
     return data
 
 

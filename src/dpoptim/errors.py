@@ -1,15 +1,17 @@
-"""The errors that are particular to private training, and the one rule for what any message may say.
+"""The errors that are particular to private training, and the one rule for what any message may
+say.
 
-Bad arguments raise ``ValueError`` or ``TypeError`` as everywhere in Python. The classes here are for a promise that
-cannot be kept.
+Bad arguments raise ``ValueError`` or ``TypeError`` as everywhere in Python. The classes here are
+for a promise that cannot be kept.
 
-**The rule.** A message names arguments, modules, parameters, types and public numbers: settings of the plan, and sizes
-that the neighbouring relation makes public. It never holds what was computed from records: no value, no label, no count
-of records, and no size of a tensor that holds records, since one of its axes is the realised batch; `axes_of` says what may
-be said of such a tensor. Another library's error about private tensors is quoted without its
-numbers (`quoted`), and not chained. Loading a file is
-the one exception: its messages go to the file's owner before anything is released, and may name a line or a column.
-(tests/privacy/test_messages.py reads every message of the package.)
+**The rule.** A message names arguments, modules, parameters, types and public numbers: settings of
+the plan, and sizes that the neighbouring relation makes public. It never holds what was computed
+from records: no value, no label, no count of records, and no size of a tensor that holds records,
+since one of its axes is the realised batch; `axes_of` says what may be said of such a tensor.
+Another library's error about private tensors is quoted without its numbers (`quoted`), and not
+chained. Loading a file is the one exception: its messages go to the file's owner before anything
+is released, and may name a line or a column. (tests/privacy/test_messages.py reads every message
+of the package.)
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class PrivacyError(RuntimeError):
     """Going on would break the promise of the plan; the message names the place and the fix.
 
     Attributes:
-        layer: the name of the module where it shows, if it is one; what keeps records apart there may be changed.
+        layer: the name of the module where it shows, if it is one; what keeps records apart there
+            may be changed.
     """
 
     def __init__(self, message: str, *, layer: str | None = None) -> None:
@@ -34,19 +37,27 @@ class PrivacyError(RuntimeError):
 
 
 class SamplesInteractError(PrivacyError):
-    """The gradient of one record depends on other records in the batch, so clipping it bounds nothing."""
+    """The gradient of one record depends on other records in the batch, so clipping it bounds
+    nothing.
+    """
 
 
 class RankError(PrivacyError):
-    """Another process of the run has failed, has left or does something else; the message names it by its rank."""
+    """Another process of the run has failed, has left or does something else; the message names it
+    by its rank.
+    """
 
 
 def axes_of(x: Tensor) -> str:
-    """All that a message may say of the shape of a tensor that holds records: how many axes it has."""
+    """All that a message may say of the shape of a tensor that holds records: how many axes it
+    has.
+    """
     return "1 axis" if x.dim() == 1 else f"{x.dim()} axes"
 
 
 def quoted(error: Exception) -> str:
-    """The first line of another library's error, with every number in it replaced: it may be the size of a batch."""
+    """The first line of another library's error, with every number in it replaced: it may be the
+    size of a batch.
+    """
     first = (str(error).splitlines() or [""])[0]
     return re.sub(r"\d+(\.\d+)?", "#", first).rstrip(".")

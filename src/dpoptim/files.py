@@ -1,4 +1,6 @@
-"""Files are there whole or not at all: a reader never finds half a report, and a failure loses nothing."""
+"""Files are there whole or not at all: a reader never finds half a report, and a failure loses
+nothing.
+"""
 
 import contextlib
 import errno
@@ -13,7 +15,9 @@ try:
     import fcntl
 
     LOCKS = True
-except ModuleNotFoundError:  # Windows; there a file that is open cannot be deleted, which serves as well
+except (
+    ModuleNotFoundError
+):  # Windows; there a file that is open cannot be deleted, which serves as well
     LOCKS = False
 
 _FIXES = {
@@ -43,11 +47,12 @@ def write_atomically(path: Path, content: bytes | str, *, secret: bool = False) 
     before. What killed processes left beside it is removed.
 
     Raises:
-        OSError: (PermissionError, FileNotFoundError, ... by its errno) naming the path and the fix.
-            What was at ``path`` before is untouched then, and nothing is left beside it.
+        OSError: (PermissionError, FileNotFoundError, ... by its errno) naming the path and the
+            fix. What was at ``path`` before is untouched then, and nothing is left beside it.
     """
     target = Path(os.path.realpath(path))
-    # A file name on Linux can hold what UTF-8 cannot; a finished run is not to be lost over a name.
+    # A file name on Linux can hold what UTF-8 cannot; a finished run is not to be lost over a
+    # name.
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         if target.is_dir():
@@ -62,7 +67,8 @@ def write_atomically(path: Path, content: bytes | str, *, secret: bool = False) 
 
 
 def create_whole(path: Path, data: bytes) -> bool:
-    """Make a new file with this content, on the disk when this returns; False if ``path`` is there.
+    """Make a new file with this content, on the disk when this returns; False if ``path`` is
+    there.
 
     Raises:
         OSError: as the system says it. Nothing is left then.
@@ -84,7 +90,8 @@ def written_beside(target: Path, data: bytes, *, private: bool) -> Iterator[Path
     """
     remove_litter(target.parent)
     while True:
-        # A short name of its own: beside a name as long as the system allows, a suffix has no room.
+        # A short name of its own: beside a name as long as the system allows, a suffix has no
+        # room.
         temporary = target.with_name(f".dpoptim-{secrets.token_hex(8)}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         # os.open, so that the umask decides about permissions; tempfile makes files only for us.
@@ -173,5 +180,6 @@ def _explained(error: OSError, path: Path) -> OSError:
     reason = error.strerror or str(error) or type(error).__name__
     fix = _FIXES.get(error.errno or 0, "check the disk, or choose another folder")
     message = f"cannot write {path}: {reason}. What was there before is unchanged. Fix: {fix}."
-    # With a number OSError makes its subclass (PermissionError, ...), so callers can tell the cases apart.
+    # With a number OSError makes its subclass (PermissionError, ...), so callers can tell the
+    # cases apart.
     return OSError(error.errno, message) if error.errno is not None else OSError(message)

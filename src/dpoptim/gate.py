@@ -1,7 +1,7 @@
 """The gate: the one place that adds privacy noise, and that charges for it.
 
-Left of it everything is private; what it releases may be logged, plotted and saved. It reserves the whole run in the
-ledger before the first noisy sum exists, so a crash can only count too much.
+Left of it everything is private; what it releases may be logged, plotted and saved. It reserves
+the whole run in the ledger before the first noisy sum exists, so a crash can only count too much.
 """
 
 import math
@@ -29,10 +29,12 @@ from dpoptim.noise.trials import even_choice, logarithmic_count
 
 @dataclass(frozen=True)
 class GaussianSum:
-    """The sums of a run, each with independent noise of std ``noise_multiplier * norm_bound`` in every entry.
+    """The sums of a run, each with independent noise of std ``noise_multiplier * norm_bound`` in
+    every entry.
 
-    ``norm_bound`` bounds a record's part of each sum; or, where one record may move many sums, the root of all its squared
-    shifts on every path, so that the run is one Gaussian of the noise multiplier.
+    ``norm_bound`` bounds a record's part of each sum; or, where one record may move many sums, the
+    root of all its squared shifts on every path, so that the run is one Gaussian of the noise
+    multiplier.
 
     ``scales``: of the noise in each step, over that; empty: 1 in all of them.
     """
@@ -43,7 +45,9 @@ class GaussianSum:
 
     @property
     def standard_deviation(self) -> float:
-        """Standard deviation of the noise in every entry of a step whose scale is 1; 0 without noise."""
+        """Standard deviation of the noise in every entry of a step whose scale is 1; 0 without
+        noise.
+        """
         return self.noise_multiplier * self.norm_bound if self.noise_multiplier > 0 else 0.0
 
     def deviation(self, step: int) -> float:
@@ -57,11 +61,12 @@ class GaussianSum:
 
 @dataclass(frozen=True)
 class CorrelatedSum:
-    """The sums of a run, as `GaussianSum`, but with noise that later steps take back: for whoever adds the sums up.
+    """The sums of a run, as `GaussianSum`, but with noise that later steps take back: for whoever
+    adds the sums up.
 
-    All steps together are **one** ``Gaussian(noise_multiplier)`` event, if one record takes part in at most
-    ``participations`` of them, any two at least ``separation`` steps apart (None: nothing is known); ``regular``: exactly in
-    every ``separation``-th step from some step on.
+    All steps together are **one** ``Gaussian(noise_multiplier)`` event, if one record takes part
+    in at most ``participations`` of them, any two at least ``separation`` steps apart (None:
+    nothing is known); ``regular``: exactly in every ``separation``-th step from some step on.
     """
 
     norm_bound: float
@@ -79,12 +84,18 @@ class CorrelatedSum:
 
     @cached_property
     def standard_deviation(self) -> float:
-        """Of the entries of z, from which the strategy makes the noise; see `noise.correlated.strategy`."""
-        sensitivity = self.strategy.sensitivity(self.steps, self.participations, self.separation, regular=self.regular)
+        """Of the entries of z, from which the strategy makes the noise; see
+        `noise.correlated.strategy`.
+        """
+        sensitivity = self.strategy.sensitivity(
+            self.steps, self.participations, self.separation, regular=self.regular
+        )
         return self.noise_multiplier * self.norm_bound * sensitivity
 
     def released_deviation(self, step: int) -> float:
-        """Standard deviation of the noise in every entry of what a step releases; ``nan`` if it is not known."""
+        """Standard deviation of the noise in every entry of what a step releases; ``nan`` if it is
+        not known.
+        """
         if self.noise_multiplier == 0:
             return 0.0
         return self.standard_deviation * increment_std(self.strategy, self.steps, step)
@@ -101,20 +112,24 @@ class Gate:
         neighboring: the relation of the guarantee, by name.
         query: the kind of sum that each step releases.
         releases: how many of them the event pays for.
-        ledger: where the run is charged; None only for a run without noise, which promises nothing.
+        ledger: where the run is charged; None only for a run without noise, which promises
+            nothing.
         noise: the stream that the noise comes from.
         label: public text for the ledger's entry.
-        resume: what `secret_state` returned for the part of the run that is over; independent noise comes from ``noise``.
+        resume: what `secret_state` returned for the part of the run that is over; independent
+            noise comes from ``noise``.
         checkpoint: SHA-256 of the checkpoint that held it; the ledger must have been told of it.
 
     Raises:
-        LedgerError: the budget does not cover the run; or the run to go on was completed, or did not save this checkpoint.
+        LedgerError: the budget does not cover the run; or the run to go on was completed, or did
+            not save this checkpoint.
         ValueError: ``resume`` counts releases that the run does not have.
 
-    **Guarantee** (with ``resume``). The releases before and from now on are together one run of the event, on the
-    reservation that it has; in another ledger it is reserved anew. What was released in between, and is now done again,
-    must not have been looked at; the ledger shows how many releases that may be. With its last planned release a run is
-    completed: no checkpoint of it goes on.
+    **Guarantee** (with ``resume``). The releases before and from now on are together one run of
+    the event, on the reservation that it has; in another ledger it is reserved anew. What was
+    released in between, and is now done again, must not have been looked at; the ledger shows how
+    many releases that may be. With its last planned release a run is completed: no checkpoint of
+    it goes on.
     """
 
     def __init__(
@@ -131,9 +146,14 @@ class Gate:
         checkpoint: str = "",
     ) -> None:
         if ledger is None and query.noise_multiplier > 0:
-            raise ValueError("ledger is missing; only a run without noise, which promises nothing, has none.")
+            raise ValueError(
+                "ledger is missing; only a run without noise, which promises nothing, has none."
+            )
         if isinstance(query, CorrelatedSum) and releases > query.steps:
-            raise ValueError(f"releases={releases} is more than the {query.steps} steps that the query's noise is made for.")
+            raise ValueError(
+                f"releases={releases} is more than the {query.steps} steps that the "
+                "query's noise is made for."
+            )
         self.event, self.neighboring, self.query = event, neighboring, query
         self.releases, self.label = releases, label
         self.released = 0
@@ -152,25 +172,31 @@ class Gate:
         return self._charge.reservation
 
     def open(self) -> None:
-        """Reserve the run, or take its reservation up again. Called by the first release; a refusal releases nothing."""
+        """Reserve the run, or take its reservation up again. Called by the first release; a
+        refusal releases nothing.
+        """
         refuse_fork(self._process)
         self._charge.open()
 
     def release_sum(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Add fresh Gaussian noise to every entry of ``sums`` (float64, any shapes), in place, and return them.
+        """Add fresh Gaussian noise to every entry of ``sums`` (float64, any shapes), in place, and
+        return them.
 
-        The tensors together are one query: their joint Euclidean norm must be bounded record by record.
+        The tensors together are one query: their joint Euclidean norm must be bounded record by
+        record.
 
         Raises:
             PrivacyError: every planned release has been made.
             LedgerError: the budget does not cover the run, or the ledger cannot be written.
 
-        **Guarantee.** If two neighbouring data sets give sums at most ``norm_bound`` apart (twice that under
-        replace-one), what is returned is that step of the reserved event. The reservation was on disk before.
+        **Guarantee.** If two neighbouring data sets give sums at most ``norm_bound`` apart (twice
+        that under replace-one), what is returned is that step of the reserved event. The
+        reservation was on disk before.
         """
         if self.released >= self.releases:
             raise PrivacyError(
-                f"all {self.releases} planned noisy sums have been released. Fix: make a plan with more steps."
+                f"all {self.releases} planned noisy sums have been released. Fix: make a plan "
+                "with more steps."
             )
         self.open()
         self._charge.announce(self.released, self.releases)
@@ -178,21 +204,26 @@ class Gate:
             self._add_noise(sums)
         self.released += 1  # a draw that is interrupted has released nothing
         if self.released == self.releases:
-            self.finish()  # before anybody sees the last one: no checkpoint may be taken up after it
+            # before anybody sees the last one: no checkpoint may be taken up after it
+            self.finish()
         return list(sums)
 
     def _add_noise(self, sums: Sequence[Tensor]) -> None:
         query = self.query
         if isinstance(query, CorrelatedSum):
             if self._correlated is None:
-                self._correlated = query.strategy.start(query.steps, [total.numel() for total in sums], self._noise)
+                self._correlated = query.strategy.start(
+                    query.steps, [total.numel() for total in sums], self._noise
+                )
             self._correlated.add(sums, query.standard_deviation)
             return
         for total in sums:
             add_normal(self._noise, total, query.deviation(self.released))
 
     def secret_state(self) -> dict[str, Any]:
-        """For a checkpoint: the releases so far, the reservation that pays for them, and correlated noise. Secret."""
+        """For a checkpoint: the releases so far, the reservation that pays for them, and
+        correlated noise. Secret.
+        """
         return {
             "released": self.released,
             "reservation": self._charge.secret_id,
@@ -200,7 +231,9 @@ class Gate:
         }
 
     def note_checkpoint(self, digest: str) -> None:
-        """Tell the ledger of a checkpoint with this SHA-256, before it is written. LedgerError if that fails."""
+        """Tell the ledger of a checkpoint with this SHA-256, before it is written. LedgerError if
+        that fails.
+        """
         if self.released < self.releases:
             self._charge.note_checkpoint(self.released, digest)
 
@@ -208,45 +241,58 @@ class Gate:
         released, correlated = secret["released"], secret["correlated"]
         if type(released) is not int or not 0 <= released <= self.releases:
             raise ValueError(
-                f"resume: the checkpoint counts {released!r} releases of {self.releases} planned ones; it was changed. "
+                f"resume: the checkpoint counts {released!r} releases of {self.releases} planned "
+                "ones; it was changed. "
                 "Fix: give it as private.save(path) wrote it."
             )
         if isinstance(self.query, CorrelatedSum) and correlated is not None:
-            self._correlated = self.query.strategy.start(self.query.steps, correlated["sizes"], self._noise)
+            self._correlated = self.query.strategy.start(
+                self.query.steps, correlated["sizes"], self._noise
+            )
             self._correlated.restore(correlated)
         self.released = released
         if released < self.releases:
             self._charge.take_up(secret["reservation"], released, checkpoint)
 
     def finish(self) -> None:
-        """Mark the run as completed. It counts in full either way, so a failure here is no reason to lose its results."""
+        """Mark the run as completed. It counts in full either way, so a failure here is no reason
+        to lose its results.
+        """
         self._charge.finish()
 
 
 def refuse_fork(process: int) -> None:
-    """Releases go on in the process that began them: a forked one would release more on the same charge."""
+    """Releases go on in the process that began them: a forked one would release more on the same
+    charge.
+    """
     if os.getpid() != process:
         raise PrivacyError(
-            "a run was taken over by a forked process: both would release its sums, on one charge. Fix: start it in the "
+            "a run was taken over by a forked process: both would release its sums, on one "
+            "charge. Fix: start it in the "
             "process that trains."
         )
 
 
-NORM_ROUNDING = 1 + 2.0**-20  # covers what `accurate_norm` rounds, up to 2^31 records of the bound's norm
+# covers what `accurate_norm` rounds, up to 2^31 records of the bound's norm
+NORM_ROUNDING = 1 + 2.0**-20
 
 
 def accurate_norm(total: Tensor) -> float:
-    """Euclidean norm of a float64 tensor, to 2^-52 of its value however many entries there are, and of whatever size."""
-    exponent = min(max(math.frexp(float(total.abs().max()))[1], -1000), 1000)  # so that no square leaves float64
+    """Euclidean norm of a float64 tensor, to 2^-52 of its value however many entries there are,
+    and of whatever size.
+    """
+    # so that no square leaves float64
+    exponent = min(max(math.frexp(float(total.abs().max()))[1], -1000), 1000)
     scaled = total * 2.0**-exponent
     return math.sqrt(math.fsum(scaled.square().flatten().tolist())) * 2.0**exponent
 
 
 class FilteredGate:
-    """Releases whose noise may depend on what was released before, within a budget of mu-GDP fixed beforehand.
+    """Releases whose noise may depend on what was released before, within a budget of mu-GDP fixed
+    beforehand.
 
-    The whole budget is reserved before the first release; a filter is asked before every one. What is not spent stays
-    reserved: where a run stops may have been read off its outputs.
+    The whole budget is reserved before the first release; a filter is asked before every one. What
+    is not spent stays reserved: where a run stops may have been read off its outputs.
 
     Args:
         mu: the budget, > 0.
@@ -254,7 +300,9 @@ class FilteredGate:
         ledger, noise, label: as for `Gate`.
     """
 
-    def __init__(self, *, mu: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str) -> None:
+    def __init__(
+        self, *, mu: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str
+    ) -> None:
         self.filter = GaussianFilter(mu)
         self.neighboring, self.label = neighboring, label
         self.neighbours_differ_by = 2.0 if neighboring == "replace-one" else 1.0  # in norm bounds
@@ -269,13 +317,15 @@ class FilteredGate:
         return self._charge.reservation
 
     def release_sum(self, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
-        """``total`` (float64) with Gaussian noise of standard deviation `deviation`, at the price ``mu``.
+        """``total`` (float64) with Gaussian noise of standard deviation `deviation`, at the price
+        ``mu``.
 
         Raises:
             PrivacyError: the filter does not admit it; nothing is drawn.
             LedgerError: the reservation was refused or could not be written; nothing is drawn.
 
-        **Guarantee.** mu-GDP, if one record adds at most ``norm_bound`` to the sum, in Euclidean norm.
+        **Guarantee.** mu-GDP, if one record adds at most ``norm_bound`` to the sum, in Euclidean
+        norm.
         """
         self._pay(mu)
         released = total.clone()
@@ -283,26 +333,33 @@ class FilteredGate:
         return released
 
     def release_norm(self, total: Tensor, *, norm_bound: float, mu: float) -> float:
-        """The Euclidean norm of ``total`` with Gaussian noise; may be negative. Errors and price as for `release_sum`.
+        """The Euclidean norm of ``total`` with Gaussian noise; may be negative. Errors and price
+        as for `release_sum`.
 
-        **Guarantee.** mu-GDP under the same condition, by the triangle inequality. Rounding is covered up to a total of 2^31
-        bounds; the condition is on what is passed, with whatever was rounded in adding it up.
+        **Guarantee.** mu-GDP under the same condition, by the triangle inequality. Rounding is
+        covered up to a total of 2^31 bounds; the condition is on what is passed, with whatever was
+        rounded in adding it up.
         """
         norm = total.new_tensor([accurate_norm(total)])
         return float(self.release_sum(norm, norm_bound=norm_bound * NORM_ROUNDING, mu=mu))
 
     def select(self, scores: Sequence[float], *, norm_bound: float, epsilon: float) -> int:
-        """The index of a high score: the exponential mechanism, drawn exactly. Price: `filters.selection_mu`.
+        """The index of a high score: the exponential mechanism, drawn exactly. Price:
+        `filters.selection_mu`.
 
-        **Guarantee.** epsilon-DP, if every score is plus or minus the `accurate_norm` of a sum to which one record adds at
-        most ``norm_bound`` in Euclidean norm.
+        **Guarantee.** epsilon-DP, if every score is plus or minus the `accurate_norm` of a sum to
+        which one record adds at most ``norm_bound`` in Euclidean norm.
         """
         self._pay(selection_mu(epsilon))
         scale = 2 * self.neighbours_differ_by * norm_bound * NORM_ROUNDING / epsilon
-        return exponential_choice(self._noise, [Fraction(score) / Fraction(scale) for score in scores])
+        return exponential_choice(
+            self._noise, [Fraction(score) / Fraction(scale) for score in scores]
+        )
 
     def deviation(self, norm_bound: float, mu: float) -> float:
-        """Standard deviation of the noise on a sum with this norm bound, at this price; rounded up."""
+        """Standard deviation of the noise on a sum with this norm bound, at this price; rounded
+        up.
+        """
         return self.neighbours_differ_by * norm_bound / mu * (1 + 2.0**-40)
 
     def _pay(self, mu: float) -> None:
@@ -318,17 +375,21 @@ class FilteredGate:
 
 
 class SelectionGate:
-    """One choice among public candidates, by the exponential mechanism; charged before it is drawn.
+    """One choice among public candidates, by the exponential mechanism; charged before it is
+    drawn.
 
     Args:
         epsilon: its price, > 0.
         neighboring, ledger, noise, label: as for `Gate`.
     """
 
-    def __init__(self, *, epsilon: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str) -> None:
+    def __init__(
+        self, *, epsilon: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str
+    ) -> None:
         self.epsilon, self.neighboring, self.label = epsilon, neighboring, label
-        # The mechanism's log-likelihood ratios span an interval of length epsilon; every such mechanism is a
-        # post-processing of a randomised response that Laplace noise of scale 1/epsilon dominates (Dong et al. 2020).
+        # The mechanism's log-likelihood ratios span an interval of length epsilon; every such
+        # mechanism is a post-processing of a randomised response that Laplace noise of scale
+        # 1/epsilon dominates (Dong et al. 2020).
         self.event = dp_accounting.LaplaceDpEvent(1 / epsilon)
         self._process = os.getpid()
         self._ledger, self._noise = ledger, noise
@@ -352,19 +413,25 @@ class SelectionGate:
 
 
 class TrialsGate:
-    """A search whose trials are charged as one event before the first of them; see `dpoptim.tuning`.
+    """A search whose trials are charged as one event before the first of them; see
+    `dpoptim.tuning`.
 
     Args:
-        event, neighboring, ledger, noise, label: as for `Gate`; a ``RepeatAndSelectDpEvent`` of shape 0.
+        event, neighboring, ledger, noise, label: as for `Gate`; a ``RepeatAndSelectDpEvent`` of
+            shape 0.
     """
 
-    def __init__(self, *, event: Any, neighboring: str, ledger: Ledger, noise: KeyStream, label: str) -> None:
+    def __init__(
+        self, *, event: Any, neighboring: str, ledger: Ledger, noise: KeyStream, label: str
+    ) -> None:
         self.event, self._noise, self._process = event, noise, os.getpid()
         self._charge = Charge(ledger, event, neighboring, label)
         self._charge.check()
 
     def draw(self, candidates: int) -> list[int]:
-        """Which of the candidates to try, one after the other: as many as the event says, each drawn evenly."""
+        """Which of the candidates to try, one after the other: as many as the event says, each
+        drawn evenly.
+        """
         refuse_fork(self._process)
         self._charge.open()
         count = logarithmic_count(self._noise, self.event.mean)

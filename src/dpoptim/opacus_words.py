@@ -9,9 +9,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAMES = {
-    "PrivacyEngine": "plan = dpoptim.DPSGD(clip_norm=...).plan(...), then dpoptim.attach(plan, model, optimizer, train_set)",
+    "PrivacyEngine": "plan = dpoptim.DPSGD(clip_norm=...).plan(...), then dpoptim.attach(plan, "
+    "model, optimizer, train_set)",
     "make_private": "dpoptim.attach(plan, model, optimizer, train_set)",
-    "make_private_with_epsilon": "dpoptim.DPSGD(clip_norm=...).plan(epsilon=..., ...), then dpoptim.attach(plan, ...)",
+    "make_private_with_epsilon": "dpoptim.DPSGD(clip_norm=...).plan(epsilon=..., ...), then "
+    "dpoptim.attach(plan, ...)",
     "GradSampleModule": "nothing: the model stays as it is inside dpoptim.attach",
     "DPOptimizer": "nothing: your own optimizer, given to dpoptim.attach",
     "DPDataLoader": "private.batches()",
@@ -28,7 +30,8 @@ KEYWORDS = {
     "sample_rate": "DPSGD(...).plan(n=..., batch_size=...)",
     "module": "attach(plan, model=...)",
     "data_loader": "attach(..., train_set=the data set itself), which draws Poisson batches",
-    "poisson_sampling": "nothing: what is accounted as sampled is sampled; DPFTRL takes fixed batches",
+    "poisson_sampling": "nothing: what is accounted as sampled is sampled; DPFTRL takes fixed "
+    "batches",
     "max_physical_batch_size": "private.batches(physical_batch_size=...)",
     "batch_first": "attach(..., batch_axis=...)",
     "grad_sample_mode": "nothing: the cheapest exact way is chosen for each layer",
@@ -52,7 +55,8 @@ def knows_opacus(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in known and name in KEYWORDS:
                 raise TypeError(
-                    f"{function.__name__}() has no {name!r}. Fix: what Opacus calls {name} is here {KEYWORDS[name]}."
+                    f"{function.__name__}() has no {name!r}. Fix: what Opacus calls {name} is "
+                    f"here {KEYWORDS[name]}."
                 )
         return function(*args, **kwargs)
 

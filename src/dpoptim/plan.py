@@ -1,4 +1,6 @@
-"""The promise: everything about a private run that is decided before it starts, in one frozen object."""
+"""The promise: everything about a private run that is decided before it starts, in one frozen
+object.
+"""
 
 import math
 from collections.abc import Sequence
@@ -31,13 +33,25 @@ COMPARED = {
     "replace-one": "with any one {unit} as with another in its place",
 }
 PLAN_KEYS = {
-    *("format", "method", "n", "batch_size", "steps", "noise_multiplier", "neighboring", "unit", "guarantee"),
+    *(
+        "format",
+        "method",
+        "n",
+        "batch_size",
+        "steps",
+        "noise_multiplier",
+        "neighboring",
+        "unit",
+        "guarantee",
+    ),
     DIGEST,
 }
 
 
 class Method(Protocol):
-    """An algorithm's public settings: a frozen dataclass whose fields JSON can hold. See `methods.TrainingMethod`."""
+    """An algorithm's public settings: a frozen dataclass whose fields JSON can hold. See
+    `methods.TrainingMethod`.
+    """
 
     @property
     def name(self) -> str:
@@ -70,7 +84,8 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What was promised. Made by a method's ``plan(...)``; drives sampler, clipping, noise and accounting alike.
+    """What was promised. Made by a method's ``plan(...)``; drives sampler, clipping, noise and
+    accounting alike.
 
     Attributes:
         method: the algorithm and its settings, e.g. `DPSGD`.
@@ -84,7 +99,8 @@ class Plan:
     Everything else follows from these, so that a changed copy cannot keep an old promise.
 
     Raises:
-        ValueError: there is no guarantee under this relation for the way in which the method draws batches.
+        ValueError: there is no guarantee under this relation for the way in which the method draws
+            batches.
     """
 
     method: Method
@@ -99,8 +115,10 @@ class Plan:
     def __post_init__(self) -> None:
         if self.neighboring not in self.sampler.relations:
             raise ValueError(
-                f"neighboring={self.neighboring!r} does not hold for batches that are not sampled: a record more or less "
-                f"would shift all that follow it. Use one of {', '.join(map(repr, self.sampler.relations))}."
+                f"neighboring={self.neighboring!r} does not hold for batches that are not "
+                "sampled: a record more or less "
+                "would shift all that follow it. Use one of "
+                f"{', '.join(map(repr, self.sampler.relations))}."
             )
 
     @cached_property
@@ -120,7 +138,9 @@ class Plan:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What the whole run costs; without noise, an event that no accountant puts a number on."""
+        """What the whole run costs; without noise, an event that no accountant puts a number
+        on.
+        """
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         return self.mechanism.event(self.shape, self.noise_multiplier)
@@ -133,7 +153,10 @@ class Plan:
             TypeError: the method has no steps of its own.
         """
         if not isinstance(self.mechanism, StepMechanism):
-            raise TypeError(f"a plan for {self.method.name!r} is carried out by dpoptim.solvers, not by dpoptim.attach.")
+            raise TypeError(
+                f"a plan for {self.method.name!r} is carried out by dpoptim.solvers, "
+                "not by dpoptim.attach."
+            )
         return self.mechanism.query(self.shape, self.noise_multiplier, self.method.norm_bound)
 
     @cached_property
@@ -141,7 +164,10 @@ class Plan:
         """What the whole run guarantees."""
         guarantee = self.guarantee_at(self.delta)
         if self.noise_multiplier > 0 and self.delta * self.n > 1:
-            note = f"delta is above 1/n = {1 / self.n:.2g}: publishing a record at random would satisfy it"
+            note = (
+                f"delta is above 1/n = {1 / self.n:.2g}: publishing a record at random would "
+                "satisfy it"
+            )
             guarantee = replace(guarantee, notes=(*guarantee.notes, note))
         return guarantee
 
@@ -152,7 +178,9 @@ class Plan:
             status = "no privacy: the noise is off"
             return Guarantee(math.inf, delta, relation, "none", status=status, unit=self.unit.name)
         unproven = self.mechanism.claim(self.shape, self.noise_multiplier, delta)
-        found = compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
+        found = (
+            compute_epsilon(self.event, delta, self.neighboring) if unproven is None else unproven
+        )
         return replace(found, unit=self.unit.name)
 
     @property
@@ -162,11 +190,15 @@ class Plan:
 
     @property
     def basis(self) -> tuple[Assumption, ...]:
-        """What the guarantee rests on, from the plan alone; `attach` and the certificate add what they know."""
+        """What the guarantee rests on, from the plan alone; `attach` and the certificate add what
+        they know.
+        """
         unit = self.unit.name
         relation = {
-            "add-or-remove-one": f"n={self.n} is a public number that was not derived from the data",
-            "zero-out": f"n={self.n} is public; a neighbour has one {unit} that contributes nothing",
+            "add-or-remove-one": f"n={self.n} is a public number that was not derived from the "
+            "data",
+            "zero-out": f"n={self.n} is public; a neighbour has one {unit} that contributes "
+            "nothing",
             "replace-one": f"n={self.n} is public; a neighbour has one {unit} of another value",
         }[self.neighboring]
         return (
@@ -175,13 +207,20 @@ class Plan:
             Assumption("enforced", self.sampler.releases(self.steps)),
             Assumption("trusted", relation),
             self.unit_assumption,
-            Assumption("trusted", "the data set yields every record without an error, by itself, whatever else is drawn"),
             Assumption(
-                "trusted", "nobody exploits rounding or overflow in the model, the last bits of noisy numbers, or timing"
+                "trusted",
+                "the data set yields every record without an error, by itself, "
+                "whatever else is drawn",
             ),
             Assumption(
                 "trusted",
-                "settings, preprocessing and stopping were not chosen by looking at the private data",
+                "nobody exploits rounding or overflow in the model, the last bits of "
+                "noisy numbers, or timing",
+            ),
+            Assumption(
+                "trusted",
+                "settings, preprocessing and stopping were not chosen by looking at the private "
+                "data",
             ),
         )
 
@@ -195,10 +234,12 @@ class Plan:
         return self.guarantee_at(delta).epsilon
 
     def describe(self, basis: Sequence[Assumption] | None = None) -> str:
-        """The plan for a person to read: what will happen, what it guarantees, and on what that rests.
+        """The plan for a person to read: what will happen, what it guarantees, and on what that
+        rests.
 
         Args:
-            basis: what is known of that by now (``private.describe()`` gives it); None: `basis`, from the plan alone.
+            basis: what is known of that by now (``private.describe()`` gives it); None: `basis`,
+                from the plan alone.
         """
         names = [field.name for field in fields(self.method)]  # type: ignore[arg-type]
         settings = ", ".join(f"{name}={getattr(self.method, name)!r}" for name in names)
@@ -211,8 +252,10 @@ class Plan:
         ]
         if self.guarantee.status == "proven":
             lines.append(
-                f"  in words     no result is more than e^{rounded_up(self.guarantee.epsilon)} times as likely "
-                f"{COMPARED[self.neighboring].format(unit=self.guarantee.unit)}, plus {self.guarantee.delta:g}"
+                f"  in words     no result is more than e^{rounded_up(self.guarantee.epsilon)} "
+                "times as likely "
+                f"{COMPARED[self.neighboring].format(unit=self.guarantee.unit)}, plus "
+                f"{self.guarantee.delta:g}"
             )
         known = self.basis if basis is None else basis
         lines += [f"  {item.kind:<12} {item.text}" for item in known]
@@ -239,10 +282,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Read a plan. The guarantee is computed again; a file that promises what its settings do not give is refused.
+        """Read a plan. The guarantee is computed again; a file that promises what its settings do
+        not give is refused.
 
         Raises:
-            ValueError: not a plan, one that was changed since it was written, or a guarantee that is not its settings'.
+            ValueError: not a plan, one that was changed since it was written, or a guarantee that
+                is not its settings'.
         """
         data = load(text, what="plan", format=FORMAT, fix="pass what Plan.to_json() returned")
         try:
@@ -250,7 +295,9 @@ class Plan:
                 raise KeyError(f"unknown entries {sorted(surplus)}")
             if not isinstance(data["method"], dict) or not isinstance(data["guarantee"], dict):
                 raise TypeError("its method and its guarantee must be objects")
-            method: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in data["method"].items()}
+            method: dict[str, Any] = {
+                k: math.inf if v == "inf" else v for k, v in data["method"].items()
+            }
             plan = make_plan(
                 entry(method.pop("name")).make(**method),
                 n=data["n"],
@@ -264,9 +311,13 @@ class Plan:
             stored = Guarantee.from_json(data["guarantee"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
-        if not (same_number(stored.epsilon, plan.guarantee.epsilon) and same_words(stored, plan.guarantee)):
+        if not (
+            same_number(stored.epsilon, plan.guarantee.epsilon)
+            and same_words(stored, plan.guarantee)
+        ):
             raise ValueError(
-                f"text promises {stored}, but its settings give {plan.guarantee}; it was edited. Make a new plan."
+                f"text promises {stored}, but its settings give {plan.guarantee}; it was edited. "
+                "Make a new plan."
             )
         return plan
 
@@ -297,25 +348,37 @@ def make_plan(
     noise_multiplier: float | None = None,
     neighboring: str | NeighboringRelation | None = None,
 ) -> Plan:
-    """Check the numbers, calibrate the noise if a budget is given, and state the guarantee. See `DPSGD.plan`."""
+    """Check the numbers, calibrate the noise if a budget is given, and state the guarantee. See
+    `DPSGD.plan`.
+    """
     n = whole_number("n", n, least=1)
     batch_size = whole_number("batch_size", batch_size, least=1)
     if batch_size > n:
         raise ValueError(
-            f"batch_size={batch_size} is larger than n={n}; a batch holds at most every record: use batch_size <= {n}."
+            f"batch_size={batch_size} is larger than n={n}; a batch holds at most every record: "
+            f"use batch_size <= {n}."
         )
     sampler = method.sampler(n, batch_size)
     steps = number_of_steps(sampler, epochs, steps)
-    relation = sampler.relations[0] if neighboring is None else neighboring_name(parse_neighboring(neighboring))
+    relation = (
+        sampler.relations[0]
+        if neighboring is None
+        else neighboring_name(parse_neighboring(neighboring))
+    )
     epsilon = None if epsilon is None else real_number("epsilon", epsilon)
     delta = None if delta is None else real_number("delta", delta)
-    noise_multiplier = None if noise_multiplier is None else real_number("noise_multiplier", noise_multiplier)
+    noise_multiplier = (
+        None if noise_multiplier is None else real_number("noise_multiplier", noise_multiplier)
+    )
     if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError("give either epsilon (the noise is calibrated to it) or noise_multiplier, and not both.")
+        raise ValueError(
+            "give either epsilon (the noise is calibrated to it) or noise_multiplier, and not both."
+        )
     if delta is None:
         raise ValueError(
             "delta is missing: the guarantee is stated at it. Choose it well below 1/n, e.g. "
-            f"delta={min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)):g}; it must not depend on the data."
+            f"delta={min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)):g}; it must not depend on "
+            "the data."
         )
     if epsilon is not None:
         shape = RunShape(sampler, n, batch_size, steps, relation)
@@ -323,18 +386,23 @@ def make_plan(
     assert noise_multiplier is not None
     if noise_multiplier != 0 and not SMALLEST_NOISE <= noise_multiplier < math.inf:
         raise ValueError(
-            f"noise_multiplier must be finite and at least {SMALLEST_NOISE}, or 0 for no noise and no promise, "
+            f"noise_multiplier must be finite and at least {SMALLEST_NOISE}, or 0 for no noise "
+            "and no promise, "
             f"got {noise_multiplier!r}."
         )
     if noise_multiplier > 0 and math.isinf(method.rule.norm):
-        raise ValueError("clip_norm is infinite, so no noise can hide a record; give a finite clip_norm.")
+        raise ValueError(
+            "clip_norm is infinite, so no noise can hide a record; give a finite clip_norm."
+        )
     plan = Plan(method, n, batch_size, steps, noise_multiplier, relation, delta)
     _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
     return plan
 
 
 def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -> int:
-    """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is accounted."""
+    """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is
+    accounted.
+    """
     if (epochs is None) == (steps is None):
         raise ValueError("give either epochs or steps: one of them, and not both.")
     if steps is not None:
@@ -345,5 +413,7 @@ def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -
             raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
         whole = sampler.steps(passes)
     if whole > MOST_STEPS:
-        raise ValueError(f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}.")
+        raise ValueError(
+            f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}."
+        )
     return whole

@@ -4,8 +4,9 @@ import unicodedata
 
 __all__ = ["printable", "storable"]
 
-# Control characters, surrogates, and format characters: a terminal obeys the first, and the last can
-# reverse or hide what is read. Line and paragraph separators break a line where none was meant.
+# Control characters, surrogates, and format characters: a terminal obeys the first, and the last
+# can reverse or hide what is read. Line and paragraph separators break a line where none was
+# meant.
 _UNSAFE = frozenset({"Cc", "Cs", "Cf", "Zl", "Zp"})
 
 
@@ -14,11 +15,15 @@ def printable(text: str) -> str:
 
     What is left shows the same in a terminal, a log and a page, on one line.
     """
-    return "".join(_escaped(sign) if unicodedata.category(sign) in _UNSAFE else sign for sign in text)
+    return "".join(
+        _escaped(sign) if unicodedata.category(sign) in _UNSAFE else sign for sign in text
+    )
 
 
 def storable(text: str) -> str:
-    """The text with what UTF-8 cannot hold (file names on Linux may) replaced by its escaped form."""
+    """The text with what UTF-8 cannot hold (file names on Linux may) replaced by its escaped
+    form.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 

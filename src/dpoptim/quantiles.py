@@ -1,4 +1,6 @@
-"""Quantiles of several columns by exponential mechanisms on public candidates, paid from one filter."""
+"""Quantiles of several columns by exponential mechanisms on public candidates, paid from one
+filter.
+"""
 
 import math
 from dataclasses import replace
@@ -28,7 +30,8 @@ def select_tails(
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
 ) -> tuple[Floats, Floats, Guarantee]:
-    """For each column, a candidate with about ``rank`` values below it, and one with about as many above.
+    """For each column, a candidate with about ``rank`` values below it, and one with about as many
+    above.
 
     Args:
         values: shape (n, columns); NaN is in neither tail.
@@ -37,8 +40,9 @@ def select_tails(
         mu: the price of all choices together; > 0.
         delta, neighboring, label, ledger, noise_seed: as for `statistics.release_sum`.
 
-    **Guarantee.** mu-GDP. A score is minus the distance of a count from ``rank``. A record, present or not or with another
-    value, moves a count by at most 1; under replace-one the gate takes twice the bound, which is therefore one half.
+    **Guarantee.** mu-GDP. A score is minus the distance of a count from ``rank``. A record,
+    present or not or with another value, moves a count by at most 1; under replace-one the gate
+    takes twice the bound, which is therefore one half.
     """
     price = min(mu / math.sqrt(2 * values.shape[1]) * (1 - 1e-9), LARGEST_MU)
     epsilon = selection_epsilon(price)
@@ -61,7 +65,9 @@ def select_tails(
             above = len(ordered) - np.searchsorted(ordered, candidates, side="right")
             for tail, counts in enumerate((below, above)):
                 scores = [-abs(float(count) - rank) for count in counts]
-                found[tail, column] = candidates[gate.select(scores, norm_bound=bound, epsilon=epsilon)]
+                found[tail, column] = candidates[
+                    gate.select(scores, norm_bound=bound, epsilon=epsilon)
+                ]
         gate.finish()
     notes = () if noise_seed is None else (SEEDED,)
     return found[0], found[1], replace(compute_epsilon(gate.event, delta, neighboring), notes=notes)

@@ -12,7 +12,8 @@ class Recipe:
         epochs: passes over the data.
         clip_norm: bound on each record's gradient.
         learning_rate, momentum: of SGD.
-        averaged: share of the last steps whose iterates are averaged into the result (post-processing, free).
+        averaged: share of the last steps whose iterates are averaged into the result
+            (post-processing, free).
         physical_batch_size: rows at a time; None: the whole batch.
     """
 
@@ -31,11 +32,14 @@ def recipe(model: str, n: int, features: str | None = None) -> Recipe:
     Tuned on Fashion-MNIST (public). The batch is n / 15, and larger on small data.
 
     Args:
-        features: ``"scattering"``: of images, large and alike in norm, so that nearly every gradient is clipped.
+        features: ``"scattering"``: of images, large and alike in norm, so that nearly every
+            gradient is clipped.
     """
     batch_size = min(n, max(512, n // 15))
     if model == "softmax" and features == "scattering":
-        return Recipe(min(n, max(512, n // 7)), 40, 1.0, 1.0, 0.9, averaged=0.2, physical_batch_size=None)
+        return Recipe(
+            min(n, max(512, n // 7)), 40, 1.0, 1.0, 0.9, averaged=0.2, physical_batch_size=None
+        )
     if model == "softmax":
         return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)
     if model == "mlp":

@@ -1,7 +1,9 @@
-"""The one list of methods: command line, JSON, estimators, audits, certificate and documents read it.
+"""The one list of methods: command line, JSON, estimators, audits, certificate and documents read
+it.
 
-Names are known without importing what they stand for. A third party adds a method by an entry point in the group
-``dpoptim.methods`` (the entry's name is the method's, its value ``"package.module:Class"``), or by `register_method`.
+Names are known without importing what they stand for. A third party adds a method by an entry
+point in the group ``dpoptim.methods`` (the entry's name is the method's, its value
+``"package.module:Class"``), or by `register_method`.
 """
 
 from collections.abc import Callable
@@ -52,14 +54,17 @@ def register_method(method: AnyMethod) -> AnyMethod:
     """List a method; also a class decorator.
 
     Args:
-        method: a subclass of `dpoptim.methods.TrainingMethod` with a ``name`` and a ``summary`` of its own.
+        method: a subclass of `dpoptim.methods.TrainingMethod` with a ``name`` and a ``summary`` of
+            its own.
 
     Raises:
         TypeError: it is none, or lacks one of them. ValueError: the name is taken.
     """
     check_method(method)
     if method.name in BUILT_IN or _registered.get(method.name, method) is not method:
-        raise ValueError(f"name={method.name!r} is the name of another method; choose one that no method has.")
+        raise ValueError(
+            f"name={method.name!r} is the name of another method; choose one that no method has."
+        )
     _registered[method.name] = method
     return method
 
@@ -74,10 +79,14 @@ def check_method(method: object) -> None:
     from dpoptim.methods.method import TrainingMethod
 
     if not (isinstance(method, type) and issubclass(method, TrainingMethod)):
-        raise TypeError(f"method must be a subclass of dpoptim.methods.TrainingMethod, got {method!r}.")
+        raise TypeError(
+            f"method must be a subclass of dpoptim.methods.TrainingMethod, got {method!r}."
+        )
     for attribute in ("name", "summary"):
         if not isinstance(getattr(method, attribute, None), str):
-            raise TypeError(f"{method.__name__}.{attribute} is missing; give the class a text of that name.")
+            raise TypeError(
+                f"{method.__name__}.{attribute} is missing; give the class a text of that name."
+            )
 
 
 @cache
@@ -109,11 +118,18 @@ def entry(name: str) -> Entry:
         try:
             check_method(method)
         except TypeError as error:
-            raise ValueError(f"the entry point {name!r} in the group {GROUP!r} is no method: {error}") from None
+            raise ValueError(
+                f"the entry point {name!r} in the group {GROUP!r} is no method: {error}"
+            ) from None
         if method.name != name:
-            raise ValueError(f"the entry point {name!r} names a method that calls itself {method.name!r}; use one name.")
+            raise ValueError(
+                f"the entry point {name!r} names a method that calls itself "
+                f"{method.name!r}; use one name."
+            )
     else:
-        raise ValueError(f"method must be one of {', '.join(map(repr, method_names()))}, got {name!r}.")
+        raise ValueError(
+            f"method must be one of {', '.join(map(repr, method_names()))}, got {name!r}."
+        )
     return Entry(name, method.summary, method.trains, method, solver=False)
 
 

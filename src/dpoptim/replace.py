@@ -17,7 +17,8 @@ class Replaced:
     """What `replace_batchnorm` made of a model.
 
     Attributes:
-        model: the model, changed in place (or the new layer, if the model was a batch norm itself).
+        model: the model, changed in place (or the new layer, if the model was a batch norm
+            itself).
         layers: name -> what stands there now, for each layer that was replaced.
     """
 
@@ -32,35 +33,45 @@ class Replaced:
             f"{layer.num_channels // layer.num_groups} channels)"
             for name, layer in self.layers.items()
         ]
-        return "\n".join([f"{len(lines)} batch normalisation layers replaced; weights and biases kept:", *lines])
+        return "\n".join(
+            [f"{len(lines)} batch normalisation layers replaced; weights and biases kept:", *lines]
+        )
 
 
 def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
-    """Replace every batch normalisation by a group normalisation with the same affine weight and bias.
+    """Replace every batch normalisation by a group normalisation with the same affine weight and
+    bias.
 
-    Batch normalisation computes each record's output from the others, and keeps running statistics of all: neither can
-    be clipped. Group normalisation looks at one record only. It computes something else, so train on, or start afresh;
-    running statistics are dropped. Do it before making the optimizer (weight and bias stay the same ``nn.Parameter``).
+    Batch normalisation computes each record's output from the others, and keeps running statistics
+    of all: neither can be clipped. Group normalisation looks at one record only. It computes
+    something else, so train on, or start afresh; running statistics are dropped. Do it before
+    making the optimizer (weight and bias stay the same ``nn.Parameter``).
 
     Args:
         model: changed in place.
-        max_groups: at most so many groups (1 or more); the largest number that divides the channels is taken that leaves
-            at least two channels to a group, since a single value without positions would be normalised to zero.
+        max_groups: at most so many groups (1 or more); the largest number that divides the
+            channels is taken that leaves at least two channels to a group, since a single value
+            without positions would be normalised to zero.
 
     Returns:
         the model and the names of what was replaced; print it to read the list.
 
     Raises:
         ValueError: max_groups below 1.
-        PrivacyError: a batch normalisation of another kind, or a lazy one that has not seen data yet, by name; nothing is
-            changed then.
+        PrivacyError: a batch normalisation of another kind, or a lazy one that has not seen data
+            yet, by name; nothing is changed then.
     """
     if isinstance(max_groups, bool) or not isinstance(max_groups, int) or max_groups < 1:
         raise ValueError(f"max_groups must be a whole number of at least 1, got {max_groups!r}.")
-    found = [(name, m) for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, BATCH_NORM)]
+    found = [
+        (name, m)
+        for name, m in model.named_modules(remove_duplicate=False)
+        if isinstance(m, BATCH_NORM)
+    ]
     for name, layer in found:
         refuse_other_kinds(name, layer)
-    new: dict[nn.Module, nn.GroupNorm] = {}  # a layer that stands in several places stays one layer
+    # a layer that stands in several places stays one layer
+    new: dict[nn.Module, nn.GroupNorm] = {}
     for name, layer in found:
         if layer not in new:
             new[layer] = group_norm(layer, max_groups)
@@ -73,16 +84,28 @@ def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
 def refuse_other_kinds(name: str, layer: Any) -> None:
     lazy = any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters())
     kind = next((kind for kind in KINDS if isinstance(layer, kind)), None)
-    if lazy or kind is None or type(layer).forward is not kind.forward or any(True for _ in layer.children()):
+    if (
+        lazy
+        or kind is None
+        or type(layer).forward is not kind.forward
+        or any(True for _ in layer.children())
+    ):
         raise PrivacyError(
-            f"layer {name!r} ({type(layer).__name__}) is a batch normalisation of its own kind. Fix: "
-            + ("run the model once, so that it gets its size." if lazy else "replace it by hand, e.g. by nn.GroupNorm.")
+            f"layer {name!r} ({type(layer).__name__}) is a batch normalisation of its own kind. "
+            "Fix: "
+            + (
+                "run the model once, so that it gets its size."
+                if lazy
+                else "replace it by hand, e.g. by nn.GroupNorm."
+            )
         )
 
 
 def group_norm(layer: Any, max_groups: int) -> nn.GroupNorm:
     channels = layer.num_features
-    groups = max(g for g in range(1, min(max_groups, max(channels // 2, 1)) + 1) if channels % g == 0)
+    groups = max(
+        g for g in range(1, min(max_groups, max(channels // 2, 1)) + 1) if channels % g == 0
+    )
     with torch.device("meta"):
         new = nn.GroupNorm(groups, channels, layer.eps, layer.affine)
     if layer.affine:

@@ -1,6 +1,7 @@
 """Which records take part in a step, and what the accountant may make of it.
 
-A sampler owns both the draw and the event, so that what is sampled and what is accounted cannot drift apart.
+A sampler owns both the draw and the event, so that what is sampled and what is accounted cannot
+drift apart.
 """
 
 import math
@@ -36,7 +37,9 @@ class Position:
 class Draws(Protocol):
     """Where batches come from."""
 
-    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
         """See `Sampler.batches`."""
         ...
 
@@ -53,7 +56,8 @@ class Sampler(Protocol):
         """The event of a run whose steps release sums with independent Gaussian noise.
 
         Args:
-            noise_multipliers: of each step: noise std over the bound on what a record adds to its sum; shape (steps,).
+            noise_multipliers: of each step: noise std over the bound on what a record adds to its
+                sum; shape (steps,).
         """
         ...
 
@@ -78,10 +82,14 @@ class Sampler(Protocol):
 
     @property
     def regular(self) -> bool:
-        """Whether a record takes part in steps i, i + separation, i + 2 separation, ... for some i, and no others."""
+        """Whether a record takes part in steps i, i + separation, i + 2 separation, ... for some
+        i, and no others.
+        """
         ...
 
-    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
         """The records of one step after the other, for as many steps as anyone asks for. Private.
 
         Args:
@@ -92,9 +100,11 @@ class Sampler(Protocol):
         ...
 
     def shard(self, records: int) -> Draws:
-        """What draws one process's part of every batch where processes hold ``records`` of all the records each.
+        """What draws one process's part of every batch where processes hold ``records`` of all the
+        records each.
 
-        **Guarantee.** Records take part as they would if one process drew: its coins decide about its own records alone.
+        **Guarantee.** Records take part as they would if one process drew: its coins decide about
+        its own records alone.
         """
         ...
 
@@ -107,7 +117,9 @@ class Sampler(Protocol):
         ...
 
     def capacity(self, n: int) -> int:
-        """A size that a batch of ``n`` nominal records exceeds with negligible probability (public)."""
+        """A size that a batch of ``n`` nominal records exceeds with negligible probability
+        (public).
+        """
         ...
 
     def promise(self) -> str:
@@ -132,7 +144,8 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         if not 0 < self.sample_rate <= 1:
             raise ValueError(
-                f"sample_rate must be in (0, 1], got {self.sample_rate!r}; it is batch_size / n with batch_size <= n."
+                f"sample_rate must be in (0, 1], got {self.sample_rate!r}; it is batch_size / n "
+                "with batch_size <= n."
             )
 
     @property
@@ -165,12 +178,14 @@ class PoissonSampling:
     def draw(self, coins: KeyStream, records: int) -> Indices:
         """Indices of the records of one step, ascending. One coin of 53 bits for each record.
 
-        **Guarantee.** Each of the ``records`` indices is in the result independently of all others and of all other
-        steps; the probability is ``sample_rate`` to 2^-53. The result is private.
+        **Guarantee.** Each of the ``records`` indices is in the result independently of all others
+        and of all other steps; the probability is ``sample_rate`` to 2^-53. The result is private.
         """
         return coins.coins(records, self.sample_rate)
 
-    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
         position = position or Position()
         while True:
             position.drawn += 1
@@ -202,16 +217,19 @@ class PoissonSampling:
 
 @dataclass(frozen=True)
 class FixedBatches:
-    """Each pass cuts the data into disjoint batches, in an order that does not depend on what the records hold.
+    """Each pass cuts the data into disjoint batches, in an order that does not depend on what the
+    records hold.
 
-    Nothing is amplified: a record takes part in exactly one step of every pass. Only for relations in which neighbours
-    have equally many records, since a removed one would shift all that follow it.
+    Nothing is amplified: a record takes part in exactly one step of every pass. Only for relations
+    in which neighbours have equally many records, since a removed one would shift all that follow
+    it.
 
     Args:
         n: the number of records, exact and public.
         batch_size: records in a batch; the last one of a pass may be smaller.
-        order: ``"reshuffled"`` (a fresh permutation each pass), ``"shuffled"`` (one permutation, the same batches in
-            every pass) or ``"given"`` (the data set's own order, which must not depend on the records).
+        order: ``"reshuffled"`` (a fresh permutation each pass), ``"shuffled"`` (one permutation,
+            the same batches in every pass) or ``"given"`` (the data set's own order, which must
+            not depend on the records).
     """
 
     n: int
@@ -251,20 +269,28 @@ class FixedBatches:
         return math.ceil(steps / self.steps_per_pass)
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
-        """One Gaussian for each pass, at the least noise of those steps of the pass that a record may take part in.
+        """One Gaussian for each pass, at the least noise of those steps of the pass that a record
+        may take part in.
 
-        Given the order, which no record decides, the steps that a record takes part in are fixed, and their squared shifts
-        over the noise add up: in its place of each pass where the order stays, in the worst place of each where not.
+        Given the order, which no record decides, the steps that a record takes part in are fixed,
+        and their squared shifts over the noise add up: in its place of each pass where the order
+        stays, in the worst place of each where not.
         """
-        return one_gaussian(noise_multipliers, self.steps_per_pass, moves=self.order == "reshuffled")
+        return one_gaussian(
+            noise_multipliers, self.steps_per_pass, moves=self.order == "reshuffled"
+        )
 
-    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
         """One batch after the other, pass after pass.
 
         **Guarantee.** Which records are in which batch depends on ``records`` and the coins alone.
         """
         if records != self.n:
-            raise ValueError(f"the data set has {records} records, but the batches were planned for n={self.n}.")
+            raise ValueError(
+                f"the data set has {records} records, but the batches were planned for n={self.n}."
+            )
         position = position or Position()
         while True:
             step = position.drawn % self.steps_per_pass
@@ -286,7 +312,9 @@ class FixedBatches:
 
     def steps(self, epochs: float) -> int:
         if not math.isfinite(epochs) or epochs != int(epochs) or epochs < 1:
-            raise ValueError(f"epochs must be a whole number of passes over fixed batches, got {epochs!r}.")
+            raise ValueError(
+                f"epochs must be a whole number of passes over fixed batches, got {epochs!r}."
+            )
         return int(epochs) * self.steps_per_pass
 
     def passes(self, steps: int) -> float:
@@ -296,8 +324,15 @@ class FixedBatches:
         return self.batch_size
 
     def promise(self) -> str:
-        order = {"reshuffled": "fresh shuffles", "shuffled": "one shuffle", "given": "the data set's own order"}[self.order]
-        return f"each record is in one of {self.steps_per_pass} disjoint batches of every pass, by {order}"
+        order = {
+            "reshuffled": "fresh shuffles",
+            "shuffled": "one shuffle",
+            "given": "the data set's own order",
+        }[self.order]
+        return (
+            f"each record is in one of {self.steps_per_pass} disjoint batches of every pass, by "
+            f"{order}"
+        )
 
     def releases(self, steps: int) -> str:
         return at_most(steps)
@@ -305,15 +340,18 @@ class FixedBatches:
 
 @dataclass(frozen=True)
 class ShardOfFixedBatches:
-    """One process's part of `FixedBatches` of a data set whose records are shared out: as many batches a pass.
+    """One process's part of `FixedBatches` of a data set whose records are shared out: as many
+    batches a pass.
 
-    Each process cuts a permutation of its own records. All parts of a batch together may exceed ``whole.batch_size``, by
-    less than one record a process.
+    Each process cuts a permutation of its own records. All parts of a batch together may exceed
+    ``whole.batch_size``, by less than one record a process.
     """
 
     whole: FixedBatches
 
-    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
         """See `FixedBatches.batches`; with fewer records than steps, some batches are empty."""
         position = position or Position()
         steps = self.whole.steps_per_pass
@@ -356,7 +394,9 @@ class AllRecords:
         """Gaussians, composed."""
         return composed(noise_multipliers, 1.0)
 
-    def batches(self, coins: KeyStream, records: int, position: Position | None = None) -> Iterator[Indices]:
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
         position = position or Position()
         while True:
             position.drawn += 1
@@ -378,7 +418,9 @@ class AllRecords:
         return "nothing is sampled: the number of records is public"
 
     def releases(self, steps: int) -> str:
-        return "noisy sums, norms and choices are released for as long as the one budget pays for them"
+        return (
+            "noisy sums, norms and choices are released for as long as the one budget pays for them"
+        )
 
 
 def at_most(steps: int) -> str:
@@ -386,7 +428,9 @@ def at_most(steps: int) -> str:
 
 
 def composed(noise_multipliers: Floats, sample_rate: float) -> dp_accounting.DpEvent:
-    """Gaussians on Poisson batches of one rate, composed; equal ones are counted, whatever their order."""
+    """Gaussians on Poisson batches of one rate, composed; equal ones are counted, whatever their
+    order.
+    """
     values, counts = np.unique(noise_multipliers, return_counts=True)
     events = []
     for value, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -397,8 +441,11 @@ def composed(noise_multipliers: Floats, sample_rate: float) -> dp_accounting.DpE
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
 
-def one_gaussian(noise_multipliers: Floats, steps_per_pass: int, *, moves: bool) -> dp_accounting.DpEvent:
-    """The Gaussian of the steps that cost most of those that one record can take part in, one of each pass.
+def one_gaussian(
+    noise_multipliers: Floats, steps_per_pass: int, *, moves: bool
+) -> dp_accounting.DpEvent:
+    """The Gaussian of the steps that cost most of those that one record can take part in, one of
+    each pass.
 
     Args:
         noise_multipliers: shape (steps,), > 0.
@@ -407,7 +454,9 @@ def one_gaussian(noise_multipliers: Floats, steps_per_pass: int, *, moves: bool)
     values = np.unique(noise_multipliers)
     passes = math.ceil(len(noise_multipliers) / steps_per_pass)
     if len(values) == 1:
-        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(float(values[0])), passes)
+        return dp_accounting.SelfComposedDpEvent(
+            dp_accounting.GaussianDpEvent(float(values[0])), passes
+        )
     costs = np.zeros(passes * steps_per_pass)
     costs[: len(noise_multipliers)] = noise_multipliers**-2.0
     by_pass = costs.reshape(passes, steps_per_pass)

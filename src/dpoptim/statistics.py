@@ -1,4 +1,6 @@
-"""Statistics of private records that are released with Gaussian noise: bounded sums, counts and histograms as one vector."""
+"""Statistics of private records that are released with Gaussian noise: bounded sums, counts and
+histograms as one vector.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -45,7 +47,8 @@ def release_sum(
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
 ) -> NoisySum:
-    """``total`` with Gaussian noise of standard deviation ``norm_bound / mu`` (twice that under replace-one).
+    """``total`` with Gaussian noise of standard deviation ``norm_bound / mu`` (twice that under
+    replace-one).
 
     Args:
         total: a sum over records, float64, shape (k,); private.
@@ -55,7 +58,8 @@ def release_sum(
         neighboring: the relation, by name.
         label: public text for the ledger's entry.
         ledger: where it is charged; None: nowhere.
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
+            release.
 
     Raises:
         LedgerError: the budget does not admit it; nothing is drawn.
@@ -72,7 +76,9 @@ def release_sum(
             noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, label),
             label=label,
         )
-        noisy = gate.release_sum(torch.from_numpy(np.array(total, dtype=np.float64)), norm_bound=norm_bound, mu=mu)
+        noisy = gate.release_sum(
+            torch.from_numpy(np.array(total, dtype=np.float64)), norm_bound=norm_bound, mu=mu
+        )
         gate.finish()
     guarantee = compute_epsilon(gate.event, delta, relation)
     notes = () if noise_seed is None else (SEEDED,)
@@ -85,13 +91,14 @@ def price_of(epsilon: float, delta: float) -> float:
 
 
 def bounded_sum(rows: Floats, norm_bound: float) -> Floats:
-    """The sum over records of ``rows`` (shape (n, k)), each scaled down to ``norm_bound``; float64, shape (k,). Private.
+    """The sum over records of ``rows`` (shape (n, k)), each scaled down to ``norm_bound``;
+    float64, shape (k,). Private.
 
     A row that is not finite counts as zero.
 
-    **Guarantee.** A record adds at most ``norm_bound (1 + 2^-40)`` in Euclidean norm, rounding included: every entry is
-    cut towards zero to a multiple of ``norm_bound / GRID``, and whole numbers add up exactly, in any order and whoever
-    else is there, for up to 2^27 records.
+    **Guarantee.** A record adds at most ``norm_bound (1 + 2^-40)`` in Euclidean norm, rounding
+    included: every entry is cut towards zero to a multiple of ``norm_bound / GRID``, and whole
+    numbers add up exactly, in any order and whoever else is there, for up to 2^27 records.
     """
     total = np.zeros(rows.shape[1], dtype=np.int64)
     for start in range(0, len(rows), 1 << 14):
@@ -111,7 +118,7 @@ BOUND_ROUNDING = 1 + 2.0**-40
 def histogram_bound(neighboring: str) -> float:
     """Norm bound of a histogram to which every record adds 1 in one bin at most.
 
-    Under replace-one a record moves from one bin to another, sqrt 2 and not twice its own norm; the gate takes twice the
-    bound for it.
+    Under replace-one a record moves from one bin to another, sqrt 2 and not twice its own norm;
+    the gate takes twice the bound for it.
     """
     return math.sqrt(2) / 2 if neighboring == "replace-one" else 1.0

@@ -18,7 +18,9 @@ errors = Console(stderr=True)
 
 
 def say(text: object, *, style: str | None = None, to: Console | None = None) -> None:
-    """Print text from elsewhere (file names, labels): no markup, no control characters but line breaks."""
+    """Print text from elsewhere (file names, labels): no markup, no control characters but line
+    breaks.
+    """
     (to or console).print(cell(text), style=style, highlight=False, soft_wrap=True)
 
 
@@ -38,6 +40,8 @@ def clear_errors() -> Iterator[None]:
         say(f"Error: {error}", style="red", to=errors)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except KeyboardInterrupt:
-        message = "Interrupted. If a training had begun, its whole run stays charged; no model was saved."
+        message = (
+            "Interrupted. If a training had begun, its whole run stays charged; no model was saved."
+        )
         say(message, style="red", to=errors)
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -1,7 +1,8 @@
 """Every name of PyTorch that is not public, in one place, with a test of what it must do.
 
-PyTorch has no public name for these. A new version may take one away or change what it means; `require`
-finds that out at the first training, and says which feature is lost, before a record is touched.
+PyTorch has no public name for these. A new version may take one away or change what it means;
+`require` finds that out at the first training, and says which feature is lost, before a record is
+touched.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,7 +53,9 @@ OUTSIDE_BACKWARD = -1  # what `graph_task` is there
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """A number for the backward pass that this thread is in; later passes have larger ones."""
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
-"""A `with` in which operations on a subclass of Tensor are those on tensors; its own documentation names it so."""
+"""A `with` in which operations on a subclass of Tensor are those on tensors; its own documentation
+names it so.
+"""
 convolution_backward = torch.ops.aten.convolution_backward
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 group_norm_backward = torch.ops.aten.native_group_norm_backward
@@ -74,7 +77,9 @@ def is_functorch_tensor(x: Tensor) -> bool:
 
 
 def saved_tensors_hooks_are_set() -> bool:
-    """Whether somebody packs what operations save for their backward pass, as checkpointing does."""
+    """Whether somebody packs what operations save for their backward pass, as checkpointing
+    does.
+    """
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -95,7 +100,12 @@ def gradient_hooks(p: Tensor) -> list[Any]:
 
 def module_hooks(module: nn.Module) -> list[int]:
     """Ids of the hooks around a module's forward and backward pass."""
-    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    kinds = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
     return [key for kind in kinds for key in kind]
 
 
@@ -144,7 +154,8 @@ def require() -> None:
     lost = [feature.lost for feature in FEATURES if not _holds(feature)]
     if lost:
         raise PrivacyError(
-            f"PyTorch {torch.__version__} has changed inside, so this is lost: {'; '.join(lost)}. "
+            f"PyTorch {torch.__version__} has changed inside, so this is lost: "
+            f"{'; '.join(lost)}. "
             "Fix: a PyTorch within the bounds of dpoptim's requirements, or a newer dpoptim."
         )
 
@@ -174,7 +185,11 @@ def _backward_passes() -> bool:
         for _ in range(2):
             Look.apply(torch.ones(1, requires_grad=True)).sum().backward()
     first, called, second, again = seen
-    return OUTSIDE_BACKWARD < first < second and called == again == -2 and graph_task() == OUTSIDE_BACKWARD
+    return (
+        OUTSIDE_BACKWARD < first < second
+        and called == again == -2
+        and graph_task() == OUTSIDE_BACKWARD
+    )
 
 
 def _versions() -> bool:
@@ -197,7 +212,10 @@ def _hooks() -> bool:
         module.register_full_backward_hook(hook),
         module.register_full_backward_pre_hook(hook),
     ]
-    on_gradient = [module.weight.register_hook(hook), module.weight.register_post_accumulate_grad_hook(hook)]
+    on_gradient = [
+        module.weight.register_hook(hook),
+        module.weight.register_post_accumulate_grad_hook(hook),
+    ]
     before = len(hooks_on_all_modules())
     everywhere = nn.modules.module.register_module_forward_hook(hook)
     seen, newest = hooks_on_all_modules(), everywhere.id
@@ -251,7 +269,9 @@ def _dispatch() -> bool:
     names: list[str] = []
 
     class Look(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             names.append(str(func))
             return func(*args, **(kwargs or {}))
 
@@ -268,12 +288,20 @@ def _backward_operations() -> bool:
         layer, layer_mean, layer_scale = torch.native_layer_norm(x, [3], None, None, 1e-5)
         group, group_mean, group_scale = torch.native_group_norm(x, None, None, 1, 4, 3, 2, 1e-5)
         product = F.conv1d(x, w)
-        expected = [torch.autograd.grad(y, x, out[:, : y.shape[1]])[0] for y in (layer, group, product)]
+        expected = [
+            torch.autograd.grad(y, x, out[:, : y.shape[1]])[0] for y in (layer, group, product)
+        ]
     x = x.detach()
     found = [
-        layer_norm_backward(out, x, [3], layer_mean, layer_scale, None, None, [True, False, False])[0],
-        group_norm_backward(out, x, group_mean, group_scale, None, 1, 4, 3, 2, [True, False, False])[0],
-        convolution_backward(out[:, :2], x, w.detach(), None, [1], [0], [1], False, [0], 1, [True, False, False])[0],
+        layer_norm_backward(out, x, [3], layer_mean, layer_scale, None, None, [True, False, False])[
+            0
+        ],
+        group_norm_backward(
+            out, x, group_mean, group_scale, None, 1, 4, 3, 2, [True, False, False]
+        )[0],
+        convolution_backward(
+            out[:, :2], x, w.detach(), None, [1], [0], [1], False, [0], 1, [True, False, False]
+        )[0],
     ]
     return all(torch.allclose(a, b) for a, b in zip(expected, found, strict=True))
 

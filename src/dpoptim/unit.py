@@ -11,7 +11,8 @@ class Unit:
 
     Attributes:
         name: ``"record"`` or ``"person"``.
-        most_rows: a public bound on how many rows of a unit take part in a step; they are clipped together, once.
+        most_rows: a public bound on how many rows of a unit take part in a step; they are clipped
+            together, once.
     """
 
     name: str

@@ -1,11 +1,12 @@
-"""A process of its own for the ledger's tests: forks children that race for a budget, or that get killed.
+"""A process of its own for the ledger's tests: forks children that race for a budget, or that get
+killed.
 
 Commands arrive on stdin, answers go to stdout, one line each:
 
-* `race PATH COUNT NOISE`: COUNT children reserve one Gaussian at the same moment; prints "won", "refused"
-  or "error: ..." for each.
-* `crash PATH`: prints "pid N", then that child reserves again and again and prints "got ID" once `reserve`
-  has returned; "dead" follows its end.
+* `race PATH COUNT NOISE`: COUNT children reserve one Gaussian at the same moment; prints "won",
+  "refused" or "error: ..." for each.
+* `crash PATH`: prints "pid N", then that child reserves again and again and prints "got ID" once
+  `reserve` has returned; "dead" follows its end.
 """
 
 import os
@@ -19,7 +20,8 @@ AR = "add-or-remove-one"
 
 
 def say(text: str) -> None:
-    os.write(1, (text + "\n").encode())  # unbuffered, and one write is one line also between processes
+    # unbuffered, and one write is one line also between processes
+    os.write(1, (text + "\n").encode())
 
 
 def race(path: str, count: int, noise: float) -> None:
@@ -31,7 +33,9 @@ def race(path: str, count: int, noise: float) -> None:
             try:
                 os.close(opener)
                 os.read(gate, 1)  # returns for all at once, when the parent closes the other end
-                Ledger(path).reserve(dp.GaussianDpEvent(noise), neighboring=AR, label=f"racer {number}")
+                Ledger(path).reserve(
+                    dp.GaussianDpEvent(noise), neighboring=AR, label=f"racer {number}"
+                )
                 say("won")
             except BudgetExceeded:
                 say("refused")

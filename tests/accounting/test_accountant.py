@@ -32,7 +32,7 @@ def dp_sgd(rate, noise, steps):
     return Repeated(Sampled(rate, Gaussian(noise)), steps)
 
 
-# --- Values computed elsewhere ---------------------------------------------------------------------------
+# --- Values computed elsewhere -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,13 @@ def test_reference_run(accountant, expected):
     assert found.epsilon == pytest.approx(expected, rel=5e-3)
 
 
-# --- Independent integrals -------------------------------------------------------------------------------
+# --- Independent integrals -----------------------------------------------------------------------
 
 
 def one_step_delta(rate, noise, epsilon, direction):
-    """Hockey-stick divergence of one sampled step, by adaptive quadrature in 30 digits (mpmath)."""
+    """Hockey-stick divergence of one sampled step, by adaptive quadrature in 30 digits
+    (mpmath).
+    """
     with mpmath.workdps(30):
         q, s, e = mpmath.mpf(rate), mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))
 
@@ -116,7 +118,9 @@ def test_the_two_directions_differ_and_the_larger_counts():
 
 @pytest.mark.parametrize(("rate", "noise", "epsilon"), [(0.1, 0.8, 1.0), (0.5, 2.0, 0.4)])
 def test_two_sampled_steps_against_quadrature(rate, noise, epsilon):
-    """delta_2(epsilon) = E over the first output x of delta_1(epsilon - loss(x)), in closed form inside."""
+    """delta_2(epsilon) = E over the first output x of delta_1(epsilon - loss(x)), in closed form
+    inside.
+    """
 
     def closed_form(e):  # removal: (1 - rate) N(0) + rate N(1) against N(0), any real e
         if math.exp(e) <= 1 - rate:
@@ -148,7 +152,7 @@ def test_gaussian_profile_against_high_precision(mu, epsilon):
     assert gdp_mu(epsilon, exact) == pytest.approx(mu, rel=1e-9)
 
 
-# --- Gaussians, exactly ----------------------------------------------------------------------------------
+# --- Gaussians, exactly --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("relation", "sensitivity"), SENSITIVITIES)
@@ -166,9 +170,11 @@ def test_full_batches_use_the_exact_profile(relation, sensitivity):
 def test_replace_one_means_twice_the_sensitivity_in_every_accountant():
     event = Gaussian(2.0)
     epsilons = {
-        name: compute_epsilon(event, 1e-5, "replace-one", accountant=name).epsilon for name in ("auto", "PLD", "RDP")
+        name: compute_epsilon(event, 1e-5, "replace-one", accountant=name).epsilon
+        for name in ("auto", "PLD", "RDP")
     }
-    assert epsilons["auto"] == pytest.approx(4.377, abs=1e-3)  # 2.17, at best, with the wrong scale
+    # 2.17, at best, with the wrong scale
+    assert epsilons["auto"] == pytest.approx(4.377, abs=1e-3)
     assert epsilons["auto"] <= epsilons["PLD"] <= 1.002 * epsilons["auto"]
     assert epsilons["auto"] <= epsilons["RDP"] <= 1.1 * epsilons["auto"]
     for name in ("auto", "PLD", "RDP"):
@@ -183,7 +189,7 @@ def test_the_scale_reaches_gaussians_inside_compositions():
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-# --- Relations, composition, limits ----------------------------------------------------------------------
+# --- Relations, composition, limits --------------------------------------------------------------
 
 
 def test_relations_of_a_sampled_run():
@@ -209,7 +215,12 @@ def test_two_gaussians_on_one_batch_are_one_gaussian():
 
 
 def test_nothing_released_costs_nothing():
-    for event in (dp.NoOpDpEvent(), Composed([]), Repeated(Gaussian(1.0), 0), Sampled(0.5, dp.NoOpDpEvent())):
+    for event in (
+        dp.NoOpDpEvent(),
+        Composed([]),
+        Repeated(Gaussian(1.0), 0),
+        Sampled(0.5, dp.NoOpDpEvent()),
+    ):
         assert compute_epsilon(event, 1e-5, "zero-out").epsilon == 0
         assert compute_epsilon(event, 1e-5, "zero-out", accountant="PLD").epsilon == 0
         assert compute_delta(event, 1.0, "zero-out").delta == 0
@@ -235,14 +246,18 @@ def test_rdp_steps_in_where_pld_cannot():
 def test_deltas_below_the_rounding_of_long_compositions_need_the_tilted_scale():
     event = dp_sgd(0.01, 4.0, 100_000)
     for accountant in ("PLD", "auto"):
-        assert compute_epsilon(event, 1e-11, "zero-out", accountant=accountant).accountant == "tilted PLD"
+        assert compute_epsilon(event, 1e-11, "zero-out", accountant=accountant).accountant == (
+            "tilted PLD"
+        )
     with pytest.raises(ValueError, match=r"delta: .* rounding errors of PLD over 100000 steps"):
         compute_epsilon(event, 1e-11, "replace-one", accountant="PLD")
 
 
 @pytest.mark.parametrize(("steps", "delta"), [(100, 1e-12), (10_000, 1e-10), (100_000, 1e-9)])
 def test_rounding_of_long_compositions_never_helps(steps, delta):
-    """Nearly full sampling costs at most what full batches do, and the numerical answer may not be below."""
+    """Nearly full sampling costs at most what full batches do, and the numerical answer may not be
+    below.
+    """
     rate = 1 - 1e-9
     found = compute_epsilon(dp_sgd(rate, 2 * math.sqrt(steps), steps), delta, "zero-out")
     assert found.accountant == "PLD"
@@ -260,7 +275,11 @@ def test_epsilons_beyond_the_range_of_exp_stay_finite(noise):
 def test_truncated_batches_cost_at_least_as_much():
     event = dp.TruncatedSubsampledGaussianDpEvent(1000, 0.02, 40, 1.0)
     plain = compute_epsilon(dp_sgd(0.02, 1.0, 50), 1e-6, "zero-out").epsilon
-    assert 0.999 * plain <= compute_epsilon(Repeated(event, 50), 1e-6, "zero-out").epsilon <= 1.2 * plain
+    assert (
+        0.999 * plain
+        <= compute_epsilon(Repeated(event, 50), 1e-6, "zero-out").epsilon
+        <= 1.2 * plain
+    )
 
 
 @settings(max_examples=12, deadline=None)
@@ -282,7 +301,7 @@ def test_more_noise_fewer_steps_lower_rate_never_cost_more(rate, noise, steps, f
     assert epsilon(rate, noise, steps, delta=factor * 1e-6) <= here
 
 
-# --- Curves ----------------------------------------------------------------------------------------------
+# --- Curves --------------------------------------------------------------------------------------
 
 
 def test_curve_agrees_with_single_evaluations():
@@ -331,7 +350,7 @@ def test_tradeoff_keeps_shape_and_refuses_other_numbers():
             tradeoff_curve(Gaussian(1.0), "zero-out", [0.5, wrong])
 
 
-# --- Renyi divergence ------------------------------------------------------------------------------------
+# --- Renyi divergence ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("relation", "sensitivity"), SENSITIVITIES)
@@ -347,8 +366,12 @@ def test_renyi_divergence_of_a_sampled_step_against_quadrature():
         ratio = 1 - rate + rate * math.exp((2 * x - 1) / (2 * noise**2))
         return norm.pdf(x, 0, noise) * ratio**order
 
-    exact = math.log(integrate.quad(integrand, -20, 30, points=[0, order], limit=400)[0]) / (order - 1)
-    assert renyi_divergence(Sampled(rate, Gaussian(noise)), order, "zero-out") == pytest.approx(exact, rel=1e-7)
+    exact = math.log(integrate.quad(integrand, -20, 30, points=[0, order], limit=400)[0]) / (
+        order - 1
+    )
+    assert renyi_divergence(Sampled(rate, Gaussian(noise)), order, "zero-out") == pytest.approx(
+        exact, rel=1e-7
+    )
 
 
 def test_a_renyi_divergence_that_rounds_to_zero_is_not_perfect_privacy():
@@ -366,7 +389,7 @@ def test_renyi_divergence_says_where_it_has_no_answer():
         renyi_divergence(Sampled(0.1, Gaussian(1.0)), 2.0, "replace-one")
 
 
-# --- Refusals --------------------------------------------------------------------------------------------
+# --- Refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 1e-14, 1e-20, math.nan, math.inf])
@@ -398,7 +421,10 @@ def test_epsilons_out_of_range_are_refused(epsilon):
         (dp.NonPrivateDpEvent(), "NonPrivateDpEvent"),
         (dp.UnsupportedDpEvent(), "UnsupportedDpEvent"),
         (dp.RandomizedResponseDpEvent(0.5, 2), "RandomizedResponseDpEvent"),
-        (Composed([Gaussian(1.0), dp.SingleEpochTreeAggregationDpEvent(1.0, [3])]), "TreeAggregation"),
+        (
+            Composed([Gaussian(1.0), dp.SingleEpochTreeAggregationDpEvent(1.0, [3])]),
+            "TreeAggregation",
+        ),
     ],
 )
 def test_events_that_cannot_be_trusted_are_refused(event, match):

@@ -40,19 +40,27 @@ def test_the_budget_is_kept_and_used(rate, steps, epsilon):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("rate", [0.05, 1.0])
 def test_every_relation(relation, rate):
-    noise = calibrate_noise_multiplier(sample_rate=rate, steps=200, epsilon=3.0, delta=1e-6, neighboring=relation)
+    noise = calibrate_noise_multiplier(
+        sample_rate=rate, steps=200, epsilon=3.0, delta=1e-6, neighboring=relation
+    )
     assert 2.97 <= compute_epsilon(dp_sgd(rate, noise, 200), 1e-6, relation).epsilon <= 3.0
 
 
 def test_reference_noise():
     noise = calibrate_noise_multiplier(
-        sample_rate=500 / 60_000, steps=6_000, epsilon=2.0, delta=1e-5, neighboring="add-or-remove-one"
+        sample_rate=500 / 60_000,
+        steps=6_000,
+        epsilon=2.0,
+        delta=1e-5,
+        neighboring="add-or-remove-one",
     )
     assert noise == pytest.approx(1.477, rel=5e-3)
 
 
 def test_full_batches_invert_the_exact_profile():
-    noise = calibrate_noise_multiplier(sample_rate=1.0, steps=25, epsilon=1.0, delta=1e-5, neighboring="replace-one")
+    noise = calibrate_noise_multiplier(
+        sample_rate=1.0, steps=25, epsilon=1.0, delta=1e-5, neighboring="replace-one"
+    )
     epsilon = gdp_epsilon(2 * 5 / noise, 1e-5)
     assert 1 - 1e-9 <= epsilon <= 1
 
@@ -61,16 +69,22 @@ def test_any_event_can_be_calibrated():
     def selection_then_training(noise):
         return dp.ComposedDpEvent([dp.LaplaceDpEvent(5.0), dp_sgd(0.02, noise, 300)])
 
-    noise = calibrate_event(selection_then_training, epsilon=2.0, delta=1e-6, neighboring="zero-out")
+    noise = calibrate_event(
+        selection_then_training, epsilon=2.0, delta=1e-6, neighboring="zero-out"
+    )
     spent = compute_epsilon(selection_then_training(noise), 1e-6, "zero-out").epsilon
     assert 1.98 <= spent <= 2.0
     # What the selection costs, the training lacks.
-    alone = calibrate_event(lambda z: dp_sgd(0.02, z, 300), epsilon=2.0, delta=1e-6, neighboring="zero-out")
+    alone = calibrate_event(
+        lambda z: dp_sgd(0.02, z, 300), epsilon=2.0, delta=1e-6, neighboring="zero-out"
+    )
     assert noise > 1.02 * alone
 
 
 def test_events_without_pld_are_calibrated_by_rdp():
-    noise = calibrate_event(lambda z: dp.ZCDpEvent(0.5 / z**2), epsilon=1.0, delta=1e-5, neighboring="zero-out")
+    noise = calibrate_event(
+        lambda z: dp.ZCDpEvent(0.5 / z**2), epsilon=1.0, delta=1e-5, neighboring="zero-out"
+    )
     found = compute_epsilon(dp.ZCDpEvent(0.5 / noise**2), 1e-5, "zero-out")
     assert found.accountant == "RDP"
     assert 0.99 <= found.epsilon <= 1.0
@@ -85,7 +99,9 @@ def test_budgets_out_of_reach_are_refused():
             neighboring="zero-out",
         )
     with pytest.raises(ValueError, match=r"^epsilon: .* almost no noise"):
-        calibrate_noise_multiplier(sample_rate=1e-6, steps=2, epsilon=1.0, delta=1e-3, neighboring="zero-out")
+        calibrate_noise_multiplier(
+            sample_rate=1e-6, steps=2, epsilon=1.0, delta=1e-3, neighboring="zero-out"
+        )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +136,7 @@ def test_arguments_out_of_range_are_refused_by_name(name, value):
         calibrate_noise_multiplier(**(arguments | {name: value}))
 
 
-# --- The cache -------------------------------------------------------------------------------------------
+# --- The cache -----------------------------------------------------------------------------------
 
 CELL = {"sample_rate": 0.05, "steps": 40, "epsilon": 1.0, "delta": 1e-5, "neighboring": "zero-out"}
 
@@ -175,7 +191,9 @@ def test_another_version_of_dp_accounting_is_another_key(searches, monkeypatch):
     assert len(searches) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"noise_multiplier": 0.01}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"noise_multiplier": 0.01}']
+)
 def test_corrupt_files_are_replaced(cache, searches, content):
     first = calibrate_noise_multiplier(**CELL)
     stored_file(cache).write_bytes(content)

@@ -81,7 +81,11 @@ def test_unknown_types_are_refused(data):
         {"type": "Gaussian", "noise_multiplier": True},
         {"type": "SelfComposed", "event": {"type": "NoOp"}, "count": 2.5},
         {"type": "SelfComposed", "event": {"type": "NoOp"}, "count": -1},
-        {"type": "SelfComposed", "event": {"type": "Gaussian", "noise_multiplier": None}, "count": 1},
+        {
+            "type": "SelfComposed",
+            "event": {"type": "Gaussian", "noise_multiplier": None},
+            "count": 1,
+        },
         {"type": "Composed", "events": {"type": "NoOp"}},
     ],
 )

@@ -1,4 +1,6 @@
-"""The filter: no adaptive sequence of charges gets past the budget, and prices are what they should be."""
+"""The filter: no adaptive sequence of charges gets past the budget, and prices are what they
+should be.
+"""
 
 import math
 from fractions import Fraction
@@ -12,7 +14,8 @@ from scipy.stats import norm
 from dpoptim.accounting.filters import GaussianFilter, selection_epsilon, selection_mu
 from dpoptim.errors import PrivacyError
 
-# What a hostile analyst asks for, given what is left: exactly that, a hair more or less, a share, anything.
+# What a hostile analyst asks for, given what is left: exactly that, a hair more or less, a share,
+# anything.
 STRATEGY = st.one_of(
     st.just(lambda left: left),
     st.just(lambda left: math.nextafter(left, math.inf)),
@@ -43,7 +46,9 @@ def test_hostile_strategies_never_exceed_the_budget(mu: float, strategies: list)
                 budget.charge(asked)
             assert budget.spent == before
         assert accepted <= Fraction(mu) ** 2
-        assert admitted == (accepted + (0 if admitted else Fraction(asked) ** 2) <= Fraction(mu) ** 2)
+        assert admitted == (
+            accepted + (0 if admitted else Fraction(asked) ** 2) <= Fraction(mu) ** 2
+        )
     if budget.left > 0:
         assert budget.ask(budget.left)
 
@@ -70,13 +75,16 @@ def test_nonsense_is_refused(mu: float) -> None:
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 3.0, 8.0, 20.0])
 def test_a_selection_costs_what_its_worst_case_costs(epsilon: float) -> None:
-    """The vertices of all randomised responses with ratios e^t, e^(t - epsilon) lie above the mu-GDP curve, one on it."""
+    """The vertices of all randomised responses with ratios e^t, e^(t - epsilon) lie above the
+    mu-GDP curve, one on it.
+    """
     t = np.linspace(0, epsilon, 4001)[1:-1]
     false_positives = (1 - np.exp(t - epsilon)) / (np.exp(t) - np.exp(t - epsilon))
     needed = norm.isf(false_positives) - norm.isf(np.exp(t) * false_positives)
     assert selection_mu(epsilon) == pytest.approx(needed.max(), rel=1e-6)
     assert selection_mu(epsilon) >= needed.max() * (1 - 1e-9)
-    assert selection_mu(epsilon) < epsilon  # Gaussian with sensitivity-to-noise epsilon would say so
+    # Gaussian with sensitivity-to-noise epsilon would say so
+    assert selection_mu(epsilon) < epsilon
 
 
 @settings(max_examples=200, deadline=None)

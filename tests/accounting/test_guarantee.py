@@ -20,7 +20,12 @@ NAMES = {
 
 
 def guarantee(**changes):
-    entries = {"epsilon": 1.987, "delta": 1e-5, "neighboring": "add-or-remove-one", "accountant": "PLD"}
+    entries = {
+        "epsilon": 1.987,
+        "delta": 1e-5,
+        "neighboring": "add-or-remove-one",
+        "accountant": "PLD",
+    }
     return Guarantee(**(entries | changes))
 
 
@@ -33,7 +38,11 @@ def test_relations_have_one_name_each(name, relation):
 
 @pytest.mark.parametrize("wrong", ["add-remove", "REPLACE_ONE", "", None, 1])
 def test_unknown_relations_are_refused_with_the_choices(wrong):
-    with pytest.raises(ValueError, match=r"neighboring: .*'add-or-remove-one', 'replace-one', 'zero-out'"):
+    with pytest.raises(
+        ValueError,
+        match=r"neighboring: .*'add-or-remove-one', 'replace-one', "
+        r"'zero-out'",
+    ):
         parse_neighboring(wrong)
 
 
@@ -61,7 +70,9 @@ def test_epsilon_is_rounded_up(epsilon, shown):
     assert str(guarantee(epsilon=epsilon)).startswith(f"epsilon={shown} at")
 
 
-@given(epsilon=st.floats(0, 1e12, allow_subnormal=False), delta=st.floats(0, 1, allow_subnormal=False))
+@given(
+    epsilon=st.floats(0, 1e12, allow_subnormal=False), delta=st.floats(0, 1, allow_subnormal=False)
+)
 def test_text_never_understates(epsilon, delta):
     shown = re.match(r"epsilon=(\S+) at delta=(\S+) ", str(guarantee(epsilon=epsilon, delta=delta)))
     assert float(shown[1]) >= epsilon
@@ -70,7 +81,13 @@ def test_text_never_understates(epsilon, delta):
 
 
 def test_text_never_hides_what_weakens_the_promise():
-    text = str(guarantee(status="unproven (counterexample known)", notes=("seeded: not for release",), unit="user"))
+    text = str(
+        guarantee(
+            status="unproven (counterexample known)",
+            notes=("seeded: not for release",),
+            unit="user",
+        )
+    )
     assert "unproven (counterexample known)" in text
     assert "seeded: not for release" in text
     assert "per user" in text
@@ -83,7 +100,14 @@ def test_text_never_hides_what_weakens_the_promise():
     notes=st.lists(st.text(min_size=1), max_size=3),
 )
 def test_json_round_trip_is_exact(epsilon, delta, neighboring, notes):
-    original = guarantee(epsilon=epsilon, delta=delta, neighboring=neighboring, notes=notes, status="unproven", unit="user")
+    original = guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=neighboring,
+        notes=notes,
+        status="unproven",
+        unit="user",
+    )
     text = json.dumps(original.to_json(), allow_nan=False)
     assert Guarantee.from_json(json.loads(text)) == original
 

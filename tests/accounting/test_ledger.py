@@ -1,4 +1,6 @@
-"""The ledger: what it keeps, what it refuses and in which words, and what no failure can make it forget."""
+"""The ledger: what it keeps, what it refuses and in which words, and what no failure can make it
+forget.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def dp_sgd(rate: float, noise: float, steps: int) -> dp.DpEvent:
     return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)
 
 
-def reserve_often(ledger: Ledger, event: dp.DpEvent, times: int, granted: list[Reservation] | None = None) -> None:
+def reserve_often(
+    ledger: Ledger, event: dp.DpEvent, times: int, granted: list[Reservation] | None = None
+) -> None:
     for _ in range(times):
         made = ledger.reserve(event, neighboring=ledger.neighboring, label="a long label " * 15)
         if granted is not None:
@@ -59,7 +63,9 @@ class TestKeeping:
     @pytest.mark.parametrize("in_memory", [True, False])
     def test_reserve_commit_entries(self, path: Path, in_memory: bool) -> None:
         with Ledger(None if in_memory else path, epsilon=3, delta=1e-6) as ledger:
-            made = [ledger.reserve(e, neighboring=AR, label=f"run {i}") for i, e in enumerate(EVENTS)]
+            made = [
+                ledger.reserve(e, neighboring=AR, label=f"run {i}") for i, e in enumerate(EVENTS)
+            ]
             assert ledger.entries() == made
             assert [entry.event for entry in ledger.entries()] == EVENTS
             before = ledger.remaining()
@@ -89,7 +95,8 @@ class TestKeeping:
     def test_one_complete_file_with_a_rollback_journal(self, path: Path) -> None:
         ledger = Ledger(path)
         ledger.reserve(gaussian(5.0), neighboring=AR, label="first")
-        assert os.listdir(path.parent) == [path.name]  # nothing that could be left behind when it is copied
+        # nothing that could be left behind when it is copied
+        assert os.listdir(path.parent) == [path.name]
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         with ledger._store._connection() as connection:
@@ -105,12 +112,15 @@ class TestKeeping:
                 "DELETE FROM entry",
                 'UPDATE entry SET body = \'{"type": "NoOp"}\'',
                 "UPDATE entry SET kind = 'begun'",
-                "INSERT OR REPLACE INTO entry SELECT 1, kind, run, time, label, '{}', digest FROM entry",
-                "REPLACE INTO entry (number, kind, run, time, label, body, digest) VALUES (1, '', '', '', '', '', '')",
+                "INSERT OR REPLACE INTO entry SELECT 1, kind, run, time, label, '{}', digest "
+                "FROM entry",
+                "REPLACE INTO entry (number, kind, run, time, label, body, digest) VALUES (1, "
+                "'', '', '', '', '', '')",
                 "UPDATE OR REPLACE entry SET number = 1",
                 "UPDATE settings SET epsilon = 100",
                 "DELETE FROM settings",
-                "INSERT OR REPLACE INTO settings SELECT 1, ledger, created, dataset, neighboring, 9, delta, filter, 9 "
+                "INSERT OR REPLACE INTO settings SELECT 1, ledger, created, dataset, "
+                "neighboring, 9, delta, filter, 9 "
                 "FROM settings",
                 "UPDATE head SET count = 0",
                 "INSERT OR REPLACE INTO head VALUES (1, 0, '')",
@@ -145,7 +155,9 @@ class TestKeeping:
 
 
 class TestBudget:
-    @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-7), (1.0, 1e-5), (2.0, 1e-5), (8.0, 1e-6), (50, 0.01)])
+    @pytest.mark.parametrize(
+        ("epsilon", "delta"), [(0.1, 1e-7), (1.0, 1e-5), (2.0, 1e-5), (8.0, 1e-6), (50, 0.01)]
+    )
     def test_order_and_bound(self, epsilon: float, delta: float) -> None:
         order = filter_order(epsilon, delta)
         bound = renyi_budget(epsilon, delta, order)
@@ -153,7 +165,10 @@ class TestBudget:
         assert reference == pytest.approx(epsilon, rel=1e-12)
         assert epsilon_from_renyi(bound, delta, order) == pytest.approx(epsilon, rel=1e-9)
         # A Gaussian that fills the bound has hardly more noise than the best order would allow it.
-        best = max(renyi_budget(epsilon, delta, alpha) / alpha for alpha in [1 + 0.01 * k for k in range(1, 30000)])
+        best = max(
+            renyi_budget(epsilon, delta, alpha) / alpha
+            for alpha in [1 + 0.01 * k for k in range(1, 30000)]
+        )
         assert 0.89 * best <= bound / order <= best * (1 + 1e-4)
 
     def test_first_run_may_use_exactly_the_budget(self) -> None:
@@ -165,7 +180,9 @@ class TestBudget:
         with pytest.raises(BudgetExceeded, match="must stay the only one"):
             ledger.reserve(gaussian(1e6), neighboring=AR, label="second")
         with pytest.raises(BudgetExceeded):
-            Ledger(epsilon=epsilon * (1 - 1e-9), delta=1e-5).reserve(event, neighboring=AR, label="first")
+            Ledger(epsilon=epsilon * (1 - 1e-9), delta=1e-5).reserve(
+                event, neighboring=AR, label="first"
+            )
 
     def test_refusal_of_a_first_run_has_the_numbers(self) -> None:
         ledger = Ledger(epsilon=2, delta=1e-5, dataset="cells")
@@ -194,7 +211,10 @@ class TestBudget:
             ledger.check(gaussian(2.0), AR)
         text = str(refused.value)
         for number in [2 * unit, limit, 4 * unit, limit - 2 * unit]:
-            assert any(float(found) == pytest.approx(number, rel=1e-5) for found in re.findall(r"\d+(?:\.\d+)?", text)), (
+            assert any(
+                float(found) == pytest.approx(number, rel=1e-5)
+                for found in re.findall(r"\d+(?:\.\d+)?", text)
+            ), (
                 number,
                 text,
             )
@@ -222,13 +242,17 @@ class TestBudget:
         assert 2 <= len(ledger.entries()) < 5
 
     def test_other_relation_is_refused(self) -> None:
-        with pytest.raises(LedgerError, match="counts under add-or-remove-one, the run under replace-one"):
+        with pytest.raises(
+            LedgerError, match="counts under add-or-remove-one, the run under replace-one"
+        ):
             Ledger(epsilon=2, delta=1e-5).reserve(gaussian(5.0), neighboring=R1, label="x")
 
     def test_replace_one_is_charged_for_twice_the_norm(self) -> None:
         ledger = Ledger(epsilon=2, delta=1e-5, neighboring=R1)
         ledger.reserve(gaussian(8.0), neighboring=R1, label="x")
-        assert ledger.remaining().reserved == pytest.approx(ledger.budget.order * (2 / 8) ** 2 / 2, rel=1e-9)
+        assert ledger.remaining().reserved == pytest.approx(
+            ledger.budget.order * (2 / 8) ** 2 / 2, rel=1e-9
+        )
 
     def test_poisson_under_replace_one_has_no_renyi_filter(self) -> None:
         event = dp_sgd(0.01, 4.0, 20)
@@ -268,12 +292,16 @@ class TestBudget:
             ({"filter": "pld"}, "filter: "),
         ],
     )
-    def test_arguments_out_of_range(self, path: Path, arguments: dict[str, object], message: str) -> None:
+    def test_arguments_out_of_range(
+        self, path: Path, arguments: dict[str, object], message: str
+    ) -> None:
         with pytest.raises(ValueError, match=message):
             Ledger(path, **arguments)
         assert not path.exists()
 
-    @pytest.mark.parametrize("event", [dp.NonPrivateDpEvent(), gaussian(-1.0), gaussian(float("nan")), "x"])
+    @pytest.mark.parametrize(
+        "event", [dp.NonPrivateDpEvent(), gaussian(-1.0), gaussian(float("nan")), "x"]
+    )
     def test_an_event_without_a_price_is_refused_even_without_a_budget(self, event: object) -> None:
         ledger = Ledger()
         with pytest.raises((TypeError, ValueError)):
@@ -296,7 +324,11 @@ class TestWords:
         assert ledger.spent() == compute_epsilon(gaussian(5.0), 1e-5, AR)
         ledger.reserve(gaussian(9.0), neighboring=AR, label="x")
         several = ledger.spent()
-        assert (several.epsilon, several.status, several.accountant) == (2.0, "proven", "RDP filter")
+        assert (several.epsilon, several.status, several.accountant) == (
+            2.0,
+            "proven",
+            "RDP filter",
+        )
         assert "2 runs" in str(several)
         assert ledger.spent(1e-7).epsilon > 2 > ledger.spent(1e-3).epsilon
 
@@ -342,13 +374,17 @@ class TestBadFiles:
             ({"filter": "basic"}, "not 'basic'"),
         ],
     )
-    def test_disagreement_with_what_is_stored(self, path: Path, named: dict[str, object], message: str) -> None:
+    def test_disagreement_with_what_is_stored(
+        self, path: Path, named: dict[str, object], message: str
+    ) -> None:
         Ledger(path, dataset="cells", epsilon=2, delta=1e-5)
         with pytest.raises(LedgerError, match=message) as refused:
             Ledger(path, **named)
         assert str(path) in str(refused.value)
 
-    @pytest.mark.parametrize("content", [b"", b"epsilon: 2\n" * 900, b"SQLite format 3\0" + bytes(5000)])
+    @pytest.mark.parametrize(
+        "content", [b"", b"epsilon: 2\n" * 900, b"SQLite format 3\0" + bytes(5000)]
+    )
     def test_other_content_is_refused_and_kept(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)
         with pytest.raises(LedgerError, match=re.escape(str(path))):
@@ -386,7 +422,9 @@ class TestBadFiles:
         with closing(sqlite3.connect(path)) as connection, connection:
             entry = Entry("reserved", "i", "t", "l", '{"type": "New"}')
             head = entry.after(ledger._store.start())
-            connection.execute("INSERT INTO entry VALUES (1, ?, ?, ?, ?, ?, ?)", (*astuple(entry), head.digest))
+            connection.execute(
+                "INSERT INTO entry VALUES (1, ?, ?, ?, ?, ?, ?)", (*astuple(entry), head.digest)
+            )
             connection.execute("UPDATE head SET count = ?, digest = ?", (head.count, head.digest))
         with pytest.raises(LedgerError, match="cannot be read"):
             ledger.reserve(gaussian(5.0), neighboring=AR, label="x")
@@ -446,7 +484,8 @@ class TestBadFiles:
 
         def full(file: Path | None) -> sqlite3.Connection:
             connection = connect(file)
-            connection.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size instead
+            # SQLite takes the present size instead
+            connection.execute("PRAGMA max_page_count = 1")
             return connection
 
         granted: list[Reservation] = []
@@ -455,10 +494,13 @@ class TestBadFiles:
             with pytest.raises(LedgerError, match=r"full; free some space") as refused:
                 reserve_often(ledger, gaussian(5.0), 200, granted)
         assert str(path) in str(refused.value)
-        assert ledger.entries() == [kept, *granted]  # the last one granted is there, the refused one is not
+        # the last one granted is there, the refused one is not
+        assert ledger.entries() == [kept, *granted]
         ledger.reserve(gaussian(5.0), neighboring=AR, label="space again")
 
-    def test_failing_commit_grants_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failing_commit_grants_nothing(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         ledger = Ledger(path)
         connect = ledger_store._connect
 
@@ -521,7 +563,9 @@ def worker() -> Iterator[Worker]:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 class TestProcesses:
     @pytest.mark.parametrize("racers", [2, 8])
-    def test_one_wins_the_last_of_the_budget(self, worker: Worker, tmp_path: Path, racers: int) -> None:
+    def test_one_wins_the_last_of_the_budget(
+        self, worker: Worker, tmp_path: Path, racers: int
+    ) -> None:
         for repeat in range(6):
             path = tmp_path / f"{repeat}.ledger"
             ledger = Ledger(path, epsilon=2, delta=1e-5)
@@ -553,13 +597,15 @@ class TestProcesses:
         chance = random.Random(0)
         acknowledged: dict[Path, list[str]] = {}
         for repeat in range(20):
-            path = tmp_path / f"{repeat // 4}.ledger"  # some on a new file, some on one that was left behind
+            # some on a new file, some on one that was left behind
+            path = tmp_path / f"{repeat // 4}.ledger"
             acknowledged.setdefault(path, [])
             worker.send("crash", path)
             pid = int(worker.read().removeprefix("pid "))
             for _ in range(chance.choice([0, 0, 1, 3])):
                 acknowledged[path].append(worker.read().removeprefix("got "))
-            for _ in range(chance.randrange(200_000)):  # somewhere within the next few milliseconds
+            # somewhere within the next few milliseconds
+            for _ in range(chance.randrange(200_000)):
                 pass
             os.kill(pid, signal.SIGKILL)
             while (line := worker.read()) != "dead":

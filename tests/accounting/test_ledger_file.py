@@ -1,4 +1,6 @@
-"""What happens to a ledger's file from outside: damage, other names, full disks, forks. Nothing is silent."""
+"""What happens to a ledger's file from outside: damage, other names, full disks, forks. Nothing is
+silent.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,13 @@ def filled(path: Path) -> Path:
 
 def meaning(path: Path) -> object:
     ledger = Ledger(path)
-    return ledger.dataset, ledger.neighboring, ledger.budget, ledger.entries(), str(ledger.remaining())
+    return (
+        ledger.dataset,
+        ledger.neighboring,
+        ledger.budget,
+        ledger.entries(),
+        str(ledger.remaining()),
+    )
 
 
 def test_no_flipped_byte_changes_what_is_read(filled: Path) -> None:
@@ -54,14 +62,17 @@ def test_no_flipped_byte_changes_what_is_read(filled: Path) -> None:
     refused: list[str] = []
     for _ in range(600):
         place = chance.randrange(len(good))
-        filled.write_bytes(good[:place] + bytes([good[place] ^ (1 << chance.randrange(8))]) + good[place + 1 :])
+        filled.write_bytes(
+            good[:place] + bytes([good[place] ^ (1 << chance.randrange(8))]) + good[place + 1 :]
+        )
         try:
             assert meaning(filled) == right
         except LedgerError as error:
             refused.append(str(error))
         Path(f"{filled}-journal").unlink(missing_ok=True)
     assert len(refused) > 150
-    assert [text for text in refused if "\n" in text or "; " not in text] == []  # one line, with the fix
+    # one line, with the fix
+    assert [text for text in refused if "\n" in text or "; " not in text] == []
 
 
 def test_entries_that_vanish_are_missed(filled: Path) -> None:
@@ -76,7 +87,9 @@ def test_entries_that_vanish_are_missed(filled: Path) -> None:
     ):
         filled.write_bytes(good)
         with closing(sqlite3.connect(filled)) as connection, connection:
-            triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+            triggers = connection.execute(
+                "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+            ).fetchall()
             for name, _ in triggers:
                 connection.execute(f"DROP TRIGGER {name}")
             connection.execute(statement)
@@ -115,7 +128,9 @@ def test_verify_follows_the_budget(filled: Path) -> None:
     digest = ledger.digest
     reserve(ledger, 50.0)
     assert ledger.verify(digest=digest) == 26
-    entry = ledger_store.Entry("reserved", "x", "t", "too much", '{"noise_multiplier": 0.1, "type": "Gaussian"}')
+    entry = ledger_store.Entry(
+        "reserved", "x", "t", "too much", '{"noise_multiplier": 0.1, "type": "Gaussian"}'
+    )
     with ledger._store._lock:
         assert ledger._store.append(entry, after=ledger._store.read(ledger._store.start())[1])
     with pytest.raises(BudgetExceeded):
@@ -158,13 +173,16 @@ def test_a_name_left_by_a_killed_creation_is_removed(filled: Path) -> None:
 
 
 def test_a_journal_that_is_lost_loses_no_entry(filled: Path) -> None:
-    """Killed in mid-transaction; then the file beside it is removed, or the ledger renamed without it."""
+    """Killed in mid-transaction; then the file beside it is removed, or the ledger renamed without
+    it.
+    """
     before, refused = meaning(filled), ""
     for repeat in range(10):
         child = os.fork()
         if child == 0:
             with closing(sqlite3.connect(filled, isolation_level=None)) as connection:
-                connection.execute("PRAGMA cache_size = 1")  # pages reach the file before the commit
+                # pages reach the file before the commit
+                connection.execute("PRAGMA cache_size = 1")
                 connection.execute("BEGIN IMMEDIATE")
                 for number in range(2 + 20 * repeat):
                     entry = (26 + number, "reserved", str(number), "t", "l" * 1000, "{}", "d")

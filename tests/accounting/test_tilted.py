@@ -1,4 +1,6 @@
-"""Tilted composition: never below the truth, near it where plain PLD cannot go, and quick for long runs."""
+"""Tilted composition: never below the truth, near it where plain PLD cannot go, and quick for long
+runs.
+"""
 
 import math
 
@@ -43,29 +45,42 @@ def delta_of_two(epsilon: mpf, q: mpf, noise: mpf, *, removed: bool) -> mpf:
         density = mp.npdf(x, 0, noise)
         if removed:
             density = (1 - q) * density + q * mp.npdf(x, 1, noise)
-        return density * delta_of_one(epsilon - (loss if removed else -loss), q, noise, removed=removed)
+        return density * delta_of_one(
+            epsilon - (loss if removed else -loss), q, noise, removed=removed
+        )
 
     return mp.quad(inner, mp.linspace(-12 * noise, 1 + 12 * noise, 25))
 
 
-@pytest.mark.parametrize(("rate", "noise", "delta"), [(0.01, 1.0, 1e-13), (0.2, 2.0, 1e-12), (1e-3, 0.6, 1e-9)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "delta"), [(0.01, 1.0, 1e-13), (0.2, 2.0, 1e-12), (1e-3, 0.6, 1e-9)]
+)
 def test_two_steps_against_quadrature(rate: float, noise: float, delta: float) -> None:
     profile = TiltedDistribution(canonical(sampled(rate, noise, 2)), AR, (delta,))
     found = mpf(profile.epsilon(delta))
     with mp.workdps(30):
-        truths = [delta_of_two(found, mpf(rate), mpf(noise), removed=removed) for removed in (True, False)]
+        truths = [
+            delta_of_two(found, mpf(rate), mpf(noise), removed=removed) for removed in (True, False)
+        ]
         assert max(truths) <= delta
-        less = [delta_of_two(found * 0.997, mpf(rate), mpf(noise), removed=removed) for removed in (True, False)]
+        less = [
+            delta_of_two(found * 0.997, mpf(rate), mpf(noise), removed=removed)
+            for removed in (True, False)
+        ]
         assert max(less) > delta
 
 
 @pytest.mark.parametrize("steps", [1, 1000, 300_000])
 def test_gaussians_against_their_exact_profile(steps: int) -> None:
-    """The reserve for the transform's rounding covers it at every delta, and is not far too large."""
+    """The reserve for the transform's rounding covers it at every delta, and is not far too
+    large.
+    """
     mu = 1.5
     for delta in (1e-5, 1e-9, 1e-13):
         interval = 1e-2 / math.sqrt(steps)
-        losses = discretised_losses(1.0, math.sqrt(steps) / mu, interval, math.log(1e-5 * delta / steps), removed=True)
+        losses = discretised_losses(
+            1.0, math.sqrt(steps) / mu, interval, math.log(1e-5 * delta / steps), removed=True
+        )
         composition = Composition([(losses, steps)], interval)
         found = composition.tilted(composition.sharp_tilt(delta)).epsilon(delta)
         exact = gdp_epsilon(mu, delta)
@@ -82,17 +97,25 @@ def test_the_grid_keeps_both_probabilities() -> None:
 
 
 def test_agreement_with_the_plain_transform() -> None:
-    for rate, noise, steps, delta in ((0.01, 1.0, 1000, 1e-6), (0.1, 2.0, 500, 1e-5), (0.01, 0.6, 300, 1e-8)):
+    for rate, noise, steps, delta in (
+        (0.01, 1.0, 1000, 1e-6),
+        (0.1, 2.0, 500, 1e-5),
+        (0.01, 0.6, 300, 1e-8),
+    ):
         leaves = canonical(sampled(rate, noise, steps))
         fine = LossDistribution(leaves, AR, (delta,), accuracy=1e-5).epsilon(delta)
-        assert 0.9999 * fine <= TiltedDistribution(leaves, AR, (delta,)).epsilon(delta) <= 1.002 * fine
+        assert (
+            0.9999 * fine <= TiltedDistribution(leaves, AR, (delta,)).epsilon(delta) <= 1.002 * fine
+        )
 
 
 @pytest.mark.parametrize(
     ("rate", "noise", "steps", "delta", "most"),
     [(1e-5, 0.5, 1_000_000, 1e-10, 3.51), (0.01, 4.0, 200, 1e-13, 0.2536)],
 )
-def test_where_the_plain_transform_drowns(rate: float, noise: float, steps: int, delta: float, most: float) -> None:
+def test_where_the_plain_transform_drowns(
+    rate: float, noise: float, steps: int, delta: float, most: float
+) -> None:
     """RDP, to which these went before, says 4.78 and 0.280."""
     event = sampled(rate, noise, steps)
     found = compute_epsilon(event, delta, "add-or-remove-one")
@@ -121,11 +144,17 @@ def test_calibration_by_it() -> None:
         sample_rate=0.01, steps=200, epsilon=0.25, delta=1e-13, neighboring="add-or-remove-one"
     )
     assert noise < 4.1  # 4.4 by RDP
-    assert 0.2475 <= compute_epsilon(sampled(0.01, noise, 200), 1e-13, "add-or-remove-one").epsilon <= 0.25
+    assert (
+        0.2475
+        <= compute_epsilon(sampled(0.01, noise, 200), 1e-13, "add-or-remove-one").epsilon
+        <= 0.25
+    )
 
 
 def test_what_it_does_not_cover() -> None:
     with pytest.raises(ValueError, match="tilted PLD cannot evaluate it under replace-one"):
-        TiltedDistribution(canonical(sampled(0.1, 1.0, 2)), dp.NeighboringRelation.REPLACE_ONE, (1e-5,))
+        TiltedDistribution(
+            canonical(sampled(0.1, 1.0, 2)), dp.NeighboringRelation.REPLACE_ONE, (1e-5,)
+        )
     with pytest.raises(ValueError, match="Poisson-sampled Gaussians only"):
         TiltedDistribution(canonical(dp.LaplaceDpEvent(2.0)), AR, (1e-5,))

@@ -1,4 +1,6 @@
-"""The other audits: what they say of good and of bad material. (tests/audit/test_mutants.py has the library's own.)"""
+"""The other audits: what they say of good and of bad material. (tests/audit/test_mutants.py has
+the library's own.)
+"""
 
 import logging
 import warnings
@@ -22,7 +24,7 @@ from support import CASES, record_loss
 LEVEL = 1e-6 / 30  # of one check; each detector makes fewer than 30
 
 
-# ---- sensitivity ---------------------------------------------------------------------------------------------
+# ---- sensitivity --------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -68,7 +70,7 @@ def test_a_refusal_is_not_a_finding() -> None:
         audit_sensitivity(model, (torch.ones(3, 2),), lambda m, b: m(b[0]).sum(), 1.0)
 
 
-# ---- replay --------------------------------------------------------------------------------------------------
+# ---- replay -------------------------------------------------------------------------------------
 
 
 def prints(x: int) -> None:
@@ -140,7 +142,7 @@ def test_replay_leaves_logging_folder_and_generators_as_they_were() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-# ---- noise ---------------------------------------------------------------------------------------------------
+# ---- noise --------------------------------------------------------------------------------------
 
 
 def test_the_gates_noise_passes_with_keys_from_the_system() -> None:
@@ -150,7 +152,9 @@ def test_the_gates_noise_passes_with_keys_from_the_system() -> None:
 
 @pytest.mark.slow
 def test_no_false_alarm_in_a_hundred_repetitions() -> None:
-    """Of the checks on fresh seeds, at the level of the detector: 3e-8 each, so below 1e-4 for all of them."""
+    """Of the checks on fresh seeds, at the level of the detector: 3e-8 each, so below 1e-4 for all
+    of them.
+    """
     for seed in range(100):
         pvalues = noise_pvalues(gate_noise(3, noise_seed=seed, shapes=((30, 20), (50,), (1, 600))))
         pvalues |= tail_pvalues(KeyStream.from_seed(seed, "test of the audit"), 20_000)
@@ -188,7 +192,7 @@ def test_a_single_step_has_nothing_to_compare() -> None:
         audit_noise(steps=1)
 
 
-# ---- participation -------------------------------------------------------------------------------------------
+# ---- participation ------------------------------------------------------------------------------
 
 
 def test_participation_passes_with_coins_from_the_system() -> None:
@@ -206,8 +210,14 @@ def test_participation_needs_coins_to_test(batch_size: int, steps: int) -> None:
 
 def test_a_small_bias_of_the_coins_is_found() -> None:
     rng = np.random.default_rng(0)
-    assert min(participation_pvalues((rng.random((400, 400)) < 0.25).astype(float), 0.25).values()) > LEVEL
-    assert participation_pvalues((rng.random((400, 400)) < 0.265).astype(float), 0.25)["sample rate"] < LEVEL
+    assert (
+        min(participation_pvalues((rng.random((400, 400)) < 0.25).astype(float), 0.25).values())
+        > LEVEL
+    )
+    assert (
+        participation_pvalues((rng.random((400, 400)) < 0.265).astype(float), 0.25)["sample rate"]
+        < LEVEL
+    )
 
 
 def test_a_record_that_counts_twice_is_found() -> None:

@@ -1,4 +1,6 @@
-"""Lower bounds from attacks: against closed forms, published numbers, and simulated attacks of known strength."""
+"""Lower bounds from attacks: against closed forms, published numbers, and simulated attacks of
+known strength.
+"""
 
 import math
 
@@ -17,7 +19,9 @@ from dpoptim.audit.bounds import (
 from dpoptim.audit.family import SampledGaussians, attainable_errors, choose_threshold
 
 
-@pytest.mark.parametrize(("count", "trials"), [(0, 10), (3, 10), (9, 10), (120, 5000), (0, 100_000)])
+@pytest.mark.parametrize(
+    ("count", "trials"), [(0, 10), (3, 10), (9, 10), (120, 5000), (0, 100_000)]
+)
 @pytest.mark.parametrize("failure", [0.05, 1e-6])
 def test_clopper_pearson_inverts_the_binomial(count: int, trials: int, failure: float) -> None:
     upper = float(clopper_pearson_upper(count, trials, failure))
@@ -36,7 +40,9 @@ def test_clopper_pearson_at_the_ends() -> None:
 
 
 def test_clopper_pearson_covers() -> None:
-    """Exactly: the probability that the bound is below the rate, summed over all counts, is at most the failure."""
+    """Exactly: the probability that the bound is below the rate, summed over all counts, is at
+    most the failure.
+    """
     n, failure = 60, 0.05
     counts = np.arange(n + 1)
     upper = clopper_pearson_upper(counts, n, failure)
@@ -73,7 +79,9 @@ def test_a_gaussian_attack_with_many_trials_is_near_the_truth(mu: float) -> None
 
 @pytest.mark.parametrize("neighboring", ["add-or-remove-one", "replace-one", "zero-out"])
 def test_the_family_bound_finds_the_noise_back(neighboring: str) -> None:
-    """From points on the exact trade-off curve of a member, with nearly unlimited trials: its epsilon, from below."""
+    """From points on the exact trade-off curve of a member, with nearly unlimited trials: its
+    epsilon, from below.
+    """
     family = SampledGaussians(0.05, 200, neighboring)
     errors = attainable_errors(family.tradeoff(0.9), 10**8, 0.95)
     epsilon = compute_epsilon(family.event(0.9), 1e-5, neighboring).epsilon
@@ -91,9 +99,13 @@ def test_full_batches_agree_with_the_closed_form() -> None:
 
 
 def test_the_design_figures_of_a_subsampled_audit() -> None:
-    """q=0.01, sigma=1, T=1000, delta=1e-5: true 1.83; 20,000 trials a world show about 1.60, 100,000 about 1.70."""
+    """q=0.01, sigma=1, T=1000, delta=1e-5: true 1.83; 20,000 trials a world show about 1.60,
+    100,000 about 1.70.
+    """
     family = SampledGaussians(0.01, 1000)
-    assert compute_epsilon(family.event(1.0), 1e-5, "add-or-remove-one").epsilon == pytest.approx(1.83, abs=0.005)
+    assert compute_epsilon(family.event(1.0), 1e-5, "add-or-remove-one").epsilon == pytest.approx(
+        1.83, abs=0.005
+    )
     for trials, shown in ((20_000, 1.60), (100_000, 1.72)):
         errors = attainable_errors(family.tradeoff(1.0), trials, 0.95)
         assert family.lower_bound(errors, 1e-5, 0.95) == pytest.approx(shown, abs=0.03)
@@ -115,21 +127,27 @@ def test_the_bound_fails_no_oftener_than_it_says() -> None:
     for _ in range(2000):
         false_positives = rng.binomial(4000, norm.sf(0.7))
         false_negatives = rng.binomial(4000, norm.cdf(0.7 - 1.0))
-        wrong += gdp_lower_bound(Errors(int(false_positives), 4000, int(false_negatives), 4000), 0.95) > 1.0
+        wrong += (
+            gdp_lower_bound(Errors(int(false_positives), 4000, int(false_negatives), 4000), 0.95)
+            > 1.0
+        )
     assert wrong <= 150
 
 
 def test_the_threshold_splits_shifted_normals_well() -> None:
     """A fresh sample at the chosen threshold certifies nearly what the best threshold would."""
     rng = np.random.default_rng(1)
-    claim = SampledGaussians(1.0, 1).tradeoff(1.0)  # another mu than the attack's: the choice does not need it
+    # another mu than the attack's: the choice does not need it
+    claim = SampledGaussians(1.0, 1).tradeoff(1.0)
     threshold = choose_threshold(rng.normal(size=5000), rng.normal(3, 1, size=5000), 0.95, claim)
     n = 100_000
     exact = Errors(round(n * norm.sf(threshold)), n, round(n * norm.cdf(threshold - 3)), n)
     assert gdp_lower_bound(exact, 0.95) > 2.95
 
 
-@pytest.mark.parametrize("counts", [(-1, 10, 0, 10), (11, 10, 0, 10), (0, 0, 0, 10), (0, 10, 11, 10)])
+@pytest.mark.parametrize(
+    "counts", [(-1, 10, 0, 10), (11, 10, 0, 10), (0, 0, 0, 10), (0, 10, 11, 10)]
+)
 def test_impossible_counts_are_refused(counts: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="counts"):
         Errors(*counts)

@@ -1,6 +1,8 @@
-"""Every method's audit: consistent, nearly tight, and refuting what is false; and the command that runs them.
+"""Every method's audit: consistent, nearly tight, and refuting what is false; and the command that
+runs them.
 
-False alarms: each lower bound is wrong with probability at most 1e-6, so the set with at most 2e-5; seeds are fixed.
+False alarms: each lower bound is wrong with probability at most 1e-6, so the set with at most
+2e-5; seeds are fixed.
 """
 
 import json
@@ -56,21 +58,42 @@ def test_the_command(tmp_path: Path) -> None:
     assert (out / "audit.png").stat().st_size > 1000
     assert chosen("dp-ftrl") == [name for name in AUDITS if name.startswith("dp-ftrl")]
     assert chosen("all") == list(audits())
-    assert "method must be 'all' or one of dp-sgd" in run("audit", "dpsgd", "--out", str(out), code=2)
+    assert "method must be 'all' or one of dp-sgd" in run(
+        "audit", "dpsgd", "--out", str(out), code=2
+    )
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "dp-ftrl", "dice-sgd", "noisy-gd", "accelerated-srgd"])
+@pytest.mark.parametrize(
+    "method", ["dp-sgd", "dp-ftrl", "dice-sgd", "noisy-gd", "accelerated-srgd"]
+)
 def test_saved_runs_are_audited(tmp_path: Path, method: str) -> None:
     saved, out = tmp_path / "run", tmp_path / "audit"
-    fast = [] if method in ("noisy-gd", "accelerated-srgd") else ["--epochs", "1", "--batch-size", "512"]
-    run("train", "--data", "digits", "--method", method, "--epsilon", "4", "--out", str(saved), *fast)
+    fast = (
+        []
+        if method in ("noisy-gd", "accelerated-srgd")
+        else ["--epochs", "1", "--batch-size", "512"]
+    )
+    run(
+        "train",
+        "--data",
+        "digits",
+        "--method",
+        method,
+        "--epsilon",
+        "4",
+        "--out",
+        str(saved),
+        *fast,
+    )
     found = run("audit", "--run", str(saved), "--trials", "2000", "--out", str(out))
     # A sampled run shows little of its epsilon to 2,000 trials.
     assert ("too weak to tell: about --trials" if method == "dp-sgd" else "consistent") in found
     certificate = json.loads((saved / "certificate.json").read_text())
     certificate["guarantee"]["epsilon"] = 0.5
     (saved / "certificate.json").write_text(json.dumps(with_digest(certificate)))
-    assert "do not trust it" in run("audit", "--run", str(saved), "--trials", "2000", "--out", str(out), code=2)
+    assert "do not trust it" in run(
+        "audit", "--run", str(saved), "--trials", "2000", "--out", str(out), code=2
+    )
     assert "is missing" in run("audit", "--run", str(tmp_path), "--out", str(out), code=2)
 
 
@@ -100,7 +123,9 @@ def test_claims_about_norms_stand_for_replaced_records() -> None:
 
 def test_an_attack_that_could_show_nothing_says_so(tmp_path: Path) -> None:
     """A run at epsilon 0.5 with 2,000 trials was "consistent" with a limit of 0.000."""
-    plan = DPSGD(1.0).plan(n=1000, batch_size=1000, steps=4, epsilon=0.5, delta=1e-5, neighboring="zero-out")
+    plan = DPSGD(1.0).plan(
+        n=1000, batch_size=1000, steps=4, epsilon=0.5, delta=1e-5, neighboring="zero-out"
+    )
     weak = attack(plan, 2000, 0)
     assert weak.verdict == "too weak to tell"
     assert weak.as_expected

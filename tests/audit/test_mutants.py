@@ -1,8 +1,9 @@
-"""Every seeded bug is caught by the detector that is named for it; the library as it is passes all detectors.
+"""Every seeded bug is caught by the detector that is named for it; the library as it is passes all
+detectors.
 
-False alarms: a right implementation is refuted by each statistical detector with probability at most 1e-6
-(`detectors.FAILURE`), or that for each audit that it names, so by the set with at most 1.4e-5; the others are exact. Seeds
-are fixed, so a result repeats.
+False alarms: a right implementation is refuted by each statistical detector with probability at
+most 1e-6 (`detectors.FAILURE`), or that for each audit that it names, so by the set with at most
+1.4e-5; the others are exact. Seeds are fixed, so a result repeats.
 """
 
 import pytest

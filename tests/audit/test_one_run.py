@@ -1,6 +1,8 @@
-"""One-run audits of a softmax, a CNN, a tiny GPT and a loop of one's own: sound runs stand, weakened ones are refuted.
+"""One-run audits of a softmax, a CNN, a tiny GPT and a loop of one's own: sound runs stand,
+weakened ones are refuted.
 
-A right implementation is refuted with probability at most 1e-6 by each; weak ones are refuted at 95 %. Seeds are fixed.
+A right implementation is refuted with probability at most 1e-6 by each; weak ones are refuted at
+95 %. Seeds are fixed.
 """
 
 import math
@@ -15,7 +17,13 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 import dpoptim
-from dpoptim.audit.one_run import attached_run, binomial_epsilon, binomial_pvalue, one_run, tradeoff_refutes
+from dpoptim.audit.one_run import (
+    attached_run,
+    binomial_epsilon,
+    binomial_pvalue,
+    one_run,
+    tradeoff_refutes,
+)
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from mutants.faults import noisy_by
@@ -40,17 +48,22 @@ def gdp(mu: float) -> Callable[[float], float]:
 
 
 def test_the_tradeoff_bound_knows_randomised_response() -> None:
-    """At epsilon = 0 the guesses are coins: the bound may not refute what a coin reaches too often."""
+    """At epsilon = 0 the guesses are coins: the bound may not refute what a coin reaches too
+    often.
+    """
     nothing = lambda y: y  # noqa: E731
     assert not tradeoff_refutes(nothing, 200, 100, 55, 0.05)
     assert tradeoff_refutes(nothing, 200, 100, 80, 0.05)
-    expected = round(1000 * ndtr(0.25 / 2))  # right guesses of the best attack on 0.25-GDP, all coins guessed
+    # right guesses of the best attack on 0.25-GDP, all coins guessed
+    expected = round(1000 * ndtr(0.25 / 2))
     assert not tradeoff_refutes(gdp(0.25), 1000, 1000, expected + 20, 0.05)
     assert tradeoff_refutes(gdp(0.25), 1000, 1000, expected + 150, 0.05)
 
 
 def test_false_alarms_of_the_tradeoff_bound() -> None:
-    """Independent canaries of exactly mu-GDP, 2,000 experiments at level 0.05: 100 alarms would be right, 150 too many."""
+    """Independent canaries of exactly mu-GDP, 2,000 experiments at level 0.05: 100 alarms would be
+    right, 150 too many.
+    """
     rng, mu, m, alarms = np.random.default_rng(0), 1.0, 60, 0
     refuted = {c: tradeoff_refutes(gdp(mu), m, 20, c, 0.05) for c in range(21)}
     for _ in range(2000):
@@ -76,7 +89,9 @@ class TinyGPT(nn.Module):
 
 
 def sequence_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    losses = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    )
     return 10 * losses.view(len(tokens), -1).sum(1)
 
 
@@ -90,7 +105,11 @@ def case(name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tupl
         return nn.Linear(300, 10), labels_loss, (torch.randn(M, 300), torch.randint(10, (M,)))
     if name == "cnn":
         trunk = [nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 36, 10)]
-        return nn.Sequential(*trunk), labels_loss, (torch.randn(M, 1, 8, 8), torch.randint(10, (M,)))
+        return (
+            nn.Sequential(*trunk),
+            labels_loss,
+            (torch.randn(M, 1, 8, 8), torch.randint(10, (M,))),
+        )
     tokens = torch.randint(64, (M, 8))
     return TinyGPT(), sequence_loss, (tokens, tokens)
 
@@ -117,7 +136,9 @@ def test_a_sound_run_stands_and_a_weak_one_falls(name: str, neighboring: str) ->
 
 def test_sampled_batches() -> None:
     model, loss, canaries = case("softmax")
-    sampled = dpoptim.DPSGD(clip_norm=1.0).plan(n=M, batch_size=M // 4, steps=10, noise_multiplier=3.0, delta=1e-5)
+    sampled = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=M, batch_size=M // 4, steps=10, noise_multiplier=3.0, delta=1e-5
+    )
     run = attached_run(sampled, model, loss, canaries, noise_seed=1)
     result = one_run(run, M, sampled, confidence=SURE, seed=1)
     assert result.verdict == "consistent"
@@ -134,7 +155,9 @@ def test_a_loop_of_ones_own(share: float, verdict: str) -> None:
         total = torch.zeros(M, dtype=torch.float64)
         for step in range(promise.steps):
             noisy = torch.from_numpy(present).double()
-            add_normal(KeyStream.from_seed(step, "own loop"), noisy, share * promise.noise_multiplier)
+            add_normal(
+                KeyStream.from_seed(step, "own loop"), noisy, share * promise.noise_multiplier
+            )
             total += noisy
         return total.numpy()
 

@@ -5,7 +5,8 @@ import pytest
 from dpoptim.audit.statistics import MU, differs, fits, largest_mu
 
 FREE = {"public range"}
-SHARE = {"evaluation of a regression": 0.8}  # no record reaches r^2 = 1 and the ends of the target and its square at once
+# no record reaches r^2 = 1 and the ends of the target and its square at once
+SHARE = {"evaluation of a regression": 0.8}
 
 
 @pytest.mark.parametrize("name", fits())

@@ -1,7 +1,7 @@
 """Audits of DP-SGD as it is: never above the claim, and close below it.
 
-At confidence 1 - 1e-6 a right implementation exceeds its claim with probability at most 1e-6. How much of the claim is
-shown at 95 % is checked with fixed seeds.
+At confidence 1 - 1e-6 a right implementation exceeds its claim with probability at most 1e-6. How
+much of the claim is shown at 95 % is checked with fixed seeds.
 """
 
 import json
@@ -22,7 +22,13 @@ SURE = 1 - 1e-6
 
 
 def plan(**changes: object) -> dpoptim.Plan:
-    settings: dict[str, object] = {"batch_size": None, "steps": 4, "noise_multiplier": 1.0, "delta": 1e-5, "n": 60_000}
+    settings: dict[str, object] = {
+        "batch_size": None,
+        "steps": 4,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "n": 60_000,
+    }
     settings |= changes
     settings["batch_size"] = settings["batch_size"] or settings["n"]
     return dpoptim.DPSGD(clip_norm=3.0).plan(**settings)  # type: ignore[arg-type]
@@ -30,8 +36,12 @@ def plan(**changes: object) -> dpoptim.Plan:
 
 @pytest.mark.parametrize("neighboring", ["add-or-remove-one", "zero-out", "replace-one"])
 @pytest.mark.parametrize(("noise_multiplier", "steps"), [(1.0, 4), (0.5, 1), (2.0, 9)])
-def test_full_batches_show_at_least_085_of_the_claim(neighboring: str, noise_multiplier: float, steps: int) -> None:
-    audited = plan(neighboring=neighboring, noise_multiplier=noise_multiplier, steps=steps, n=40_000)
+def test_full_batches_show_at_least_085_of_the_claim(
+    neighboring: str, noise_multiplier: float, steps: int
+) -> None:
+    audited = plan(
+        neighboring=neighboring, noise_multiplier=noise_multiplier, steps=steps, n=40_000
+    )
     assert audit_two_worlds(audited, confidence=SURE, seed=0, noise_seed=0).verdict == "consistent"
     result = audit_two_worlds(audited, seed=0, noise_seed=0)
     assert 0.85 * result.claimed <= result.lower_bound
@@ -39,7 +49,9 @@ def test_full_batches_show_at_least_085_of_the_claim(neighboring: str, noise_mul
 
 
 def test_sampled_batches_show_at_least_08_of_the_claim() -> None:
-    """Fewer steps than a real run; `test_a_thousand_sampled_steps` has the figure of the design."""
+    """Fewer steps than a real run; `test_a_thousand_sampled_steps` has the figure of the
+    design.
+    """
     audited = plan(batch_size=6000, steps=30, noise_multiplier=0.8)
     assert audit_two_worlds(audited, confidence=SURE, seed=0, noise_seed=0).verdict == "consistent"
     result = audit_two_worlds(audited, seed=0, noise_seed=0)
@@ -47,7 +59,9 @@ def test_sampled_batches_show_at_least_08_of_the_claim() -> None:
 
 
 def test_a_thousand_sampled_steps() -> None:
-    """q=0.01, sigma=1, T=1000 (true epsilon 1.83) with 20,000 certifying trials a world; the design measured 1.60."""
+    """q=0.01, sigma=1, T=1000 (true epsilon 1.83) with 20,000 certifying trials a world; the
+    design measured 1.60.
+    """
     audited = plan(n=10_000, batch_size=100, steps=1000)
     result = audit_two_worlds(audited, canaries=80_000, seed=0, noise_seed=0)
     assert result.claimed == pytest.approx(1.83, abs=0.005)
@@ -88,7 +102,9 @@ def test_a_claim_that_is_too_small_is_refuted() -> None:
 
 
 def test_the_scores_follow_their_law() -> None:
-    """Full batch: the statistic is normal, with mean -+ mu^2/2 and deviation mu. 5 deviations: 6e-7 each."""
+    """Full batch: the statistic is normal, with mean -+ mu^2/2 and deviation mu. 5 deviations:
+    6e-7 each.
+    """
     present = np.arange(40_000) % 2 == 0
     scores = canary_scores(plan(n=20_000, steps=4), present, noise_seed=3)
     mu2 = 4.0
@@ -104,7 +120,9 @@ def test_the_statistic_is_a_likelihood_ratio(neighboring: str) -> None:
     absent = 0.0 if neighboring == "add-or-remove-one" else -1.0
 
     def integrand(x: float) -> float:
-        ratio = log_likelihood_ratio(np.array(x), noise_multiplier=sigma, sample_rate=q, neighboring=neighboring)
+        ratio = log_likelihood_ratio(
+            np.array(x), noise_multiplier=sigma, sample_rate=q, neighboring=neighboring
+        )
         density = (1 - q) * norm.pdf(x, 0, sigma) + q * norm.pdf(x, absent, sigma)
         return float(np.exp(ratio)) * density
 

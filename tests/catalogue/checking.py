@@ -1,4 +1,6 @@
-"""Choosing a way for an architecture as `attach` does, and holding what it gives against records taken one at a time."""
+"""Choosing a way for an architecture as `attach` does, and holding what it gives against records
+taken one at a time.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -56,7 +58,9 @@ class InOrder(nn.Module):
 
 
 def double(record: Any) -> Any:
-    wide = lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
+    def wide(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
     return pytree.tree_map(wide, record)
 
 
@@ -74,7 +78,9 @@ def of_records(sample: Sample, rows: int, record: Callable[[], Any]) -> Sample:
         torch.randint(0, 2, (rows, *leaf.shape[1:])).to(leaf.dtype)
         if not leaf.is_floating_point()
         else torch.randn(rows, *leaf.shape[1:], dtype=leaf.dtype)
-        for leaf in (leaf.movedim(sample.axis, 0) if leaf.dim() > sample.axis else leaf for leaf in leaves)
+        for leaf in (
+            leaf.movedim(sample.axis, 0) if leaf.dim() > sample.axis else leaf for leaf in leaves
+        )
     ]
     # Masks stay as they are, of ones: a record without any token has no gradient.
     ones = [bool((leaf == 1).all()) for leaf in leaves]
@@ -91,7 +97,9 @@ def axes_in_sight(sample: Sample) -> list[int]:
 
 
 def deviation(model: nn.Module, sample: Sample, chosen: Chosen) -> float:
-    """How far the engine's clipped sums are from those of records taken one at a time, over their norm."""
+    """How far the engine's clipped sums are from those of records taken one at a time, over their
+    norm.
+    """
     weights = [torch.randn_like(out) for out in sample.outputs(model)]
 
     def loss(model: nn.Module, batch: tuple[Sample, list[Tensor]]) -> Tensor:
@@ -102,7 +110,9 @@ def deviation(model: nn.Module, sample: Sample, chosen: Chosen) -> float:
     gradients = gradients_alone(model, loss, singles)
     clipping = Clipping(float(squared_norms(gradients).sqrt().median()) / 2)
     expected = clipped_sums(gradients, clipping, sample.rows, "sum")
-    engine = Engine(model, clipping, capacity=sample.rows, reduction="sum", isolation=chosen.isolation)
+    engine = Engine(
+        model, clipping, capacity=sample.rows, reduction="sum", isolation=chosen.isolation
+    )
     engine.attach()
     show_the_batch_axis(model, chosen.sample)  # as `attach` does
     try:
@@ -119,7 +129,9 @@ def deviation(model: nn.Module, sample: Sample, chosen: Chosen) -> float:
 def way_and_deviation(
     build: Callable[[], nn.Module], record: Callable[[], Any], *, wide: bool = True
 ) -> tuple[Isolation, float]:
-    """The way that is chosen for an architecture, and the worst deviation for batches unlike every axis, and like each."""
+    """The way that is chosen for an architecture, and the worst deviation for batches unlike every
+    axis, and like each.
+    """
     torch.manual_seed(0)
     model = freeze_batch_statistics(build())
     model = model.double() if wide else model

@@ -1,4 +1,6 @@
-"""Small networks of many families, written the usual way: what they are made of, and the shape of a record."""
+"""Small networks of many families, written the usual way: what they are made of, and the shape of
+a record.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +19,9 @@ Build = Callable[[], nn.Module]
 class Apply(nn.Module):
     """Layers, and what a forward pass does with them: ``use(self, x)``."""
 
-    def __init__(self, use: Callable[[Any, Tensor], Any], **layers: nn.Module | nn.Parameter) -> None:
+    def __init__(
+        self, use: Callable[[Any, Tensor], Any], **layers: nn.Module | nn.Parameter
+    ) -> None:
         super().__init__()
         for name, layer in layers.items():
             setattr(self, name, layer)
@@ -67,7 +71,10 @@ class Experts(nn.Module):
         weights = self.gate(x).softmax(-1)
         best = weights.argmax(-1)
         if not self.gathered:
-            return sum((weights[..., i] * (best == i))[..., None] * e(x) for i, e in enumerate(self.experts))  # type: ignore[return-value]
+            return sum(
+                (weights[..., i] * (best == i))[..., None] * e(x)
+                for i, e in enumerate(self.experts)
+            )  # type: ignore[return-value]
         flat, out = x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
         for i, expert in enumerate(self.experts):
             (rows,) = torch.where(best.flatten() == i)
@@ -76,7 +83,9 @@ class Experts(nn.Module):
 
 
 class Graph(nn.Module):
-    """Message passing on dense graphs: features in front of the adjacency matrix of each record."""
+    """Message passing on dense graphs: features in front of the adjacency matrix of each
+    record.
+    """
 
     def __init__(self, *, attention: bool) -> None:
         super().__init__()
@@ -87,13 +96,17 @@ class Graph(nn.Module):
         nodes, edges = x[..., :D], x[..., D:].sigmoid()
         h = self.first(nodes)
         if self.score is not None:
-            pairs = torch.cat([h[:, :, None].expand(-1, -1, T, -1), h[:, None].expand(-1, T, -1, -1)], -1)
+            pairs = torch.cat(
+                [h[:, :, None].expand(-1, -1, T, -1), h[:, None].expand(-1, T, -1, -1)], -1
+            )
             edges = edges * (pairs @ self.score).softmax(-1)
         return self.second(F.relu(edges @ h)).mean(1)
 
 
 class VQ(nn.Module):
-    """A vector-quantised autoencoder with a straight-through gradient, its codes trained by the loss."""
+    """A vector-quantised autoencoder with a straight-through gradient, its codes trained by the
+    loss.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +134,10 @@ class Diffusion(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.time, self.net = nn.Embedding(10, D), nn.Sequential(nn.Linear(D, 8), nn.SiLU(), nn.Linear(8, D))
+        self.time, self.net = (
+            nn.Embedding(10, D),
+            nn.Sequential(nn.Linear(D, 8), nn.SiLU(), nn.Linear(8, D)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         t = torch.randint(0, 10, (x.shape[0],), device=x.device)
@@ -171,7 +187,9 @@ class KAN(nn.Module):
         self.register_buffer("centres", torch.linspace(-2, 2, 5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("bdk,dok->bo", torch.exp(-((x[..., None] - self.centres) ** 2)), self.coefficients)
+        return torch.einsum(
+            "bdk,dok->bo", torch.exp(-((x[..., None] - self.centres) ** 2)), self.coefficients
+        )
 
 
 class Mixer(nn.Module):
@@ -212,7 +230,9 @@ class Decoder(nn.Module):
             self.head.weight = self.token.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.token.weight.dtype)
+        mask = nn.Transformer.generate_square_subsequent_mask(
+            x.shape[1], dtype=self.token.weight.dtype
+        )
         return self.head(self.block(self.token(x) + self.position(self.positions(x)), mask))
 
 
@@ -248,21 +268,38 @@ def two(*shape: int) -> nn.Parameter:
 
 linear = lambda: nn.Linear(D, D)  # noqa: E731
 
-# Name: how it is built, and the shape of a record's input; a number in its place is a vocabulary for T tokens.
+# Name: how it is built, and the shape of a record's input; a number in its place is a vocabulary
+# for T tokens.
 NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "logistic regression": (lambda: nn.Linear(D, 3), (D,)),
     "mlp": (lambda: nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Linear(8, 3)), (D,)),
-    "mlp with dropout": (lambda: nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 3)), (D,)),
-    "residual mlp": (lambda: nn.Sequential(Residual(nn.Sequential(linear(), nn.Tanh())), nn.Linear(D, 3)), (D,)),
-    "selu mlp": (lambda: nn.Sequential(nn.Linear(D, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, 3)), (D,)),
+    "mlp with dropout": (
+        lambda: nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 3)),
+        (D,),
+    ),
+    "residual mlp": (
+        lambda: nn.Sequential(Residual(nn.Sequential(linear(), nn.Tanh())), nn.Linear(D, 3)),
+        (D,),
+    ),
+    "selu mlp": (
+        lambda: nn.Sequential(nn.Linear(D, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, 3)),
+        (D,),
+    ),
     "prelu mlp": (lambda: nn.Sequential(nn.Linear(D, 8), nn.PReLU(8), nn.Linear(8, 3)), (D,)),
     "maxout": (lambda: Apply(lambda m, x: m.l(x).view(-1, 4, 2).amax(-1), l=nn.Linear(D, 8)), (D,)),
     "gated linear units": (lambda: nn.Sequential(nn.Linear(D, 8), nn.GLU(), nn.Linear(4, 3)), (D,)),
     "highway": (
-        lambda: Apply(lambda m, x: m.t(x).sigmoid() * m.h(x).tanh() + (1 - m.t(x).sigmoid()) * x, t=linear(), h=linear()),
+        lambda: Apply(
+            lambda m, x: m.t(x).sigmoid() * m.h(x).tanh() + (1 - m.t(x).sigmoid()) * x,
+            t=linear(),
+            h=linear(),
+        ),
         (D,),
     ),
-    "siamese": (lambda: Apply(lambda m, x: (m.e(x[:, 0]) - m.e(x[:, 1])).square(), e=linear()), (2, D)),
+    "siamese": (
+        lambda: Apply(lambda m, x: (m.e(x[:, 0]) - m.e(x[:, 1])).square(), e=linear()),
+        (2, D),
+    ),
     "autoencoder": (lambda: nn.Sequential(nn.Linear(D, 3), nn.Tanh(), nn.Linear(3, D)), (D,)),
     "tied autoencoder": (
         lambda: Apply(lambda m, x: F.linear(torch.tanh(m.e(x)), m.e.weight.t()), e=nn.Linear(D, 3)),
@@ -273,7 +310,9 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "diffusion": (Diffusion, (D,)),
     "normalising flow": (
         lambda: Apply(
-            lambda m, x: torch.cat([x[:, :3], x[:, 3:] * m.s(x[:, :3]).tanh().exp()], 1) * m.g.exp() + m.b,
+            lambda m, x: (
+                torch.cat([x[:, :3], x[:, 3:] * m.s(x[:, :3]).tanh().exp()], 1) * m.g.exp() + m.b
+            ),
             s=nn.Linear(3, 3),
             g=parameter(D),
             b=parameter(D),
@@ -286,7 +325,9 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "bilinear": (lambda: Apply(lambda m, x: m.b(x, x.sin()), b=nn.Bilinear(D, D, 3)), (D,)),
     "factorisation machine": (
         lambda: Apply(
-            lambda m, x: m.l(x) + ((x @ m.v).square() - x.square() @ m.v.square()), l=nn.Linear(D, 3), v=two(D, 3)
+            lambda m, x: m.l(x) + ((x @ m.v).square() - x.square() @ m.v.square()),
+            l=nn.Linear(D, 3),
+            v=two(D, 3),
         ),
         (D,),
     ),
@@ -297,29 +338,63 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "clip, each record by itself": (CLIP, (2, D)),
     "physics-informed": (lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), (2,)),
     "fourier features": (
-        lambda: Apply(lambda m, x: m.h(torch.cat([(x @ m.w).sin(), (x @ m.w).cos()], -1)), w=two(D, 4), h=nn.Linear(8, 2)),
+        lambda: Apply(
+            lambda m, x: m.h(torch.cat([(x @ m.w).sin(), (x @ m.w).cos()], -1)),
+            w=two(D, 4),
+            h=nn.Linear(8, 2),
+        ),
         (D,),
     ),
     "spectral norm": (
-        lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(D, D)), nn.ReLU(), nn.Linear(D, 2)),
+        lambda: nn.Sequential(
+            parametrizations.spectral_norm(nn.Linear(D, D)), nn.ReLU(), nn.Linear(D, 2)
+        ),
         (D,),
     ),
-    "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(linear()), nn.Tanh(), nn.Linear(D, 2)), (D,)),
-    "orthogonal": (lambda: nn.Sequential(parametrizations.orthogonal(linear()), nn.Tanh(), nn.Linear(D, 2)), (D,)),
+    "weight norm": (
+        lambda: nn.Sequential(parametrizations.weight_norm(linear()), nn.Tanh(), nn.Linear(D, 2)),
+        (D,),
+    ),
+    "orthogonal": (
+        lambda: nn.Sequential(parametrizations.orthogonal(linear()), nn.Tanh(), nn.Linear(D, 2)),
+        (D,),
+    ),
     "dropout in a layer of one's own": (
-        lambda: Apply(lambda m, x: F.dropout(torch.einsum("bi,ij->bj", x, m.w), 0.5, m.training), w=two(D, 3)),
+        lambda: Apply(
+            lambda m, x: F.dropout(torch.einsum("bi,ij->bj", x, m.w), 0.5, m.training), w=two(D, 3)
+        ),
         (D,),
     ),
     # ---- convolutions
-    "cnn": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)), (3, 6, 6)),
-    "cnn with group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()), (3, 6, 6)),
-    "frozen batch norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)), (3, 6, 6)),
-    "instance norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)), (3, 6, 6)),
-    "depthwise separable": (lambda: nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 5, 1)), (3, 6, 6)),
-    "dilated": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3, dilation=2), nn.ReLU(), nn.Conv1d(4, 2, 1)), (3, 9)),
+    "cnn": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)),
+        (3, 6, 6),
+    ),
+    "cnn with group norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU()),
+        (3, 6, 6),
+    ),
+    "frozen batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)),
+        (3, 6, 6),
+    ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True)),
+        (3, 6, 6),
+    ),
+    "depthwise separable": (
+        lambda: nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 5, 1)),
+        (3, 6, 6),
+    ),
+    "dilated": (
+        lambda: nn.Sequential(nn.Conv1d(3, 4, 3, dilation=2), nn.ReLU(), nn.Conv1d(4, 2, 1)),
+        (3, 9),
+    ),
     "causal convolutions": (
         lambda: Apply(
-            lambda m, x: m.b(F.pad(F.relu(m.a(F.pad(x, (2, 0)))), (2, 0))), a=nn.Conv1d(3, 4, 3), b=nn.Conv1d(4, 2, 3)
+            lambda m, x: m.b(F.pad(F.relu(m.a(F.pad(x, (2, 0)))), (2, 0))),
+            a=nn.Conv1d(3, 4, 3),
+            b=nn.Conv1d(4, 2, 3),
         ),
         (3, 8),
     ),
@@ -334,33 +409,55 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     ),
     "residual block": (
         lambda: nn.Sequential(
-            nn.Conv2d(3, 4, 1), Residual(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(1, 4)))
+            nn.Conv2d(3, 4, 1),
+            Residual(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(1, 4))),
         ),
         (3, 5, 5),
     ),
     "densely connected": (
-        lambda: Apply(lambda m, x: m.b(torch.cat([x, m.a(x)], 1)), a=nn.Conv2d(3, 2, 3, padding=1), b=nn.Conv2d(5, 2, 1)),
+        lambda: Apply(
+            lambda m, x: m.b(torch.cat([x, m.a(x)], 1)),
+            a=nn.Conv2d(3, 2, 3, padding=1),
+            b=nn.Conv2d(5, 2, 1),
+        ),
         (3, 5, 5),
     ),
-    "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3, 2), nn.Conv2d(4, 2, 1)), (3, 4, 4)),
-    "pixel shuffle": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.PixelShuffle(2)), (3, 4, 4)),
-    "volumes": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.ReLU(), nn.Conv3d(3, 2, 1)), (2, 3, 4, 3)),
+    "transposed convolution": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3, 2), nn.Conv2d(4, 2, 1)),
+        (3, 4, 4),
+    ),
+    "pixel shuffle": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.PixelShuffle(2)),
+        (3, 4, 4),
+    ),
+    "volumes": (
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.ReLU(), nn.Conv3d(3, 2, 1)),
+        (2, 3, 4, 3),
+    ),
     "local response norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.LocalResponseNorm(2), nn.Conv2d(4, 2, 1)),
         (3, 5, 5),
     ),
     "adaptive pooling": (
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2)),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2)
+        ),
         (3, 7, 7),
     ),
     "unfolded patches": (
-        lambda: Apply(lambda m, x: m.l(F.unfold(x, 2, stride=2).transpose(1, 2)).mean(1), l=nn.Linear(12, 3)),
+        lambda: Apply(
+            lambda m, x: m.l(F.unfold(x, 2, stride=2).transpose(1, 2)).mean(1), l=nn.Linear(12, 3)
+        ),
         (3, 6, 6),
     ),
     "spatial transformer": (
         lambda: Apply(
             lambda m, x: m.c(
-                F.grid_sample(x, F.affine_grid(m.l(x.flatten(1)).view(-1, 2, 3), x.shape, False), align_corners=False)
+                F.grid_sample(
+                    x,
+                    F.affine_grid(m.l(x.flatten(1)).view(-1, 2, 3), x.shape, False),
+                    align_corners=False,
+                )
             ),
             l=nn.Linear(48, 6),
             c=nn.Conv2d(3, 2, 1),
@@ -380,17 +477,29 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "time-first lstm": (lambda: recurrent(nn.LSTM(D, 5), 5), (T, D)),
     "time-first gru": (lambda: recurrent(nn.GRU(D, 5), 5), (T, D)),
     "lstm turned inside": (
-        lambda: Apply(lambda m, x: m.h(m.l(x.transpose(0, 1))[0].transpose(0, 1)), l=nn.LSTM(D, 5), h=nn.Linear(5, 2)),
+        lambda: Apply(
+            lambda m, x: m.h(m.l(x.transpose(0, 1))[0].transpose(0, 1)),
+            l=nn.LSTM(D, 5),
+            h=nn.Linear(5, 2),
+        ),
         (T, D),
     ),
     "lstm cell": (
-        lambda: Apply(lambda m, x: m.h(m.c(x[:, 1], m.c(x[:, 0]))[0]), c=nn.LSTMCell(D, 5), h=nn.Linear(5, 2)),
+        lambda: Apply(
+            lambda m, x: m.h(m.c(x[:, 1], m.c(x[:, 0]))[0]), c=nn.LSTMCell(D, 5), h=nn.Linear(5, 2)
+        ),
         (2, D),
     ),
-    "gru cell": (lambda: Apply(lambda m, x: m.c(x[:, 1], m.c(x[:, 0])), c=nn.GRUCell(D, 5)), (2, D)),
+    "gru cell": (
+        lambda: Apply(lambda m, x: m.c(x[:, 1], m.c(x[:, 0])), c=nn.GRUCell(D, 5)),
+        (2, D),
+    ),
     "char rnn": (
         lambda: Apply(
-            lambda m, x: m.h(m.l(m.e(x))[0]), e=nn.Embedding(11, D), l=nn.LSTM(D, 5, batch_first=True), h=nn.Linear(5, 11)
+            lambda m, x: m.h(m.l(m.e(x))[0]),
+            e=nn.Embedding(11, D),
+            l=nn.LSTM(D, 5, batch_first=True),
+            h=nn.Linear(5, 11),
         ),
         11,
     ),
@@ -400,7 +509,10 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     "attention with learned keys": (lambda: attention(add_bias_kv=True), (T, D)),
     "attention pooling": (
         lambda: Apply(
-            lambda m, x: (torch.softmax(m.k(x) @ m.q, 1)[..., None] * m.v(x)).sum(1), k=linear(), v=linear(), q=parameter(D)
+            lambda m, x: (torch.softmax(m.k(x) @ m.q, 1)[..., None] * m.v(x)).sum(1),
+            k=linear(),
+            v=linear(),
+            q=parameter(D),
         ),
         (T, D),
     ),
@@ -413,20 +525,27 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
         (T, D),
     ),
     "encoder": (lambda: nn.TransformerEncoderLayer(D, 2, 8, batch_first=True), (T, D)),
-    "encoder, norm first": (lambda: nn.TransformerEncoderLayer(D, 2, 8, batch_first=True, norm_first=True), (T, D)),
+    "encoder, norm first": (
+        lambda: nn.TransformerEncoderLayer(D, 2, 8, batch_first=True, norm_first=True),
+        (T, D),
+    ),
     "time-first encoder": (lambda: nn.TransformerEncoderLayer(D, 2, 8), (T, D)),
     "time-first transformer": (
         lambda: Apply(lambda m, x: m.t(x, x.cos()), t=nn.Transformer(D, 2, 1, 1, 8)),
         (T, D),
     ),
     "transformer": (
-        lambda: Apply(lambda m, x: m.t(x, x.cos()), t=nn.Transformer(D, 2, 1, 1, 8, batch_first=True)),
+        lambda: Apply(
+            lambda m, x: m.t(x, x.cos()), t=nn.Transformer(D, 2, 1, 1, 8, batch_first=True)
+        ),
         (T, D),
     ),
     "mlp-mixer": (Mixer, (T, D)),
     "relative position bias": (
         lambda: Apply(
-            lambda m, x: torch.softmax(m.q(x) @ m.k(x).transpose(1, 2) + m.b(m.index).squeeze(-1), -1) @ x,
+            lambda m, x: (
+                torch.softmax(m.q(x) @ m.k(x).transpose(1, 2) + m.b(m.index).squeeze(-1), -1) @ x
+            ),
             q=linear(),
             k=linear(),
             b=nn.Embedding(7, 1),
@@ -436,16 +555,27 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
     ),
     "positions of one row": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None]), 11),
     "positions of one axis": (lambda: Decoder(lambda x: torch.arange(x.shape[1])), 11),
-    "positions for each record": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None].expand_as(x)), 11),
+    "positions for each record": (
+        lambda: Decoder(lambda x: torch.arange(x.shape[1])[None].expand_as(x)),
+        11,
+    ),
     "positions repeated": (lambda: Repeated(lambda x: x), 11),
     "tied head": (lambda: Decoder(lambda x: torch.arange(x.shape[1])[None], tied=True), 11),
     "bag of words": (lambda: nn.Sequential(nn.EmbeddingBag(11, D), nn.Linear(D, 2)), 11),
     "fasttext": (
-        lambda: Apply(lambda m, x: m.h(m.e(x).mean(1)), e=nn.Embedding(11, D, padding_idx=0), h=nn.Linear(D, 2)),
+        lambda: Apply(
+            lambda m, x: m.h(m.e(x).mean(1)),
+            e=nn.Embedding(11, D, padding_idx=0),
+            h=nn.Linear(D, 2),
+        ),
         11,
     ),
     "text cnn": (
-        lambda: Apply(lambda m, x: F.relu(m.c(m.e(x).transpose(1, 2))).amax(2), e=nn.Embedding(11, D), c=nn.Conv1d(D, 5, 2)),
+        lambda: Apply(
+            lambda m, x: F.relu(m.c(m.e(x).transpose(1, 2))).amax(2),
+            e=nn.Embedding(11, D),
+            c=nn.Conv1d(D, 5, 2),
+        ),
         11,
     ),
     "records folded into positions": (

@@ -1,6 +1,8 @@
-"""At least 120 architectures, with tuple and dict records: each gives every record its own gradient, in one way or another.
+"""At least 120 architectures, with tuple and dict records: each gives every record its own
+gradient, in one way or another.
 
-Batches have as many records as no axis of a record has, and as many as each. What is refused couples records by definition.
+Batches have as many records as no axis of a record has, and as many as each. What is refused
+couples records by definition.
 """
 
 import sys
@@ -35,12 +37,58 @@ pytestmark = [
 NARROW = {"mixtral", "qwen2 moe", "gpt oss"}
 # What is fast: layers' own rules, and nothing else.
 BY_RULES = {
-    *("mlp", "cnn", "u-net", "lstm", "char rnn", "attention", "encoder", "transformer", "tied head", "vae", "diffusion"),
-    *("frozen batch norm", "positions of one row", "bag of words", "lstm turned inside", "clip, each record by itself"),
-    *("relative position bias", "positions of one axis", "positions repeated", "records folded into positions"),
+    *(
+        "mlp",
+        "cnn",
+        "u-net",
+        "lstm",
+        "char rnn",
+        "attention",
+        "encoder",
+        "transformer",
+        "tied head",
+        "vae",
+        "diffusion",
+    ),
+    *(
+        "frozen batch norm",
+        "positions of one row",
+        "bag of words",
+        "lstm turned inside",
+        "clip, each record by itself",
+    ),
+    *(
+        "relative position bias",
+        "positions of one axis",
+        "positions repeated",
+        "records folded into positions",
+    ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
-    *("prompt", "prompt encoder", "t5", "mpnet", "opt", "beit", "beit with a shared bias", "longformer", "patchtst"),
-    *("bert", "roberta", "gpt2", "llama", "qwen2", "gemma2", "bart", "vit", "dinov2", "convnext", "lora", "ia3"),
+    *(
+        "prompt",
+        "prompt encoder",
+        "t5",
+        "mpnet",
+        "opt",
+        "beit",
+        "beit with a shared bias",
+        "longformer",
+        "patchtst",
+    ),
+    *(
+        "bert",
+        "roberta",
+        "gpt2",
+        "llama",
+        "qwen2",
+        "gemma2",
+        "bart",
+        "vit",
+        "dinov2",
+        "convnext",
+        "lora",
+        "ia3",
+    ),
 }
 
 
@@ -91,7 +139,8 @@ def test_language_and_vision_with_tuple_records(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False), nn.SyncBatchNorm(6), nn.LazyBatchNorm1d()]
+    "layer",
+    [nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False), nn.SyncBatchNorm(6), nn.LazyBatchNorm1d()],
 )
 def test_batch_normalisation_is_refused(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 2))

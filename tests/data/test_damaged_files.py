@@ -21,7 +21,9 @@ def small_npz(path: Path) -> None:
 
 def small_csv(path: Path) -> None:
     text = "a,b,y\n" + "".join(f"{i},{i / 7:.3f},{'no' if i % 2 else 'yes'}\n" for i in range(20))
-    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+    path.write_bytes(
+        gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+    )
 
 
 def small_parquet(path: Path) -> None:
@@ -80,7 +82,11 @@ def test_flipped_and_cut_files_end_in_one_clear_line(tmp_path: Path, name: str) 
 def test_a_quote_left_open_and_other_ends_of_csv(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text('a,y\n"1,no\n' + "2,yes\n" * 30_000)
-    with pytest.raises(ValueError, match=r"near line .*more than 131,072 characters.*quotation mark"):
+    with pytest.raises(
+        ValueError,
+        match=r"near line .*more than 131,072 characters.*quotation "
+        r"mark",
+    ):
         read_table(path)
     path.write_bytes(b"a,y\n1,no\0\n2,yes\n")
     with pytest.raises(ValueError, match="line 2: a NUL character"):
@@ -101,7 +107,11 @@ def test_the_time_of_wide_tables_grows_with_their_width(tmp_path: Path) -> None:
     for columns in (2_000, 40_000):
         path = tmp_path / f"{columns}.csv"
         header = ",".join([*(f"c{i}" for i in range(columns)), "y"])
-        path.write_text(header + "\n" + "\n".join(",".join(["1.5"] * columns + [label]) for label in ("no", "yes")))
+        path.write_text(
+            header
+            + "\n"
+            + "\n".join(",".join(["1.5"] * columns + [label]) for label in ("no", "yes"))
+        )
         start = time.process_time()
         data = read_table(path)
         seconds.append(time.process_time() - start)
@@ -142,7 +152,9 @@ def test_arrow_files_say_the_same_as_csv(tmp_path: Path) -> None:
         assert chunk.columns["y"] == ["True", "False", "True"]
 
 
-def test_rows_beyond_memory_go_to_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_memory_go_to_a_file_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=(50, 3)).astype(np.float32) for _ in range(4)]

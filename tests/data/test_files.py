@@ -18,7 +18,9 @@ from dpoptim.data import (
 )
 
 
-def plain(path: Path, target: str | None, classes: tuple[str, ...] | None = None, public: bool = False) -> Data:
+def plain(
+    path: Path, target: str | None, classes: tuple[str, ...] | None = None, public: bool = False
+) -> Data:
     """A table of numbers as they are in the file."""
     schema = schema_without_file(path, target, classes=classes, public=public, scaling="none")
     return load_table(path, schema, public=public)
@@ -40,7 +42,9 @@ def test_digits() -> None:
     assert not np.array_equal(load_digits(seed=4).y, data.y)  # another split
 
 
-@pytest.mark.skipif(not Path(FASHION_MNIST_DIRECTORY).is_dir(), reason="needs Debian's dataset-fashion-mnist")
+@pytest.mark.skipif(
+    not Path(FASHION_MNIST_DIRECTORY).is_dir(), reason="needs Debian's dataset-fashion-mnist"
+)
 def test_fashion_mnist() -> None:
     data = load_fashion_mnist()
     assert data.x.shape == (60_000, 1, 28, 28)
@@ -50,7 +54,11 @@ def test_fashion_mnist() -> None:
 
 
 def idx(folder: Path, stem: str, array: np.ndarray, *, zipped: bool = False, cut: int = 0) -> None:  # type: ignore[type-arg]
-    content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    content = (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
     content = content[: len(content) - cut]
     if zipped:
         (folder / f"{stem}.gz").write_bytes(gzip.compress(content))

@@ -18,9 +18,13 @@ def old_string(text: bytes) -> bytes:
 
 
 def python_2_batch(images: np.ndarray, labels: list[int]) -> bytes:  # type: ignore[type-arg]
-    """A batch of CIFAR-10 as it is handed round: written by Python 2 and an old numpy, protocol 2."""
+    """A batch of CIFAR-10 as it is handed round: written by Python 2 and an old numpy, protocol
+    2.
+    """
     array = (
-        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + old_string(b"b") + b"\x87R"
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85"
+        + old_string(b"b")
+        + b"\x87R"
         b"(K\x01(" + b"".join(b"M" + struct.pack("<H", size) for size in images.shape) + b"t"
         b"cnumpy\ndtype\n" + old_string(b"u1") + b"K\x00K\x01\x87R"
         b"(K\x03" + old_string(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
@@ -36,7 +40,9 @@ def cifar(folder: Path) -> np.ndarray:  # type: ignore[type-arg]
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     for batch, name in zip(images, names, strict=True):
         (folder / name).write_bytes(python_2_batch(batch, [0, 1, 2, 1]))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": ["plane", "car", "bird"]}, protocol=2))
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": ["plane", "car", "bird"]}, protocol=2)
+    )
     return images
 
 

@@ -1,4 +1,6 @@
-"""The scattering transform: equal to its definition, a function of each image alone, and kept where asked."""
+"""The scattering transform: equal to its definition, a function of each image alone, and kept
+where asked.
+"""
 
 import stat
 from pathlib import Path
@@ -51,7 +53,9 @@ def test_a_constant_has_its_mean_and_nothing_else() -> None:
 
 def test_a_stripe_is_seen_by_the_wavelet_across_it() -> None:
     columns = torch.cos(torch.arange(32) * 0.75 * torch.pi)
-    found = Scattering(32, 32, scales=1, angles=4)(columns.repeat(32, 1)[None, None])[0, 1:].mean((1, 2))
+    found = Scattering(32, 32, scales=1, angles=4)(columns.repeat(32, 1)[None, None])[0, 1:].mean(
+        (1, 2)
+    )
     assert found.argmax() == 2  # angle pi / 2: along the columns
     assert found[2] > 5 * found[0]
 
@@ -93,9 +97,13 @@ def test_bad_settings(settings: dict[str, int], shape: tuple[int, ...], said: st
         Scatter(**settings)(np.zeros(shape, np.float32))
 
 
-def test_features_are_kept_for_their_owner_alone_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_kept_for_their_owner_alone_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = (images(5, 8, 8)[:, 0].numpy() * 255).astype(np.uint8)
-    preparation = Preparation((8, 8), (ChannelsFirst(), Divide(255.0), Scatter(scales=1, angles=2, groups=3)))
+    preparation = Preparation(
+        (8, 8), (ChannelsFirst(), Divide(255.0), Scatter(scales=1, angles=2, groups=3))
+    )
     modes = []
     fill = Scatter.fill
 

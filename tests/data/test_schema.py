@@ -1,4 +1,6 @@
-"""A schema says what is public about a table, is complete or refused, and encodes each record by itself."""
+"""A schema says what is public about a table, is complete or refused, and encodes each record by
+itself.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,9 @@ NUMBER = '[columns.a]\nkind = "number"\nbounds = [0, 10]\n'
 def encoded(tmp_path: Path, text: str, schema: str, name: str = "t.csv") -> np.ndarray:  # type: ignore[type-arg]
     path = tmp_path / name
     path.write_text(text)
-    return np.concatenate([part.x for part in encode_table(path, parse_schema(schema), labels=False)])
+    return np.concatenate(
+        [part.x for part in encode_table(path, parse_schema(schema), labels=False)]
+    )
 
 
 def test_numbers_are_scaled_by_bounds_and_gaps_are_filled(tmp_path: Path) -> None:
@@ -45,13 +49,18 @@ def test_the_bound_on_rows_holds(tmp_path: Path) -> None:
 def test_a_record_is_encoded_by_itself_and_by_column_name(tmp_path: Path) -> None:
     rows, schema = records(200, 0), parse_schema(SCHEMA)
     (whole,) = encode_table(write_table(tmp_path / "a.csv", rows), schema, labels=False)
-    (tail,) = encode_table(write_table(tmp_path / "b.csv", rows[150:], COLUMNS[::-1]), schema, labels=False)
+    (tail,) = encode_table(
+        write_table(tmp_path / "b.csv", rows[150:], COLUMNS[::-1]), schema, labels=False
+    )
     assert np.array_equal(whole.x[150:], tail.x)
 
 
 def test_scaling_record_by_record(tmp_path: Path) -> None:
     schema = 'scaling = "unit-norm"\n[columns.a]\nkind = "number"\n[columns.b]\nkind = "number"\n'
-    assert encoded(tmp_path, "a,b\n3,4\n0,0\n", schema).tolist() == [[np.float32(0.6), np.float32(0.8)], [0, 0]]
+    assert encoded(tmp_path, "a,b\n3,4\n0,0\n", schema).tolist() == [
+        [np.float32(0.6), np.float32(0.8)],
+        [0, 0],
+    ]
     with pytest.raises(ValueError, match="record 2 has a feature that is NaN or infinite"):
         encoded(tmp_path, "a,b\n3,4\n1,\n", schema)
 
@@ -87,12 +96,16 @@ def test_incomplete_schemas_are_refused(schema: str, said: str) -> None:
         parse_schema(schema)
 
 
-names = st.text(min_size=1, max_size=12).filter(lambda text: text.isprintable() and text.strip() == text)
+names = st.text(min_size=1, max_size=12).filter(
+    lambda text: text.isprintable() and text.strip() == text
+)
 finite = st.floats(-1e6, 1e6)
 
 
 @given(names, st.lists(names, min_size=2, max_size=4, unique=True), finite, st.floats(0.5, 1e6))
-def test_what_is_written_is_read_back(name: str, texts: list[str], low: float, width: float) -> None:
+def test_what_is_written_is_read_back(
+    name: str, texts: list[str], low: float, width: float
+) -> None:
     if "FILL-IN" in texts or name in ("#c", "#y"):
         return
     schema = Schema(
@@ -126,7 +139,10 @@ def test_a_public_table_describes_itself(tmp_path: Path) -> None:
     kinds = {column.name: column.kind for column in schema.columns}
     assert kinds["visit_id"] == "drop"
     assert (kinds["age"], kinds["region"], kinds["smoker"]) == ("number", "category", "category")
-    assert {column.name for column in schema.columns if column.fill is not None} == {"income", "bmi"}
+    assert {column.name for column in schema.columns if column.fill is not None} == {
+        "income",
+        "bmi",
+    }
     assert parse_schema(to_toml(schema)) == schema
     data = load_table(path, schema, public=True)
     assert data.class_names == ("healthy", "ill")

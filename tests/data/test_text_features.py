@@ -1,4 +1,6 @@
-"""Features of texts: right, a function of each text alone, and kept where only their owner can read them."""
+"""Features of texts: right, a function of each text alone, and kept where only their owner can
+read them.
+"""
 
 import stat
 from pathlib import Path
@@ -8,7 +10,12 @@ import pytest
 
 from dpoptim.data import encode_text
 
-TEXTS = ["A good day.", "I am angry!", "", "What a wonderful morning it is, said the baker to nobody at all."]
+TEXTS = [
+    "A good day.",
+    "I am angry!",
+    "",
+    "What a wonderful morning it is, said the baker to nobody at all.",
+]
 
 
 @pytest.mark.parametrize("wrong", ["one text", ["a", 3], [None]])
@@ -41,7 +48,8 @@ def test_the_cache_finds_texts_again_and_hides_them(tmp_path: Path) -> None:
     (file,) = (tmp_path / "cache").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     np.save(file, features + 1)
-    assert np.array_equal(encode_text(TEXTS, cache=tmp_path / "cache"), features + 1)  # read, not made again
+    # read, not made again
+    assert np.array_equal(encode_text(TEXTS, cache=tmp_path / "cache"), features + 1)
     file.write_bytes(b"damaged")
     assert np.array_equal(encode_text(TEXTS, cache=tmp_path / "cache"), features)
     assert len(encode_text([*TEXTS[:2], "new"], cache=tmp_path / "cache")) == 3

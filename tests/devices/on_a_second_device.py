@@ -1,8 +1,10 @@
-"""Models that live on another device than the CPU: the same sums, the same runs, and no tensor left behind on the CPU.
+"""Models that live on another device than the CPU: the same sums, the same runs, and no tensor
+left behind on the CPU.
 
-Run by `test_second_device.py`. No accelerator is needed: `pretend.cpp` makes a device of the CPU's memory. PyTorch refuses
-operations that mix it with CPU tensors, as it does with CUDA's, so a tensor made on the wrong device fails here as it would
-there. The kernels are the CPU's: what a real accelerator rounds otherwise, and how fast it is, is not seen.
+Run by `test_second_device.py`. No accelerator is needed: `pretend.cpp` makes a device of the CPU's
+memory. PyTorch refuses operations that mix it with CPU tensors, as it does with CUDA's, so a
+tensor made on the wrong device fails here as it would there. The kernels are the CPU's: what a
+real accelerator rounds otherwise, and how fast it is, is not seen.
 """
 
 import copy
@@ -22,7 +24,12 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from devices.pretend import register
 from dpoptim.clipping import Clipping
-from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier, DPSGDRegressor
+from dpoptim.estimators import (
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPSGDClassifier,
+    DPSGDRegressor,
+)
 from dpoptim.gradients.arithmetic import multiplies_narrow
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.gradients.oracle import engine_sums
@@ -34,7 +41,8 @@ from support import CASES, Case, by_engine, joint_norm, record_loss
 
 ROWS, N, FEATURES, CLASSES = 9, 60, 4, 3
 STYLES = ("flat", "automatic")
-FUSED = ("lstm", "lstm-time-major", "gru-both-ways")  # the pretended device has no kernel for PyTorch's own
+# the pretended device has no kernel for PyTorch's own
+FUSED = ("lstm", "lstm-time-major", "gru-both-ways")
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +52,11 @@ def device() -> torch.device:
 
 def test_it_is_a_device_of_its_own(device: torch.device) -> None:
     there = torch.ones(3, device=device)
-    for mixed in (lambda: there + torch.ones(3), lambda: there @ torch.ones(3), lambda: torch.cat([there, torch.ones(3)])):
+    for mixed in (
+        lambda: there + torch.ones(3),
+        lambda: there @ torch.ones(3),
+        lambda: torch.cat([there, torch.ones(3)]),
+    ):
         with pytest.raises(RuntimeError, match="same device|CPU tensor"):
             mixed()
     with pytest.raises(TypeError, match="numpy"):
@@ -52,7 +64,9 @@ def test_it_is_a_device_of_its_own(device: torch.device) -> None:
 
 
 def moved(model: nn.Module, device: torch.device | str) -> nn.Module:
-    """``model.to(device)``, which on a device that is not PyTorch's own would untie tied weights."""
+    """``model.to(device)``, which on a device that is not PyTorch's own would untie tied
+    weights.
+    """
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -65,16 +79,22 @@ def moved(model: nn.Module, device: torch.device | str) -> nn.Module:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_sums_are_those_of_the_cpu(case: Case, style: str, dtype: torch.dtype, device: torch.device) -> None:
+def test_sums_are_those_of_the_cpu(
+    case: Case, style: str, dtype: torch.dtype, device: torch.device
+) -> None:
     torch.manual_seed(0)
     model = case.build().to(dtype)
     x, target = case.inputs(ROWS, dtype)
     clipping = Clipping(0.5, style)
     expected = by_engine(copy.deepcopy(model), x, target, clipping, capacity=ROWS)
-    sums = by_engine(moved(model, device), x.to(device), target.to(device), clipping, capacity=ROWS, pieces=2)
+    sums = by_engine(
+        moved(model, device), x.to(device), target.to(device), clipping, capacity=ROWS, pieces=2
+    )
     assert {total.device.type for total in sums} == {device.type}
     differences = [a.cpu() - b for a, b in zip(sums, expected, strict=True)]
-    assert joint_norm(differences) < (1e-5 if dtype == torch.float32 else 1e-12) * joint_norm(expected)
+    assert joint_norm(differences) < (1e-5 if dtype == torch.float32 else 1e-12) * joint_norm(
+        expected
+    )
 
 
 @pytest.mark.parametrize("length", [1, 6])
@@ -85,7 +105,9 @@ def test_large_layers_give_the_sums_of_the_cpu(length: int, device: torch.device
     x, target = torch.randn(20, length, 128), torch.randn(20)
     expected = by_engine(copy.deepcopy(model), x, target, Clipping(0.5), capacity=100)
     sums = by_engine(model.to(device), x.to(device), target.to(device), Clipping(0.5), capacity=100)
-    assert joint_norm([a.cpu() - b for a, b in zip(sums, expected, strict=True)]) < 1e-4 * joint_norm(expected)
+    assert joint_norm(
+        [a.cpu() - b for a, b in zip(sums, expected, strict=True)]
+    ) < 1e-4 * joint_norm(expected)
 
 
 class Split(nn.Module):
@@ -116,7 +138,9 @@ def test_a_model_on_two_devices(style: str, device: torch.device) -> None:
 def test_check_on_two_devices(device: torch.device) -> None:
     torch.manual_seed(0)
     model, x, y = Split(device), torch.randn(5, FEATURES), torch.randint(0, CLASSES, (5,))
-    found = dpoptim.check(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (x, y))
+    found = dpoptim.check(
+        model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (x, y)
+    )
     assert found.loss_reduction == "mean"
     lengths = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 
@@ -129,20 +153,31 @@ def test_check_on_two_devices(device: torch.device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize("case", [case for case in CASES if case.name not in FUSED], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name not in FUSED], ids=lambda case: case.name
+)
 def test_check_passes(case: Case, device: torch.device) -> None:
     torch.manual_seed(0)
     model = moved(case.build().double(), device)
     batch = tuple(part.to(device) for part in case.inputs(5, torch.float64))
-    found = dpoptim.check(model, lambda model, batch: record_loss(model(batch[0]), batch[1]).mean(), batch)
+    found = dpoptim.check(
+        model, lambda model, batch: record_loss(model(batch[0]), batch[1]).mean(), batch
+    )
     assert found.loss_reduction == "mean"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_language_model_of_hugging_face(device: torch.device) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.LlamaConfig(vocab_size=29, num_key_value_heads=1, max_position_embeddings=8, **sizes)
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=29, num_key_value_heads=1, max_position_embeddings=8, **sizes
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).double()
     ids = torch.randint(0, 29, (5, 6))
@@ -153,7 +188,9 @@ def test_a_language_model_of_hugging_face(device: torch.device) -> None:
 
     expected = engine_sums(copy.deepcopy(model), loss, ids, 5, Clipping(0.5), "mean")
     sums = engine_sums(moved(model, device), loss, ids.to(device), 5, Clipping(0.5), "mean")
-    assert joint_norm([a.cpu() - b for a, b in zip(sums, expected, strict=True)]) < 1e-6 * joint_norm(expected)
+    assert joint_norm(
+        [a.cpu() - b for a, b in zip(sums, expected, strict=True)]
+    ) < 1e-6 * joint_norm(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -168,7 +205,9 @@ METHODS = {
     "automatic": dpoptim.DPSGD(clip_norm=1.0, clipping="automatic"),
     "per-layer": dpoptim.DPSGD(clip_norm=1.0, clipping="per-layer"),
     "quantile-at-the-start": dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.5, share=0.3)),
-    "quantile-all-along": dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.5, share=0.3, when="all along")),
+    "quantile-all-along": dpoptim.DPSGD(
+        clip_norm=dpoptim.PrivateQuantile(0.5, share=0.3, when="all along")
+    ),
     "values": dpoptim.ValueClippedSGD(clip_norm=1.0),
     "error-feedback": dpoptim.DiceSGD(clip_norm=1.0),
     "correlated-noise": dpoptim.DPFTRL(clip_norm=1.0),
@@ -177,12 +216,18 @@ METHODS = {
 
 def problem(device: torch.device | str) -> tuple[nn.Module, TensorDataset]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double().to(device)
+    model = (
+        nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double().to(device)
+    )
     x = torch.randn(N, FEATURES, dtype=torch.float64)
-    return model, TensorDataset(x.to(device), (x @ torch.randn(FEATURES, CLASSES).double()).argmax(1).to(device))
+    return model, TensorDataset(
+        x.to(device), (x @ torch.randn(FEATURES, CLASSES).double()).argmax(1).to(device)
+    )
 
 
-def train(method: Any, device: torch.device | str, folder: Path, stop: int | None = None, **options: Any) -> nn.Module:
+def train(
+    method: Any, device: torch.device | str, folder: Path, stop: int | None = None, **options: Any
+) -> nn.Module:
     """Six steps with a fixed noise seed; saved and ended after ``stop`` of them."""
     model, data = problem(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -203,7 +248,9 @@ def train(method: Any, device: torch.device | str, folder: Path, stop: int | Non
 
 @pytest.fixture
 def by_default(device: torch.device) -> Iterator[None]:
-    """Whatever says nothing of a device is made on this one, as after ``torch.set_default_device("cuda")``."""
+    """Whatever says nothing of a device is made on this one, as after
+    ``torch.set_default_device("cuda")``.
+    """
     torch.set_default_device(device)
     yield
     torch.set_default_device(None)
@@ -238,8 +285,11 @@ def test_a_run_goes_on_elsewhere(method: str, device: torch.device, tmp_path: Pa
     torch.testing.assert_close(parameters(back), parameters(elsewhere))
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "values"])  # which is for chains of layers
-def test_a_model_on_two_devices_is_trained(method: str, device: torch.device, tmp_path: Path) -> None:
+# which is for chains of layers
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "values"])
+def test_a_model_on_two_devices_is_trained(
+    method: str, device: torch.device, tmp_path: Path
+) -> None:
     """And goes on from a checkpoint."""
     _, data = problem("cpu")
     data = TensorDataset(data.tensors[0].float(), data.tensors[1])
@@ -259,15 +309,22 @@ def test_a_model_on_two_devices_is_trained(method: str, device: torch.device, tm
                     break
             assert private.steps_done == stop
         resume = path
-        assert all(not torch.equal(p.detach().cpu(), old) for p, old in zip(model.parameters(), before, strict=True))
+        assert all(
+            not torch.equal(p.detach().cpu(), old)
+            for p, old in zip(model.parameters(), before, strict=True)
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("by_default")
-def test_a_default_device_changes_nothing(method: str, device: torch.device, tmp_path: Path) -> None:
+def test_a_default_device_changes_nothing(
+    method: str, device: torch.device, tmp_path: Path
+) -> None:
     model = train(METHODS[method], device, tmp_path)
     torch.set_default_device(None)
-    torch.testing.assert_close(parameters(model), parameters(train(METHODS[method], "cpu", tmp_path)))
+    torch.testing.assert_close(
+        parameters(model), parameters(train(METHODS[method], "cpu", tmp_path))
+    )
 
 
 def test_batches_moved_in_the_loop(device: torch.device) -> None:
@@ -276,7 +333,9 @@ def test_batches_moved_in_the_loop(device: torch.device) -> None:
     _, data = problem("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = parameters(model)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5
+    )
     with dpoptim.attach(plan, model, optimizer, data) as private:
         for x, y in private.batches(num_workers=1):
             F.cross_entropy(model(x.to(device)), y.to(device)).backward()
@@ -286,7 +345,9 @@ def test_batches_moved_in_the_loop(device: torch.device) -> None:
 
 def test_how_many_rows_fit(device: torch.device) -> None:
     model, data = problem(device)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5
+    )
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
@@ -305,21 +366,31 @@ def test_solvers_find_what_they_find_on_the_cpu(kind: str, device: torch.device)
             question = LinearProblem(LinearModel("logistic", features=FEATURES), capacity=N)
             y = (y > 0).long()
         else:
-            question = ModuleProblem(model, lambda output, y: F.cross_entropy(output, y, reduction="none"), capacity=N)
+            question = ModuleProblem(
+                model, lambda output, y: F.cross_entropy(output, y, reduction="none"), capacity=N
+            )
         objective = Objective(question, (x, y))
         budget = Budget(epsilon=4, delta=1e-5)
-        found.append(noisy_gd(objective, None, budget, lipschitz=1.0, steps=5, step_size=0.5, noise_seed=1).weights)
+        found.append(
+            noisy_gd(
+                objective, None, budget, lipschitz=1.0, steps=5, step_size=0.5, noise_seed=1
+            ).weights
+        )
     torch.testing.assert_close(*found)
 
 
 def test_quantiles_of_values_that_lie_there(device: torch.device) -> None:
     values = torch.linspace(0.1, 100, 2000)
     settings = {"epsilon": 2.0, "low": 1e-3, "high": 1e3, "noise_seed": 3}
-    here, there = (dpoptim.private_low_quantile(v, 0.1, **settings)[0] for v in (values, values.to(device)))
+    here, there = (
+        dpoptim.private_low_quantile(v, 0.1, **settings)[0] for v in (values, values.to(device))
+    )
     assert here == there
 
 
-@pytest.mark.parametrize("kind", [DPLogisticRegression, DPLinearRegression, DPSGDClassifier, DPSGDRegressor])
+@pytest.mark.parametrize(
+    "kind", [DPLogisticRegression, DPLinearRegression, DPSGDClassifier, DPSGDRegressor]
+)
 def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.device) -> None:
     """Their tables are NumPy's, whatever the default device is."""
     generator = np.random.default_rng(0)
@@ -329,7 +400,11 @@ def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.dev
     for default in (device, None):
         torch.set_default_device(default)
         try:
-            options = {"random_state": 0, "epochs": 2} if kind in (DPSGDClassifier, DPSGDRegressor) else {"steps": 5}
+            options = (
+                {"random_state": 0, "epochs": 2}
+                if kind in (DPSGDClassifier, DPSGDRegressor)
+                else {"steps": 5}
+            )
             fitted = kind(epsilon=4.0, delta=1e-5, noise_seed=0, **options).fit(x, y)
             predictions.append(fitted.predict(x))
         finally:
@@ -339,8 +414,12 @@ def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.dev
 
 @pytest.mark.parametrize("default", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_noise_of_large_tensors_is_drawn_there(dtype: torch.dtype, default: bool, device: torch.device) -> None:
-    """The draws that the same operations make on the CPU, in pieces; small tensors get those of the CPU's own noise."""
+def test_noise_of_large_tensors_is_drawn_there(
+    dtype: torch.dtype, default: bool, device: torch.device
+) -> None:
+    """The draws that the same operations make on the CPU, in pieces; small tensors get those of
+    the CPU's own noise.
+    """
     sizes = (1000, (1 << 18) + 5)
     torch.set_default_device(device if default else None)
     try:
@@ -353,19 +432,29 @@ def test_noise_of_large_tensors_is_drawn_there(dtype: torch.dtype, default: bool
     add_normal(KeyStream.from_seed(1, "noise"), expected, 3.0)
     assert torch.equal(small.cpu(), expected)
     drawn = normals(KeyStream.from_seed(1, "noise").branch(), sizes[1], torch.device("cpu"))
-    assert torch.equal(large.cpu(), torch.ones(sizes[1], dtype=torch.float64).add(drawn, alpha=3.0).to(dtype))
+    assert torch.equal(
+        large.cpu(), torch.ones(sizes[1], dtype=torch.float64).add(drawn, alpha=3.0).to(dtype)
+    )
 
 
 def test_a_device_that_draws_wrongly_is_refused_before_anything_is_charged(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_device, "tables_on", lambda device: tuple(torch.ones(1024, device=device) for _ in range(2)))
+    monkeypatch.setattr(
+        on_device,
+        "tables_on",
+        lambda device: tuple(torch.ones(1024, device=device) for _ in range(2)),
+    )
     monkeypatch.setattr(refusals, "LEAST_ON_DEVICE", 1)
     on_device.check.cache_clear()
     model, data = problem(device)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=30, steps=2, noise_multiplier=0.5, delta=1e-5
+    )
     with dpoptim.Ledger() as ledger:
         with pytest.raises(RuntimeError, match="noise cannot be drawn on pretend"):
-            dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data, ledger=ledger)
+            dpoptim.attach(
+                plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data, ledger=ledger
+            )
         assert not list(ledger.entries())
     on_device.check.cache_clear()

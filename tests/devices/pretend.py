@@ -30,7 +30,9 @@ def register(library: Path) -> torch.device:
 
 
 def python_side() -> ModuleType:
-    """What PyTorch asks a device's Python module for. Random numbers are the CPU's, so there is no state to keep."""
+    """What PyTorch asks a device's Python module for. Random numbers are the CPU's, so there is no
+    state to keep.
+    """
     module = ModuleType("torch.pretend")
     module.is_available = module.is_initialized = lambda: True
     module.device_count = lambda: 1

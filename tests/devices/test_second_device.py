@@ -1,4 +1,6 @@
-"""Runs `on_a_second_device.py` in a process of its own: a device that is registered stays, for all tests that follow."""
+"""Runs `on_a_second_device.py` in a process of its own: a device that is registered stays, for all
+tests that follow.
+"""
 
 import os
 import shutil
@@ -20,7 +22,11 @@ def test_everything_works_on_a_second_device(tmp_path: Path) -> None:
     tests = Path(__file__).with_name("on_a_second_device.py")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", str(tests)]
     run = subprocess.run(
-        command, env=os.environ | {"SECOND_DEVICE": str(library)}, capture_output=True, text=True, check=False
+        command,
+        env=os.environ | {"SECOND_DEVICE": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert " passed" in run.stdout

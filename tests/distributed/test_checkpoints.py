@@ -17,26 +17,35 @@ def flat(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.tolist()
     if isinstance(state, dict):
-        return {key: [sorted(flat(b)) for b in value] if key == "waiting" else flat(value) for key, value in state.items()}
+        return {
+            key: [sorted(flat(b)) for b in value] if key == "waiting" else flat(value)
+            for key, value in state.items()
+        }
     if isinstance(state, float):
         return repr(state)  # nan is not itself
     return [flat(each) for each in state] if isinstance(state, list | tuple) else state
 
 
 @pytest.mark.parametrize("method", ["flat", "dice", "quantile along"])
-def test_without_noise_the_run_goes_on_alike_in_1_2_and_3_processes(method: str, tmp_path: Path) -> None:
+def test_without_noise_the_run_goes_on_alike_in_1_2_and_3_processes(
+    method: str, tmp_path: Path
+) -> None:
     path = str(tmp_path / "run")
     run_ranks(3, work.saved_part, method, path, 0.0)
     alone = work.resumed_part(0, method, path, 0.0, str(tmp_path / "again-1"))
     for size in (2, 3):
-        for result in run_ranks(size, work.resumed_part, method, path, 0.0, str(tmp_path / f"again-{size}")):
+        for result in run_ranks(
+            size, work.resumed_part, method, path, 0.0, str(tmp_path / f"again-{size}")
+        ):
             assert result["steps"] == 8
             assert (result["parameters"] - alone["parameters"]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("method", ["dice", "ftrl", "quantile first"])
 def test_what_ranks_keep_in_parts_is_whole_in_the_file(method: str, tmp_path: Path) -> None:
-    """Saved by two, taken up and saved by three: the same noise to take back, error, batches ahead, and reservation."""
+    """Saved by two, taken up and saved by three: the same noise to take back, error, batches
+    ahead, and reservation.
+    """
     path, again = str(tmp_path / "run"), str(tmp_path / "again")
     reservations = set(run_ranks(2, work.saved_part, method, path, 0.5))
     results = run_ranks(3, work.resumed_part, method, path, 0.5, again)

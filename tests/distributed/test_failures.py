@@ -1,4 +1,6 @@
-"""Ranks that do not agree, fail, leave or die: an error on every other rank that names them, in time."""
+"""Ranks that do not agree, fail, leave or die: an error on every other rank that names them, in
+time.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ def test_ranks_that_differ_are_named_at_attach() -> None:
     }
     for errors in run_ranks(3, work.differing):
         for case, name in names.items():
-            assert errors[case].startswith("RankError: ranks 1, 2 would train with another " + name + " than"), case
+            assert errors[case].startswith(
+                "RankError: ranks 1, 2 would train with another " + name + " than"
+            ), case
         assert "must agree" in errors["number of records"]
         assert errors["works after all that"] == ""
 

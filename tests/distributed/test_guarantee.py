@@ -1,4 +1,6 @@
-"""What would break the guarantee in several processes: looked for, and found where it is put in."""
+"""What would break the guarantee in several processes: looked for, and found where it is put
+in.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ def test_each_bug_is_noticed_and_the_code_as_it_is_is_not(tmp_path: Path) -> Non
 
 
 def test_every_coordinate_has_noise_of_its_own() -> None:
-    """Chi-square of a million draws, and their products over ranks' parts, neighbours and steps; the same on all ranks."""
+    """Chi-square of a million draws, and their products over ranks' parts, neighbours and steps;
+    the same on all ranks.
+    """
     everyone = run_ranks(2, work.a_million_draws)
     assert not any(wrong for wrong, _ in everyone)
     assert len({total for _, total in everyone}) == 1
@@ -31,7 +35,9 @@ def test_every_coordinate_has_noise_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_an_audit_certifies_as_much_as_in_one_process() -> None:
-    """The share of the claim that one process is certified to leak: also with every canary on the last rank."""
+    """The share of the claim that one process is certified to leak: also with every canary on the
+    last rank.
+    """
     alone, claimed, _ = work.audited(0, all_on_last=False)
     assert 0.4 * claimed < alone < claimed
     for all_on_last in (True, False):
@@ -41,7 +47,9 @@ def test_an_audit_certifies_as_much_as_in_one_process() -> None:
 
 
 def test_shards_of_any_size_train_as_their_union() -> None:
-    """Sampling rate 1, noise off: uneven shards, one of a single record, give the model that one process trains."""
+    """Sampling rate 1, noise off: uneven shards, one of a single record, give the model that one
+    process trains.
+    """
     sizes = [30, 1, 14]
     union = work.plan_for(work.METHODS["flat"](), n=45, batch_size=45, steps=4)
     alone = work.train(union, noise_seed=5)["parameters"]
@@ -59,11 +67,15 @@ def test_empty_batches_on_some_ranks_and_on_all() -> None:
 
 def test_a_sharded_model_is_refused_by_name() -> None:
     for error in run_ranks(2, work.sharded_model):
-        assert error.startswith("PrivacyError: parameter '0.weight' is sharded over processes (fully_shard")
+        assert error.startswith(
+            "PrivacyError: parameter '0.weight' is sharded over processes (fully_shard"
+        )
 
 
 def test_parts_of_a_fixed_batch_are_disjoint_and_cover_each_pass() -> None:
-    """Every record of every shard is in exactly one batch of each pass, whatever the shards' sizes."""
+    """Every record of every shard is in exactly one batch of each pass, whatever the shards'
+    sizes.
+    """
     plan: Plan = work.plan_for(work.METHODS["dice"](), n=45, batch_size=6, steps=16)
     for records in (0, 1, 5, 14, 30):
         batches = plan.sampler.shard(records).batches(KeyStream(), records)

@@ -1,4 +1,5 @@
-"""A rank killed at any moment: the ledger never shows less than was released, survivors end in time, the run goes on.
+"""A rank killed at any moment: the ledger never shows less than was released, survivors end in
+time, the run goes on.
 
 ``python tests/distributed/test_kill.py 50`` makes as many trials.
 """
@@ -19,11 +20,15 @@ TIME_OUT = 10.0
 
 
 def trial(number: int, folder: Path) -> str:
-    """One run of three ranks, killed somewhere in its first seconds; returns what happened, for people."""
+    """One run of three ranks, killed somewhere in its first seconds; returns what happened, for
+    people.
+    """
     chance = random.Random(number)
     path, victim = str(folder / f"run{number}"), chance.randrange(3)
     # Whoever does not end within its limit fails there.
-    heard = run_ranks(3, work.until_killed, path, victim, chance.random() ** 2 * 2.0, time_out=TIME_OUT)
+    heard = run_ranks(
+        3, work.until_killed, path, victim, chance.random() ** 2 * 2.0, time_out=TIME_OUT
+    )
     assert heard[victim] == "died"
     for rank, error in enumerate(heard):
         if rank == victim:

@@ -14,7 +14,9 @@ def alone() -> dict:
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_without_noise_any_number_of_ranks_trains_the_same_model(size: int, alone: dict) -> None:
-    """Same coins, no noise: every method, bare and wrapped, whole and in pieces, with one optimizer and several."""
+    """Same coins, no noise: every method, bare and wrapped, whole and in pieces, with one
+    optimizer and several.
+    """
     everyone = run_ranks(size, work.without_noise, list(work.METHODS), list(work.WAYS))
     for results in everyone:
         for (method, way), result in results.items():
@@ -27,10 +29,12 @@ def test_without_noise_any_number_of_ranks_trains_the_same_model(size: int, alon
                 msg=lambda m, k=(method, way): f"{k}: {m}",
             )
             assert result["clip_norm"] == pytest.approx(expected["clip_norm"], rel=1e-12)
-            assert torch.equal(result["parameters"], everyone[0][method, way]["parameters"])  # the same bits everywhere
+            # the same bits everywhere
+            assert torch.equal(result["parameters"], everyone[0][method, way]["parameters"])
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile's own look at it
+# torch.compile's own look at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_adapters_autocast_compiled_models_and_persons_train_as_in_one_process() -> None:
     alone = work.other_ways(0)
     for results in run_ranks(2, work.other_ways):

@@ -18,9 +18,17 @@ def test_the_example_runs(script: Path, tmp_path: Path) -> None:
     """In a process of its own; what it needs and is not installed is said by the skip."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if "ModuleNotFoundError: No module named" in done.stderr and "dpoptim" not in done.stderr.splitlines()[-1]:
+    if (
+        "ModuleNotFoundError: No module named" in done.stderr
+        and "dpoptim" not in done.stderr.splitlines()[-1]
+    ):
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
@@ -40,7 +48,9 @@ def test_the_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.M
             continue
         assert not cell["outputs"]
         tree = ast.parse("".join(cell["source"]))
-        shown = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+        shown = (
+            ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+        )
         exec(compile(tree, f"{notebook.name}, cell {number}", "exec"), scope)
         if shown is not None:
             value = eval(compile(shown, f"{notebook.name}, cell {number}", "eval"), scope)

@@ -1,4 +1,6 @@
-"""The estimators as their users meet them: scikit-learn's conventions, accuracy, errors, and what may be said of privacy."""
+"""The estimators as their users meet them: scikit-learn's conventions, accuracy, errors, and what
+may be said of privacy.
+"""
 
 import math
 import pickle
@@ -45,7 +47,11 @@ def seeded(**settings: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
-        pytest.param(estimator, check, id=f"{type(estimator).__name__}-{getattr(check, 'func', check).__name__}")
+        pytest.param(
+            estimator,
+            check,
+            id=f"{type(estimator).__name__}-{getattr(check, 'func', check).__name__}",
+        )
         for one in seeded()
         for estimator, check in estimator_checks_generator(one, legacy=True)
     ],
@@ -69,7 +75,9 @@ def digits() -> tuple[np.ndarray, ...]:
 
 def test_digits_at_epsilon_one() -> None:
     x, y, x_test, y_test = digits()
-    model = DPLogisticRegression(1.0, 1e-5, data_norm=4.0, classes=range(10), noise_seed=1).fit(x, y)
+    model = DPLogisticRegression(1.0, 1e-5, data_norm=4.0, classes=range(10), noise_seed=1).fit(
+        x, y
+    )
     assert model.score(x_test, y_test) > 0.85
     assert model.privacy_.epsilon <= 1.0
     assert model.privacy_.status == "proven"
@@ -80,7 +88,9 @@ def test_digits_at_epsilon_one() -> None:
 def test_every_solver_keeps_to_the_budget(solver: str) -> None:
     x, y = load_breast_cancer(return_X_y=True)
     x = x / 1000
-    model = DPLogisticRegression(2.0, 1e-5, data_norm=5.0, classes=[0, 1], solver=solver, noise_seed=0).fit(x, y)
+    model = DPLogisticRegression(
+        2.0, 1e-5, data_norm=5.0, classes=[0, 1], solver=solver, noise_seed=0
+    ).fit(x, y)
     assert 1.98 <= model.privacy_.epsilon <= 2.0
     assert np.isfinite(model.coef_).all()
     assert model.privacy_.notes == ("seeded: not for release", ALONE, ON_TRUST)
@@ -112,7 +122,9 @@ def test_a_search_without_a_ledger_says_that_it_speaks_of_one_fit() -> None:
 
 
 def test_regression_by_sufficient_statistics() -> None:
-    """Where data is plenty "auto" takes noisy sums: better on ill-conditioned columns, and in a tenth of the time."""
+    """Where data is plenty "auto" takes noisy sums: better on ill-conditioned columns, and in a
+    tenth of the time.
+    """
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (50_000, 8))
     x[:, 1] = x[:, 0] + 0.1 * x[:, 1]
@@ -123,13 +135,20 @@ def test_regression_by_sufficient_statistics() -> None:
         for solver in ("auto", "sufficient-statistics", "momentum-gd")
     }
     assert scores["auto"] == scores["sufficient-statistics"] >= scores["momentum-gd"] - 1e-3
-    assert scores["auto"] > 0.97 * np.corrcoef(y, np.hstack([x, np.ones((len(x), 1))]) @ ols(x, y))[0, 1] ** 2
+    assert (
+        scores["auto"]
+        > 0.97 * np.corrcoef(y, np.hstack([x, np.ones((len(x), 1))]) @ ols(x, y))[0, 1] ** 2
+    )
     few = DPLinearRegression(1.0, 1e-6, solver="auto", **settings).fit(x[:400], y[:400])
-    gradients = DPLinearRegression(1.0, 1e-6, solver="momentum-gd", **settings).fit(x[:400], y[:400])
+    gradients = DPLinearRegression(1.0, 1e-6, solver="momentum-gd", **settings).fit(
+        x[:400], y[:400]
+    )
     np.testing.assert_array_equal(few.coef_, gradients.coef_)
     for loss, options, error in (("huber", {}, ValueError), ("squared", {"steps": 3}, TypeError)):
         with pytest.raises(error, match="sufficient"):
-            DPLinearRegression(solver="sufficient-statistics", loss=loss, **settings, **options).fit(x, y)
+            DPLinearRegression(
+                solver="sufficient-statistics", loss=loss, **settings, **options
+            ).fit(x, y)
     with pytest.raises(ValueError, match="squared loss"):
         DPLogisticRegression(solver="sufficient-statistics").fit(x, y > 0)
 
@@ -152,16 +171,23 @@ def test_fits_are_charged_to_a_ledger() -> None:
 
 def test_pipelines_and_searches_work() -> None:
     x, y, *_ = digits()
-    pipe = make_pipeline(FunctionTransformer(np.sqrt), DPLogisticRegression(4.0, 1e-5, classes=range(10), noise_seed=0))
+    pipe = make_pipeline(
+        FunctionTransformer(np.sqrt),
+        DPLogisticRegression(4.0, 1e-5, classes=range(10), noise_seed=0),
+    )
     assert cross_val_score(pipe, x, y, cv=3).mean() > 0.8
-    search = GridSearchCV(DPLogisticRegression(4.0, 1e-5, classes=range(10), noise_seed=0), {"steps": [5, 20]}, cv=2)
+    search = GridSearchCV(
+        DPLogisticRegression(4.0, 1e-5, classes=range(10), noise_seed=0), {"steps": [5, 20]}, cv=2
+    )
     assert search.fit(x, y).best_params_["steps"] in (5, 20)
     assert clone(search.best_estimator_).noise_seed == 0
 
 
 def test_warm_start_goes_on_and_says_so() -> None:
     x, y, *_ = digits()
-    model = DPLogisticRegression(1.0, 1e-5, classes=range(10), warm_start=True, steps=3, noise_seed=0).fit(x, y)
+    model = DPLogisticRegression(
+        1.0, 1e-5, classes=range(10), warm_start=True, steps=3, noise_seed=0
+    ).fit(x, y)
     first = model.score(x, y)
     for _ in range(5):
         model.fit(x, y)
@@ -178,7 +204,9 @@ def test_a_stream_of_chunks_is_averaged() -> None:
     alone = []
     for seed, (chunk, labels) in enumerate(zip(np.split(x, 7), np.split(y, 7), strict=True)):
         model.set_params(noise_seed=seed).partial_fit(chunk, labels, classes=classes)
-        alone.append(clone(model).set_params(classes=classes).fit(chunk, labels).score(x_test, y_test))
+        alone.append(
+            clone(model).set_params(classes=classes).fit(chunk, labels).score(x_test, y_test)
+        )
     assert model.score(x_test, y_test) > np.mean(alone) + 0.1
     assert model.privacy_.epsilon <= 2.0
     assert "no record is in two chunks" in str(model.privacy_)
@@ -233,7 +261,9 @@ def test_sample_weights_are_refused_with_the_reason() -> None:
 
 
 def test_a_target_bound_has_no_default() -> None:
-    """A bound of 1 that nobody had asked for clipped targets of a thousand, and gave R2 = -1.17."""
+    """A bound of 1 that nobody had asked for clipped targets of a thousand, and gave R2 =
+    -1.17.
+    """
     with pytest.raises(ValueError, match="target_bound is missing"):
         DPLinearRegression().fit(np.zeros((50, 2)), np.arange(50.0))
 
@@ -263,13 +293,20 @@ def test_clipped_rows_are_never_longer() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_clip_rows_bounds_every_row_and_keeps_the_short_ones(dtype: Any) -> None:
     big, small = float(np.finfo(dtype).max) / 2, float(np.finfo(dtype).tiny)
-    rows = np.array([[3, 4], [30, 40], [big, big], [small, 0], [0, 0], [np.nan, 1], [np.inf, 1], [big / 4, 1]], dtype=dtype)
+    rows = np.array(
+        [[3, 4], [30, 40], [big, big], [small, 0], [0, 0], [np.nan, 1], [np.inf, 1], [big / 4, 1]],
+        dtype=dtype,
+    )
     clipped = clip_rows(np.tile(rows, (3000, 1)), 5.0)  # in more than one block
     lengths = np.hypot(*clipped.astype(np.longdouble).T)
     assert lengths.max() <= 5.0 * (1 + 1e-6)
     found = clipped[-8:]
-    np.testing.assert_array_equal(found[[0, 3, 4, 5, 6]], [[3, 4], [small, 0], [0, 0], [0, 0], [0, 0]])
-    np.testing.assert_allclose(found[[1, 2, 7]], [[3, 4], [5 / 2**0.5] * 2, [5, 0]], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(
+        found[[0, 3, 4, 5, 6]], [[3, 4], [small, 0], [0, 0], [0, 0], [0, 0]]
+    )
+    np.testing.assert_allclose(
+        found[[1, 2, 7]], [[3, 4], [5 / 2**0.5] * 2, [5, 0]], rtol=1e-6, atol=1e-6
+    )
 
 
 def test_searches_and_copies_share_the_ledger(tmp_path: Path) -> None:

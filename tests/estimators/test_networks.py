@@ -1,4 +1,6 @@
-"""The networks as their users meet them: scikit-learn's conventions, accuracy, errors, and what may be said of privacy."""
+"""The networks as their users meet them: scikit-learn's conventions, accuracy, errors, and what
+may be said of privacy.
+"""
 
 from typing import Any
 
@@ -25,7 +27,11 @@ TOY = [
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
-        pytest.param(estimator, check, id=f"{type(estimator).__name__}-{getattr(check, 'func', check).__name__}")
+        pytest.param(
+            estimator,
+            check,
+            id=f"{type(estimator).__name__}-{getattr(check, 'func', check).__name__}",
+        )
         for one in TOY
         for estimator, check in estimator_checks_generator(one, legacy=True)
     ],
@@ -50,8 +56,11 @@ def digits() -> tuple[np.ndarray, ...]:
 def test_digits() -> None:
     x, y, x_test, y_test = digits()
     before = torch.random.get_rng_state()
-    model = DPSGDClassifier(4.0, 1e-5, data_norm=4.0, classes=range(10), noise_seed=1, random_state=0).fit(x, y)
-    assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is left alone
+    model = DPSGDClassifier(
+        4.0, 1e-5, data_norm=4.0, classes=range(10), noise_seed=1, random_state=0
+    ).fit(x, y)
+    # the caller's generator is left alone
+    assert torch.equal(before, torch.random.get_rng_state())
     assert model.score(x_test, y_test) > 0.8
     assert 3.9 < model.privacy_.epsilon <= 4.0
     assert model.privacy_.status == "proven"
@@ -107,7 +116,9 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, Any], said: str) -
 
 
 def test_public_class_weights() -> None:
-    """A rare class is found more often, at the same guarantee; weights from the labels are refused."""
+    """A rare class is found more often, at the same guarantee; weights from the labels are
+    refused.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4000, 2)), (rng.random(4000) < 0.08).astype(int)
     x[y == 1] += 1.0
@@ -117,6 +128,10 @@ def test_public_class_weights() -> None:
     weighted = DPSGDClassifier(2.0, 1e-5, class_weight=counts.class_weight(), **settings).fit(x, y)
     assert weighted.predict(x[y == 1]).mean() > plain.predict(x[y == 1]).mean() + 0.3
     assert weighted.privacy_ == plain.privacy_
-    for wrong, said in (("balanced", "must be a mapping"), ({7: 1.0}, "none of the classes"), ({0: -1.0}, "at least 0")):
+    for wrong, said in (
+        ("balanced", "must be a mapping"),
+        ({7: 1.0}, "none of the classes"),
+        ({0: -1.0}, "at least 0"),
+    ):
         with pytest.raises(ValueError, match=said):
             DPSGDClassifier(class_weight=wrong, **settings).fit(x, y)

@@ -1,4 +1,6 @@
-"""Evaluation on private records: near the truth, intervals that cover it, and nothing but what was charged."""
+"""Evaluation on private records: near the truth, intervals that cover it, and nothing but what was
+charged.
+"""
 
 import math
 from typing import Any
@@ -36,7 +38,10 @@ def test_two_classes() -> None:
     assert found.log_loss.value == pytest.approx(log_loss(y, p), abs=0.03)
     assert found.confusion.sum() == pytest.approx(20_000, abs=100)
     assert len(found.calibration) == 20
-    assert all(one.share.low - 0.02 < (one.low + one.high) / 2 < one.share.high + 0.02 for one in found.calibration)
+    assert all(
+        one.share.low - 0.02 < (one.low + one.high) / 2 < one.share.high + 0.02
+        for one in found.calibration
+    )
     assert 0.99 < found.guarantee.epsilon <= 1.0
     assert "not trained on these" in str(found)
 
@@ -44,7 +49,9 @@ def test_two_classes() -> None:
 def test_real_models_on_real_hold_outs() -> None:
     x, y = load_digits(return_X_y=True)
     model = LogisticRegression(max_iter=300).fit(x[:1000], y[:1000])
-    found = evaluate_classifier(model.predict_proba(x[1000:]), y[1000:], classes=range(10), **{**SETTINGS, "epsilon": 4.0})
+    found = evaluate_classifier(
+        model.predict_proba(x[1000:]), y[1000:], classes=range(10), **{**SETTINGS, "epsilon": 4.0}
+    )
     assert found.auc is None
     assert found.accuracy.value == pytest.approx(model.score(x[1000:], y[1000:]), abs=0.03)
     x, y = load_breast_cancer(return_X_y=True)
@@ -53,7 +60,9 @@ def test_real_models_on_real_hold_outs() -> None:
     assert small.accuracy.low < model.score(x[300:], y[300:]) < small.accuracy.high
     x, y = load_diabetes(return_X_y=True)
     line = LinearRegression().fit(x[:300], y[:300])
-    told = evaluate_regressor(line.predict(x[300:]), y[300:], target_bound=400.0, **{**SETTINGS, "epsilon": 500.0})
+    told = evaluate_regressor(
+        line.predict(x[300:]), y[300:], target_bound=400.0, **{**SETTINGS, "epsilon": 500.0}
+    )
     assert told.r2 == pytest.approx(line.score(x[300:], y[300:]), abs=0.15)
 
 
@@ -68,7 +77,9 @@ def test_regression() -> None:
 
 @pytest.mark.slow
 def test_intervals_cover_the_population() -> None:
-    """Of 200 hold-outs of 500 at epsilon 0.5, at least 93 % of the intervals at 95 % hold the population's figure."""
+    """Of 200 hold-outs of 500 at epsilon 0.5, at least 93 % of the intervals at 95 % hold the
+    population's figure.
+    """
     p, y = scored(400_000, seed=1)
     truth = {"accuracy": (p.argmax(1) == y).mean(), "auc": roc_auc_score(y, p[:, 1])}
     losses = np.minimum(-np.log(p[np.arange(len(y)), y]), 4.0)
@@ -76,7 +87,9 @@ def test_intervals_cover_the_population() -> None:
     covered = dict.fromkeys(truth, 0)
     for i in range(200):
         part = slice(1000 * i, 1000 * i + 500)
-        found = evaluate_classifier(p[part], y[part], classes=[0, 1], epsilon=0.5, delta=1e-4, noise_seed=i)
+        found = evaluate_classifier(
+            p[part], y[part], classes=[0, 1], epsilon=0.5, delta=1e-4, noise_seed=i
+        )
         for name, value in truth.items():
             interval = getattr(found, name)
             covered[name] += interval.low <= value <= interval.high
@@ -91,17 +104,22 @@ def test_area_under_the_curve() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    hostile=st.lists(st.sampled_from([0.0, 1.0, -5.0, 1e300, math.nan, math.inf, 0.3]), min_size=3, max_size=3),
+    hostile=st.lists(
+        st.sampled_from([0.0, 1.0, -5.0, 1e300, math.nan, math.inf, 0.3]), min_size=3, max_size=3
+    ),
     label=st.sampled_from([0, 1, 2, 9, -1]),
     k=st.sampled_from([2, 3]),
 )
-def test_one_record_moves_what_is_released_by_its_bound(hostile: list[float], label: int, k: int) -> None:
+def test_one_record_moves_what_is_released_by_its_bound(
+    hostile: list[float], label: int, k: int
+) -> None:
     rng = np.random.default_rng(0)
     p, y = rng.dirichlet(np.ones(k), 30), rng.integers(0, k, 30)
     p[0], y[0] = hostile[:k], label
     rows = classifier_rows(p, y[:, None] == np.arange(k)[None, :], 8)
     assert np.linalg.norm(rows, axis=1).max() <= 1 + 1e-12
-    assert np.linalg.norm(rows[1:], axis=1).min() > 0.9  # the noise is not for much more than there is
+    # the noise is not for much more than there is
+    assert np.linalg.norm(rows[1:], axis=1).min() > 0.9
     predictions, targets = rng.normal(size=30), rng.normal(size=30)
     predictions[0], targets[0] = hostile[0], hostile[1]
     few = regressor_rows(predictions, targets, 2.0)

@@ -1,4 +1,6 @@
-"""A method in one file: DP-SGD whose noise decays geometrically, so that late steps are the exact ones."""
+"""A method in one file: DP-SGD whose noise decays geometrically, so that late steps are the exact
+ones.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

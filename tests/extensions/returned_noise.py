@@ -1,4 +1,6 @@
-"""A mechanism in one file: each step takes back a share of the noise of the step before; in one pass over the data."""
+"""A mechanism in one file: each step takes back a share of the noise of the step before; in one
+pass over the data.
+"""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ class Remembered(NoiseState):
 class Returned:
     """The strategy with ones on the diagonal and ``Remembered.share`` below it."""
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: Any = None, *, regular: bool = False) -> float:
+    def sensitivity(
+        self, steps: int, participations: int = 1, separation: Any = None, *, regular: bool = False
+    ) -> float:
         return math.hypot(1.0, Remembered.share if steps > 1 else 0.0)  # the norm of a column
 
     def start(self, steps: int, sizes: Any, stream: Any) -> NoiseState:

@@ -1,4 +1,6 @@
-"""The extension points: a method is one file and one call (or entry point), and everything knows it."""
+"""The extension points: a method is one file and one call (or entry point), and everything knows
+it.
+"""
 
 import json
 import re
@@ -43,7 +45,19 @@ def test_each_is_one_short_file() -> None:
 
 def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run("train", "--method", method.name, "--epsilon", "4", "--epochs", "1", "--batch-size", "256", "--out", str(out))
+    run(
+        "train",
+        "--method",
+        method.name,
+        "--epsilon",
+        "4",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "256",
+        "--out",
+        str(out),
+    )
     certificate = json.loads((out / "certificate.json").read_text())
     assert certificate["settings"]["method"] == method.__name__
     plan = dpoptim.Plan.from_json((out / "plan.json").read_text())
@@ -53,7 +67,10 @@ def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path:
     assert method.name in run("methods")
     assert method.summary in markdown_table()
     assert method.name in audits()
-    assert re.search("consistent|too weak", run("audit", "--run", str(out), "--trials", "500", "--out", str(tmp_path / "a")))
+    assert re.search(
+        "consistent|too weak",
+        run("audit", "--run", str(out), "--trials", "500", "--out", str(tmp_path / "a")),
+    )
 
 
 def test_its_claim_stands_up_to_its_family(method: type[TrainingMethod]) -> None:
@@ -63,7 +80,9 @@ def test_its_claim_stands_up_to_its_family(method: type[TrainingMethod]) -> None
 
 
 def test_the_attack_on_decaying_noise_is_on_its_own_noise() -> None:
-    """At full batches the attack shows nearly all; forgetting the decay in the event would be refuted."""
+    """At full batches the attack shows nearly all; forgetting the decay in the event would be
+    refuted.
+    """
     plan = DecayingSGD(1.0, half_life=1.0).plan(
         n=100, batch_size=100, steps=4, noise_multiplier=4.0, delta=1e-5, neighboring="zero-out"
     )
@@ -104,14 +123,18 @@ def test_what_cannot_be_listed_is_refused() -> None:
 
 def test_a_mechanism_without_a_family_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = ReturningSGD(1.0).plan(n=60, batch_size=10, epochs=1, noise_multiplier=1.0, delta=1e-5)
-    monkeypatch.setattr(type(plan.mechanism), "audit_family", lambda mechanism, shape: "none that I know of")
+    monkeypatch.setattr(
+        type(plan.mechanism), "audit_family", lambda mechanism, shape: "none that I know of"
+    )
     with pytest.raises(ValueError, match="none that I know of"):
         attack(plan, 100, 0)
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_no_method_is_listed_without_audit_page_and_command(name: str) -> None:
-    """The page is what the command prints; a change of a method changes it by `dpoptim methods --markdown`."""
+    """The page is what the command prints; a change of a method changes it by `dpoptim methods
+    --markdown`.
+    """
     from dpoptim.audit.families import FAMILIES
     from dpoptim.runs.method_table import example
 
@@ -131,8 +154,16 @@ def settings_of(**given: Any) -> list[str]:
 
 def test_settings_of_a_method_reach_it(method: type[TrainingMethod], tmp_path: Path) -> None:
     fast = ["--epochs", "1", "--batch-size", "256", "--out", str(tmp_path / "run"), "--no-compare"]
-    assert "has no setting 'half'" in run("train", "--method", method.name, *settings_of(half=3), *fast, code=2)
-    run("train", "--method", "dice-sgd", *settings_of(residual_clip="inf", reset_each_epoch="false"), *fast)
+    assert "has no setting 'half'" in run(
+        "train", "--method", method.name, *settings_of(half=3), *fast, code=2
+    )
+    run(
+        "train",
+        "--method",
+        "dice-sgd",
+        *settings_of(residual_clip="inf", reset_each_epoch="false"),
+        *fast,
+    )
     plan = dpoptim.Plan.from_json((tmp_path / "run" / "plan.json").read_text())
     assert plan.method.residual_clip == float("inf")  # type: ignore[attr-defined]
     assert plan.method.reset_each_epoch is False  # type: ignore[attr-defined]

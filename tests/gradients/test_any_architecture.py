@@ -1,4 +1,6 @@
-"""Random small architectures: the engine's sum is that of micro-batches of one, or the model is refused by name."""
+"""Random small architectures: the engine's sum is that of micro-batches of one, or the model is
+refused by name.
+"""
 
 from collections.abc import Callable
 
@@ -110,7 +112,9 @@ def blocks(draw: st.DrawFn, depth: int = 3, shared: list[nn.Module] | None = Non
     if kind in ("layer", "shared"):
         module = LAYERS[draw(st.sampled_from(sorted(LAYERS)))]()
     elif kind == "sequence":
-        module = nn.Sequential(*(draw(blocks(depth - 1, shared)) for _ in range(draw(st.integers(1, 3)))))
+        module = nn.Sequential(
+            *(draw(blocks(depth - 1, shared)) for _ in range(draw(st.integers(1, 3))))
+        )
     elif kind == "residual":
         module = Residual(draw(blocks(depth - 1, shared)))
     else:
@@ -126,7 +130,9 @@ def models(draw: st.DrawFn) -> nn.Module:
     for p in model.parameters():
         if draw(st.integers(0, 5)) == 0:
             p.requires_grad_(False)
-    return model.to(draw(st.sampled_from([torch.float32, torch.float64]))).train(draw(st.booleans()))
+    return model.to(draw(st.sampled_from([torch.float32, torch.float64]))).train(
+        draw(st.booleans())
+    )
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -134,14 +140,20 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def truth(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
-    return gradients_alone(model, loss, [(batch[0][i : i + 1], batch[1][i : i + 1]) for i in range(len(batch[0]))])
+    return gradients_alone(
+        model, loss, [(batch[0][i : i + 1], batch[1][i : i + 1]) for i in range(len(batch[0]))]
+    )
 
 
 def mixes_records(model: nn.Module, x: Tensor) -> bool:
-    """Whether the model's outputs in a batch differ from those of records alone: no engine can mend that."""
+    """Whether the model's outputs in a batch differ from those of records alone: no engine can
+    mend that.
+    """
     with torch.no_grad():
         together, alone = model(x), torch.cat([model(row[None]) for row in x])
-    return together.shape != alone.shape or not torch.allclose(together, alone, rtol=1e-3, atol=1e-4)
+    return together.shape != alone.shape or not torch.allclose(
+        together, alone, rtol=1e-3, atol=1e-4
+    )
 
 
 def refused(model: nn.Module, batch: tuple[Tensor, Tensor], clipping: Clipping) -> str:
@@ -161,7 +173,8 @@ def test_equal_or_refused_by_name(model: nn.Module, rows: int, style: str) -> No
         return
     dtype = trainable[0].dtype
     clipping = Clipping(0.5, style)
-    # As the probe does: first with as many records as no other axis has, so that no other axis can pass for the batch.
+    # As the probe does: first with as many records as no other axis has, so that no other axis can
+    # pass for the batch.
     for count in (ODD, rows):
         batch = torch.randn(count, T, D, dtype=dtype), torch.randn(count, dtype=dtype)
         message = refused(model, batch, clipping)
@@ -177,7 +190,8 @@ def test_equal_or_refused_by_name(model: nn.Module, rows: int, style: str) -> No
         sums = engine_sums(model, loss, batch, count, clipping, "mean")
         expected = clipped_sums(truth(model, batch), clipping, count)
         error = joint_norm([a - b for a, b in zip(sums, expected, strict=True)])
-        # Behind normalisations that undo a scale, true gradients are zero and float32 ones 1e-5: hence the floor.
+        # Behind normalisations that undo a scale, true gradients are zero and float32 ones 1e-5:
+        # hence the floor.
         tolerance, floor = (1e-3, 0.02) if dtype == torch.float32 else (1e-6, 1e-3)
         assert error <= tolerance * max(joint_norm(expected), floor * count)
     event("equal")

@@ -1,4 +1,6 @@
-"""nn.MultiheadAttention and the transformer layers: outputs as torch gives them, sums as micro-batches of one give them."""
+"""nn.MultiheadAttention and the transformer layers: outputs as torch gives them, sums as
+micro-batches of one give them.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +38,10 @@ SELF_CALLS: dict[str, Callable[[Tensor], dict[str, Any]]] = {
     "float-mask": lambda pad: {"attn_mask": causal(L), "need_weights": False},
     "bool-mask": lambda pad: {"attn_mask": causal(L).isinf()},
     "causal": lambda pad: {"attn_mask": causal(L), "is_causal": True, "need_weights": False},
-    "mask-per-head": lambda pad: {"attn_mask": causal(L).isinf().expand(len(pad) * HEADS, L, L), "need_weights": False},
+    "mask-per-head": lambda pad: {
+        "attn_mask": causal(L).isinf().expand(len(pad) * HEADS, L, L),
+        "need_weights": False,
+    },
     "padding": lambda pad: {"key_padding_mask": pad, "need_weights": False},
     "padding-and-causal": lambda pad: {
         "key_padding_mask": torch.zeros(pad.shape).masked_fill(pad, -torch.inf),
@@ -53,7 +58,10 @@ class Attention(nn.Module):
         super().__init__()
         self.call, self.cross, self.batch_first = call, cross, batch_first
         self.first = nn.Linear(E, E)
-        self.key, self.value = nn.Linear(E, options.get("kdim", E)), nn.Linear(E, options.get("vdim", E))
+        self.key, self.value = (
+            nn.Linear(E, options.get("kdim", E)),
+            nn.Linear(E, options.get("vdim", E)),
+        )
         self.attention = nn.MultiheadAttention(E, HEADS, batch_first=batch_first, **options)
 
     def forward(self, x: Tensor, pad: Tensor) -> Tensor:
@@ -61,11 +69,19 @@ class Attention(nn.Module):
         if self.cross:
             k, v = self.key(x[:, :S]), self.value(x[:, :S])
         if not self.batch_first:
-            q, k, v = (q.transpose(0, 1),) * 3 if not self.cross else (t.transpose(0, 1) for t in (q, k, v))
+            q, k, v = (
+                (q.transpose(0, 1),) * 3
+                if not self.cross
+                else (t.transpose(0, 1) for t in (q, k, v))
+            )
         call = SELF_CALLS[self.call](pad)
         output, weights = self.attention(q, k, v, **call)
         output = output if self.batch_first else output.transpose(0, 1)
-        return output.flatten(1) if weights is None else torch.cat([output.flatten(1), weights.flatten(1)], 1)
+        return (
+            output.flatten(1)
+            if weights is None
+            else torch.cat([output.flatten(1), weights.flatten(1)], 1)
+        )
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -122,7 +138,10 @@ class Encoder(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(E, HEADS, 16, dropout=0.0, batch_first=True, **options)
-        self.layers, self.last = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(E, 3)
+        self.layers, self.last = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(E, 3),
+        )
 
     def forward(self, x: Tensor, pad: Tensor) -> Tensor:
         return self.last(self.layers(x, src_key_padding_mask=pad)).masked_fill(pad[:, :, None], 0)
@@ -135,7 +154,9 @@ class EncoderDecoder(nn.Module):
         self.inner = nn.Transformer(E, HEADS, 1, 1, 16, dropout=0.0, batch_first=batch_first)
 
     def forward(self, x: Tensor, pad: Tensor) -> Tensor:
-        source, target = (x, x[:, :S]) if self.batch_first else (x.transpose(0, 1), x[:, :S].transpose(0, 1))
+        source, target = (
+            (x, x[:, :S]) if self.batch_first else (x.transpose(0, 1), x[:, :S].transpose(0, 1))
+        )
         out = self.inner(source, target, tgt_mask=causal(S).to(x.dtype), tgt_is_causal=True)
         return out if self.batch_first else out.transpose(0, 1)
 
@@ -212,11 +233,16 @@ class Pooling(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.query, self.bias = nn.Parameter(torch.randn(1, 1, E)), nn.Parameter(torch.randn(1, L))
-        self.first, self.attention = nn.Linear(E, E), nn.MultiheadAttention(E, HEADS, batch_first=True)
+        self.first, self.attention = (
+            nn.Linear(E, E),
+            nn.MultiheadAttention(E, HEADS, batch_first=True),
+        )
 
     def forward(self, x: Tensor, pad: Tensor) -> Tensor:
         h = self.first(x)
-        return self.attention(self.query.expand(len(x), -1, -1), h, h, attn_mask=self.bias, need_weights=False)[0]
+        return self.attention(
+            self.query.expand(len(x), -1, -1), h, h, attn_mask=self.bias, need_weights=False
+        )[0]
 
 
 def test_learned_queries_and_biases() -> None:

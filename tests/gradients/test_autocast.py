@@ -1,4 +1,6 @@
-"""Under torch.autocast the recorder hold what was saved in the narrow dtype, and widen it before they measure."""
+"""Under torch.autocast the recorder hold what was saved in the narrow dtype, and widen it before
+they measure.
+"""
 
 from functools import partial
 from typing import Any
@@ -14,7 +16,11 @@ from dpoptim.training.memory import LiveTensors
 from support import CASES, Case, joint_norm, record_loss
 
 ROWS = 8
-SUPPORTED = [case for case in CASES if case.name in ("linear-2d", "linear-3d", "linear-no-bias", "linear-gram")]
+SUPPORTED = [
+    case
+    for case in CASES
+    if case.name in ("linear-2d", "linear-3d", "linear-no-bias", "linear-gram")
+]
 NARROW = [torch.bfloat16, torch.float16]
 
 
@@ -77,7 +83,12 @@ class Scaled(nn.Module):
 class WithoutRules(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inputs, self.scaled, self.slope, self.head = nn.Linear(5, 4), Scaled(), nn.PReLU(4), nn.Linear(4, 2)
+        self.inputs, self.scaled, self.slope, self.head = (
+            nn.Linear(5, 4),
+            Scaled(),
+            nn.PReLU(4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         shift = torch.ones(len(x), dtype=torch.long, device=x.device)
@@ -94,7 +105,13 @@ MODELS = [
 
 
 def sums(
-    model: nn.Module, x: Tensor, target: Tensor, clipping: Clipping, dtype: torch.dtype, *, inside: bool
+    model: nn.Module,
+    x: Tensor,
+    target: Tensor,
+    clipping: Clipping,
+    dtype: torch.dtype,
+    *,
+    inside: bool,
 ) -> list[Tensor]:
     engine = Engine(model, clipping, capacity=64, reduction="sum")
     engine.attach()
@@ -116,7 +133,9 @@ def sums(
 @pytest.mark.parametrize("inside", [False, True], ids=["backward-outside", "backward-inside"])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_without_clipping_it_is_autograd_s_gradient(case: Case, dtype: torch.dtype, inside: bool) -> None:
+def test_without_clipping_it_is_autograd_s_gradient(
+    case: Case, dtype: torch.dtype, inside: bool
+) -> None:
     torch.manual_seed(0)
     model = case.build()
     x, target = case.inputs(ROWS, torch.float32)
@@ -133,7 +152,9 @@ def test_without_clipping_it_is_autograd_s_gradient(case: Case, dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_each_record_and_each_neighbour_stay_within_the_bound(case: Case, dtype: torch.dtype) -> None:
+def test_each_record_and_each_neighbour_stay_within_the_bound(
+    case: Case, dtype: torch.dtype
+) -> None:
     clipping = Clipping(0.05)
     for seed in range(4):
         torch.manual_seed(seed)
@@ -171,7 +192,9 @@ class Chain(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        make = {"linear": lambda: nn.Linear(16, 16), "convolution": lambda: nn.Conv1d(16, 16, 1)}[kind]
+        make = {"linear": lambda: nn.Linear(16, 16), "convolution": lambda: nn.Conv1d(16, 16, 1)}[
+            kind
+        ]
         self.layers = nn.Sequential(*(make() for _ in range(20)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -180,7 +203,9 @@ class Chain(nn.Module):
 
 @pytest.mark.parametrize(("kind", "shape"), [("linear", (1024, 16)), ("convolution", (16, 1024))])
 def test_books_stay_narrow_until_they_are_read(kind: str, shape: tuple[int, ...]) -> None:
-    """They hold both sides of each product to the end of a pass, up to twice what autograd does; widened at once, 4.3."""
+    """They hold both sides of each product to the end of a pass, up to twice what autograd does;
+    widened at once, 4.3.
+    """
     torch.manual_seed(0)
     x = torch.randn(64, *shape)
     peaks = []
@@ -220,7 +245,9 @@ def test_what_runs_in_float32_still_refuses_a_mean(case: Case) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_frozen_head_under_autocast_needs_a_sum(reduction: Any) -> None:
-    """It rounds the gradients on their way to the recorder, under a mean together with the mean's factor: 1.97 C."""
+    """It rounds the gradients on their way to the recorder, under a mean together with the mean's
+    factor: 1.97 C.
+    """
     torch.manual_seed(0)
     rows, target = 1901, torch.zeros(1901, dtype=torch.long)
     body, head = nn.Linear(4, 4), nn.Linear(4, 3).requires_grad_(False)
@@ -242,20 +269,33 @@ def test_a_frozen_head_under_autocast_needs_a_sum(reduction: Any) -> None:
             assert not head._forward_pre_hooks
 
     if reduction == "mean":
-        with pytest.raises(PrivacyError, match=r"layer '1' ran in bfloat16 or float16 with a loss that is a mean"):
+        with pytest.raises(
+            PrivacyError,
+            match=r"layer '1' ran in bfloat16 or float16 with a "
+            r"loss that is a mean",
+        ):
             total(rows, 1.0)
         return
     norm = 1.02 * joint_norm(total(1, 1e6))
-    assert joint_norm([a - b for a, b in zip(total(rows, norm), total(rows - 1, norm), strict=True)]) <= norm
+    assert (
+        joint_norm([a - b for a, b in zip(total(rows, norm), total(rows - 1, norm), strict=True)])
+        <= norm
+    )
 
 
 def test_float64_layers_are_left_alone() -> None:
     """As autocast leaves them."""
     torch.manual_seed(0)
-    model, x, target = nn.Linear(5, 4).double(), torch.randn(ROWS, 5).double(), torch.randn(ROWS).double()
+    model, x, target = (
+        nn.Linear(5, 4).double(),
+        torch.randn(ROWS, 5).double(),
+        torch.randn(ROWS).double(),
+    )
     ours = sums(model, x, target, Clipping(float("inf")), torch.bfloat16, inside=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(x)
     assert output.dtype == torch.float64
     truth = torch.autograd.grad(record_loss(output.float(), target).sum(), list(model.parameters()))
-    assert joint_norm([a - b for a, b in zip(ours, truth, strict=True)]) < 1e-6 * joint_norm(list(truth))
+    assert joint_norm([a - b for a, b in zip(ours, truth, strict=True)]) < 1e-6 * joint_norm(
+        list(truth)
+    )

@@ -1,4 +1,6 @@
-"""Parameters used in a module's own forward pass: exact without the fallback where it is plain whose gradient is whose."""
+"""Parameters used in a module's own forward pass: exact without the fallback where it is plain
+whose gradient is whose.
+"""
 
 import math
 from collections.abc import Callable
@@ -36,10 +38,13 @@ def falls_back(model: nn.Module, x: Tensor) -> bool:
     try:
         model(x)
         runner = next(
-            c.cell_contents for c in model.forward._forward.__closure__ if isinstance(c.cell_contents, BareParameters)
+            c.cell_contents
+            for c in model.forward._forward.__closure__
+            if isinstance(c.cell_contents, BareParameters)
         )
         assert runner.falls_back is not None
-        assert not any(key in vars(m) for m in model.modules() for key in m._parameters)  # nothing is left on the module
+        # nothing is left on the module
+        assert not any(key in vars(m) for m in model.modules() for key in m._parameters)
         return runner.falls_back
     finally:
         engine.detach()
@@ -83,11 +88,15 @@ EXACT = [
     ((2, D), "h * p[0] + p[1]"),
     ((1, T, D), "h + p.type_as(h) + p.to(h)"),
     ((1, T, D), "h.to(p).type_as(p).expand_as(h + p) + p"),
-    ((1, T // 2, D), "h + F.interpolate(p.transpose(1, 2), scale_factor=2.0, mode='linear').transpose(1, 2)"),
+    (
+        (1, T // 2, D),
+        "h + F.interpolate(p.transpose(1, 2), scale_factor=2.0, mode='linear').transpose(1, 2)",
+    ),
     ((1, 1, D), "torch.cat([self.first(p.expand(B, -1, -1)), h], 1)"),
     ((1, 1, D), "torch.cat([self.first(p).expand(B, -1, -1), h], 1)"),
     ((1, D), "torch.stack([p.expand(B, -1), h.mean(1)], 1)"),
-    ((1, 1, D), "h + p * torch.arange(1.0, T + 1)[None, :, None].to(h.dtype)"),  # positions made on the way are not data
+    # positions made on the way are not data
+    ((1, 1, D), "h + p * torch.arange(1.0, T + 1)[None, :, None].to(h.dtype)"),
 ]
 
 EXACT += [
@@ -115,15 +124,29 @@ def test_every_use_is_exact(shape: tuple[int, ...], use: str, dtype: torch.dtype
     x = torch.randn(ROWS, T, D, dtype=dtype)
     assert mismatch(model, x) < (3e-5 if dtype == torch.float32 else 1e-7)
     assert mismatch(model, x[:1]) < (3e-5 if dtype == torch.float32 else 1e-7)  # a single record
-    assert falls_back(model, x) == ((shape, use) in [(s, u.replace("D", str(D))) for s, u in FALLBACK])
+    assert falls_back(model, x) == (
+        (shape, use) in [(s, u.replace("D", str(D))) for s, u in FALLBACK]
+    )
 
 
 @pytest.mark.parametrize(("shape", "use"), EXACT, ids=lambda value: str(value))
 def test_as_many_records_as_positions(shape: tuple[int, ...], use: str) -> None:
     """Axes of the same length must not be taken for each other."""
     torch.manual_seed(0)
-    assert mismatch(User(shape, use.replace("D", str(D))).double(), torch.randn(T, T, D, dtype=torch.float64)) < 1e-7
-    assert mismatch(User(shape, use.replace("D", str(D))).double(), torch.randn(D, T, D, dtype=torch.float64)) < 1e-7
+    assert (
+        mismatch(
+            User(shape, use.replace("D", str(D))).double(),
+            torch.randn(T, T, D, dtype=torch.float64),
+        )
+        < 1e-7
+    )
+    assert (
+        mismatch(
+            User(shape, use.replace("D", str(D))).double(),
+            torch.randn(D, T, D, dtype=torch.float64),
+        )
+        < 1e-7
+    )
 
 
 class Positions(nn.Module):
@@ -176,7 +199,10 @@ REFUSED = [
     ("h * model.owner.p", "'owner.p' was used outside"),  # not in the owner's forward pass
     ("torch.einsum('btd,d->bt', h, model.owner(h))", "'owner' meets data in 'einsum'"),
     ("h * model.owner(h) + 0 * model.owner.p.square().sum()", "'owner.p' was used outside"),
-    ("F.linear(model.owner(h).expand(B, D), model.linear.weight) + h", "was used outside|meets data|saw different"),
+    (
+        "F.linear(model.owner(h).expand(B, D), model.linear.weight) + h",
+        "was used outside|meets data|saw different",
+    ),
 ]
 
 
@@ -244,12 +270,19 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.gamma1, self.gamma2 = nn.Parameter(torch.full((width,), 0.5)), nn.Parameter(torch.full((width,), 0.5))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.gamma1, self.gamma2 = (
+            nn.Parameter(torch.full((width,), 0.5)),
+            nn.Parameter(torch.full((width,), 0.5)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.gamma1 * self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + self.gamma1 * self.out(
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
         return x + self.gamma2 * self.mlp(self.norm2(x))
 
 
@@ -261,9 +294,13 @@ def test_a_vision_transformer_without_the_fallback() -> None:
 
 
 class BesideConstants(nn.Module):
-    """A parameter beside a buffer with more axes than the data, or one of as many entries as there are records."""
+    """A parameter beside a buffer with more axes than the data, or one of as many entries as there
+    are records.
+    """
 
-    def __init__(self, shape: tuple[int, ...], use: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], use: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.p, self.use = nn.Parameter(torch.randn(D)), use
         self.register_buffer("constant", (torch.arange(math.prod(shape)) % 3 - 1.0).view(shape))
@@ -274,21 +311,29 @@ class BesideConstants(nn.Module):
 
 BESIDE = {
     "where": ((ROWS, 1, 1), lambda x, p, c: torch.where(c, x, p).transpose(0, 1)),
-    "where made of a buffer": ((ROWS, 1, 1), lambda x, p, c: torch.where(c > 0, x, p).transpose(0, 1)),
+    "where made of a buffer": (
+        (ROWS, 1, 1),
+        lambda x, p, c: torch.where(c > 0, x, p).transpose(0, 1),
+    ),
     "addcmul": ((ROWS, 1, 1), lambda x, p, c: torch.addcmul(x, p, c).transpose(0, 1)),
     "lerp": ((ROWS, 1, 1), lambda x, p, c: torch.lerp(x, p, c).transpose(0, 1)),
     "as long as a batch": ((ROWS, 1), lambda x, p, c: torch.addcmul(x[:, None], p, c)),
     "made of one as long": ((ROWS, 1), lambda x, p, c: torch.where(c > 0, x[:, None], p)),
     "made of both": ((ROWS, 1), lambda x, p, c: x[:, None] * 2 + p * (c + 1)),
     "time": ((ROWS, 1), lambda x, p, c: x[:, None] + p * torch.arange(float(len(c)))[:, None]),
-    "records elsewhere": ((ROWS, 1), lambda x, p, c: (x.expand(ROWS, *x.shape) * p).transpose(0, 1)),
+    "records elsewhere": (
+        (ROWS, 1),
+        lambda x, p, c: (x.expand(ROWS, *x.shape) * p).transpose(0, 1),
+    ),
 }
 
 
 @pytest.mark.parametrize("use", BESIDE)
 @pytest.mark.parametrize("rows", [1, 3, ROWS])
 def test_constants_with_more_axes_than_the_data(use: str, rows: int) -> None:
-    """Their first axis is no batch, even where it is as long: taken for one, a record moved the sum by 7.9 C."""
+    """Their first axis is no batch, even where it is as long: taken for one, a record moved the
+    sum by 7.9 C.
+    """
     torch.manual_seed(0)
     shape, operation = BESIDE[use]
     model = BesideConstants(shape, operation).double()
@@ -305,12 +350,15 @@ def test_constants_with_more_axes_than_the_data(use: str, rows: int) -> None:
     expected = clipped_sums(truth, clipping, rows, "sum")
     engine = Engine(model, clipping, capacity=rows, reduction="sum")
     engine.attach()
-    model(torch.randn(11, D).double())  # as attach does: a batch unlike every other axis shows which axis is the records'
+    # as attach does: a batch unlike every other axis shows which axis is the records'
+    model(torch.randn(11, D).double())
     engine.begin_microbatch(rows)
     loss(model, (x, weights)).backward()
     sums = engine.split(engine.take())
     engine.detach()
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 1e-12 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 1e-12 * joint_norm(
+        expected
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (D,), (1, 1)])

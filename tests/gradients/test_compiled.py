@@ -1,4 +1,6 @@
-"""torch.compile of an attached model, and the accelerators' form of convolutions inside the engine."""
+"""torch.compile of an attached model, and the accelerators' form of convolutions inside the
+engine.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The engine gives what whole-model vmap(grad) gives, for every layer, reduction, clipping rule, shape and dtype."""
+"""The engine gives what whole-model vmap(grad) gives, for every layer, reduction, clipping rule,
+shape and dtype.
+"""
 
 import copy
 
@@ -20,7 +22,16 @@ from dpoptim.gradients.layers.convolution import (
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
 from dpoptim.gradients.per_sample_grads import Lazy, zero_outside
 from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
-from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, record_loss, vmap_gradients
+from support import (
+    CASES,
+    LIBRARIES,
+    Case,
+    by_engine,
+    clipped,
+    joint_norm,
+    record_loss,
+    vmap_gradients,
+)
 
 ROWS = 8  # unlike every other axis of the cases
 
@@ -32,7 +43,12 @@ def problem(case: Case, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor, to
 
 
 def median_norm(gradients: list[torch.Tensor]) -> float:
-    return float(torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt().median())
+    return float(
+        torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients])
+        .sum(0)
+        .sqrt()
+        .median()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -40,14 +56,18 @@ def median_norm(gradients: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("style", ["flat", "automatic"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_whole_model_vmap(case: Case, reduction: str, style: str, dtype: torch.dtype) -> None:
+def test_equals_whole_model_vmap(
+    case: Case, reduction: str, style: str, dtype: torch.dtype
+) -> None:
     model, x, target = problem(case, dtype)
     truth = vmap_gradients(model, x, target)
     clipping = Clipping(median_norm(truth), style)  # half of the records are clipped
     expected = clipped(truth, clipping, ROWS, reduction)
     tolerance = joint_norm(expected) * (3e-5 if dtype == torch.float32 else 1e-7)
     for pieces in (1, 3):
-        sums = by_engine(model, x, target, clipping, capacity=ROWS, reduction=reduction, pieces=pieces)
+        sums = by_engine(
+            model, x, target, clipping, capacity=ROWS, reduction=reduction, pieces=pieces
+        )
         assert all(s.dtype == torch.float64 for s in sums)
         assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= tolerance
 
@@ -57,7 +77,9 @@ def test_an_infinite_clip_norm_gives_the_plain_gradient(case: Case) -> None:
     model, x, target = problem(case, torch.float32)
     plain = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
     sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
-    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-6 * joint_norm(list(plain))
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-6 * joint_norm(
+        list(plain)
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -95,7 +117,9 @@ def test_a_large_batch_goes_through_short_products_and_float64() -> None:
     for capacity in (700, 20_000):  # chunks of rows; float64 from the start
         expected = clipped(vmap_gradients(model, x, target), Clipping(0.5), capacity)
         sums = by_engine(model, x, target, Clipping(0.5), capacity=capacity)
-        assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(expected)
+        assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(
+            expected
+        )
 
 
 def test_rows_beyond_capacity_are_summed_in_float64() -> None:
@@ -104,7 +128,9 @@ def test_rows_beyond_capacity_are_summed_in_float64() -> None:
     x, target = torch.randn(300, 7), torch.randn(300)
     expected = clipped(vmap_gradients(model, x, target), Clipping(0.5), 16)
     sums = by_engine(model, x, target, Clipping(0.5), capacity=16, pieces=3)
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(
+        expected
+    )
 
 
 @pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
@@ -123,7 +149,9 @@ def test_recurrent_layers_that_start_from_zero_by_themselves(kind: type[nn.RNNBa
     model, x, target = Last(), torch.randn(ROWS, 6, 5), torch.randn(ROWS)
     plain = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
     sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
-    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(
+        list(plain)
+    )
 
 
 def as_from_a_loss(g: torch.Tensor, transposed: bool) -> torch.Tensor:
@@ -136,29 +164,48 @@ def as_from_a_loss(g: torch.Tensor, transposed: bool) -> torch.Tensor:
     return kept
 
 
-CONVOLUTIONS = [nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2), nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), groups=2)]
-CONVOLUTIONS += [nn.Conv1d(1, 4, 3, 2, 2, 2), nn.Conv2d(1, 5, (3, 2), (3, 1), (1, 0), (1, 3)), nn.Conv3d(1, 2, 2, 3)]
-CONVOLUTIONS += [nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1)), nn.Conv3d(2, 4, 2, groups=2)]
+CONVOLUTIONS = [
+    nn.Conv1d(4, 6, 3, 2, 2, 2, groups=2),
+    nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 2), groups=2),
+]
+CONVOLUTIONS += [
+    nn.Conv1d(1, 4, 3, 2, 2, 2),
+    nn.Conv2d(1, 5, (3, 2), (3, 1), (1, 0), (1, 3)),
+    nn.Conv3d(1, 2, 2, 3),
+]
+CONVOLUTIONS += [
+    nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 3), (1, 2, 0), (1, 2, 1)),
+    nn.Conv3d(2, 4, 2, groups=2),
+]
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
 def test_convolutions_form_each_record_s_gradient(layer: nn.Module) -> None:
     x = torch.randn(ROWS, layer.in_channels, *(8, 9, 7)[: len(layer.kernel_size)])
     g = torch.randn_like(layer(x)).detach()
-    truth = [torch.autograd.grad(layer(x[i : i + 1]), layer.weight, g[i : i + 1])[0] for i in range(ROWS)]
+    truth = [
+        torch.autograd.grad(layer(x[i : i + 1]), layer.weight, g[i : i + 1])[0] for i in range(ROWS)
+    ]
     for form in (formed_by_groups, formed_by_patches):  # on a CPU, on an accelerator
         torch.testing.assert_close(
-            form(layer, x, g, slice(0, ROWS), ROWS), torch.stack(truth).flatten(1), rtol=1e-4, atol=1e-5
+            form(layer, x, g, slice(0, ROWS), ROWS),
+            torch.stack(truth).flatten(1),
+            rtol=1e-4,
+            atol=1e-5,
         )
 
 
-@pytest.mark.parametrize("shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17), (12, 7, 5), (8, 65, 3), (1, 3, 3), (64, 32, 16)])
+@pytest.mark.parametrize(
+    "shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17), (12, 7, 5), (8, 65, 3), (1, 3, 3), (64, 32, 16)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_record_s_gradient_does_not_depend_on_its_place(
     shape: tuple[int, int, int], dtype: torch.dtype, transposed: bool
 ) -> None:
-    """To the last bit: what cancels inside a record is all rounding, and clipping makes it C long."""
+    """To the last bit: what cancels inside a record is all rounding, and clipping makes it C
+    long.
+    """
     T, d, p = shape
     torch.manual_seed(0)
     a, g = torch.randn(1, T, d, dtype=dtype), torch.randn(1, T, p, dtype=dtype)
@@ -237,7 +284,11 @@ def test_a_convolution_s_gradient_does_not_depend_on_the_record_s_place(
         singly = ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"].singly
         for most in (1, 200) if singly is None else (0, 1, 200):  # public; 0: record by record
             alone = formed(1, most)
-            assert all(torch.equal(row, alone[0]) for records in (2, 7, 33) for row in formed(records, most))
+            assert all(
+                torch.equal(row, alone[0])
+                for records in (2, 7, 33)
+                for row in formed(records, most)
+            )
 
 
 PATCHED = [
@@ -253,7 +304,11 @@ PATCHED = [
 @pytest.mark.parametrize("entries", [1, 500, 1 << 21])
 @pytest.mark.parametrize(("layer", "size"), PATCHED, ids=str)
 def test_kernels_by_patches_are_those_of_the_batch(
-    layer: Convolution, size: tuple[int, ...], entries: int, library: str, monkeypatch: pytest.MonkeyPatch
+    layer: Convolution,
+    size: tuple[int, ...],
+    entries: int,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many patches are multiplied at once, and however images lie."""
     monkeypatch.setattr(convolution_module, "WORTH_PATCHES", 0)
@@ -285,8 +340,12 @@ def spied_convolutions(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 @pytest.mark.parametrize(("most", "together"), [(1, 8), (64, 16), (1000, 32)])
-def test_records_are_convolved_together_by_public_numbers(most: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many whatever the batch, and few where passes are small: the rest of a convolution is zeros."""
+def test_records_are_convolved_together_by_public_numbers(
+    most: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many whatever the batch, and few where passes are small: the rest of a convolution is
+    zeros.
+    """
     seen = spied_convolutions(monkeypatch)
     layer = nn.Conv2d(2, 3, 3)
     for records in (1, 8, 40):
@@ -296,13 +355,17 @@ def test_records_are_convolved_together_by_public_numbers(most: int, together: i
         assert seen == {together}
 
 
-def test_records_one_by_one_are_convolved_a_few_at_once_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_one_by_one_are_convolved_a_few_at_once_whatever_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = spied_convolutions(monkeypatch)
     layer = nn.Conv2d(2, 3, 3)
     for records in (1, 8, 200):
         x, g = torch.randn(records, 2, 5, 5), torch.randn(records, 3, 3, 3)
         weight = ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"]
-        torch.testing.assert_close(one_by_one(weight), formed_by_patches(layer, x, g, slice(0, records), records))
+        torch.testing.assert_close(
+            one_by_one(weight), formed_by_patches(layer, x, g, slice(0, records), records)
+        )
         assert isinstance(weight.singly, AFewAtOnce)
         assert seen == {weight.singly.few}
 
@@ -337,7 +400,9 @@ def test_a_parameter_that_stands_twice_in_one_layer(kind: str) -> None:
     x, target = torch.randn(ROWS, 6, 5), torch.randn(ROWS)
     plain = torch.autograd.grad(record_loss(model(x), target).sum(), list(model.parameters()))
     sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
-    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(
+        list(plain)
+    )
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
@@ -354,15 +419,25 @@ def test_what_a_recurrent_layer_returns_may_be_changed_in_place(kind: type[nn.RN
     model, x, target = Clipped(), torch.randn(ROWS, 6, 5), torch.randn(ROWS)
     reference = Clipped()
     reference.load_state_dict(model.state_dict())
-    plain = torch.autograd.grad(record_loss(reference.layer(x)[0].relu(), target).sum(), list(reference.parameters()))
+    plain = torch.autograd.grad(
+        record_loss(reference.layer(x)[0].relu(), target).sum(), list(reference.parameters())
+    )
     sums = by_engine(model, x, target, Clipping(float("inf")), capacity=ROWS)
-    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(list(plain))
+    assert joint_norm([a - b for a, b in zip(sums, plain, strict=True)]) <= 1e-5 * joint_norm(
+        list(plain)
+    )
 
 
-@pytest.mark.parametrize("shape", [(7, 33, 35), (6, 33, 35), (65, 131, 133), (129, 131, 133), (8, 32, 32)])
+@pytest.mark.parametrize(
+    "shape", [(7, 33, 35), (6, 33, 35), (65, 131, 133), (129, 131, 133), (8, 32, 32)]
+)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_record_s_claimed_norm_does_not_depend_on_its_place(shape: tuple[int, int, int], transposed: bool) -> None:
-    """What cancels leaves rounding, on which the claim, and so the clip factor, then depends: 6.3 C."""
+def test_a_record_s_claimed_norm_does_not_depend_on_its_place(
+    shape: tuple[int, int, int], transposed: bool
+) -> None:
+    """What cancels leaves rounding, on which the claim, and so the clip factor, then depends: 6.3
+    C.
+    """
     T, d, p = shape
     torch.manual_seed(0)
     a, g = torch.randn(1, T, d), torch.randn(1, T, p)

@@ -1,4 +1,6 @@
-"""Ways to keep records apart: each gives every record its own gradient, whatever a module does with its parameters."""
+"""Ways to keep records apart: each gives every record its own gradient, whatever a module does
+with its parameters.
+"""
 
 import copy
 import math
@@ -27,7 +29,11 @@ def mean_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def sums_of(
-    model: nn.Module, batch: tuple[Tensor, ...], isolation: Isolation, loss: Any = mean_loss, bound: float = 0.3
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    isolation: Isolation,
+    loss: Any = mean_loss,
+    bound: float = 0.3,
 ) -> list[Tensor]:
     """The engine's sums; records one at a time where they pass alone."""
     rows = len(batch[0])
@@ -44,7 +50,9 @@ def sums_of(
         engine.detach()
 
 
-def expected_of(model: nn.Module, batch: tuple[Tensor, ...], loss: Any = mean_loss, bound: float = 0.3) -> list[Tensor]:
+def expected_of(
+    model: nn.Module, batch: tuple[Tensor, ...], loss: Any = mean_loss, bound: float = 0.3
+) -> list[Tensor]:
     alone = [tuple(t[i : i + 1] for t in batch) for i in range(len(batch[0]))]
     return clipped_sums(gradients_alone(model, loss, alone), Clipping(bound), len(batch[0]))
 
@@ -64,11 +72,15 @@ def test_every_layer_in_every_way(case: Case, tier: str) -> None:
             sums_of(model, batch, Isolation.of("vmap"))
         return
     expected = expected_of(model, batch)
-    assert distance(sums_of(model, batch, Isolation.of(tier)), expected) < 1e-7 * max(joint_norm(expected), 1e-3)
+    assert distance(sums_of(model, batch, Isolation.of(tier)), expected) < 1e-7 * max(
+        joint_norm(expected), 1e-3
+    )
 
 
 class Borrowing(nn.Module):
-    """What rules cannot follow: weights used functionally, positions without a record axis, records folded away."""
+    """What rules cannot follow: weights used functionally, positions without a record axis,
+    records folded away.
+    """
 
     def __init__(self, use: Callable[["Borrowing", Tensor], Tensor]) -> None:
         super().__init__()
@@ -92,14 +104,17 @@ USES: dict[str, Callable[[Borrowing, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("tier", ["vmap", "alone"])
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 7])  # as many as positions, as features, and as neither
+# as many as positions, as features, and as neither
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 7])
 @pytest.mark.parametrize("use", USES)
 def test_what_rules_cannot_follow(use: str, rows: int, tier: str) -> None:
     torch.manual_seed(0)
     model = Borrowing(USES[use]).double()
     batch = torch.randn(rows, 4, 5, dtype=torch.float64), torch.randn(rows, dtype=torch.float64)
     expected = expected_of(model, batch)
-    assert distance(sums_of(model, batch, Isolation.of(tier)), expected) < 1e-7 * joint_norm(expected)
+    assert distance(sums_of(model, batch, Isolation.of(tier)), expected) < 1e-7 * joint_norm(
+        expected
+    )
 
 
 def test_a_record_cannot_see_another_one() -> None:
@@ -114,15 +129,21 @@ def test_a_record_cannot_see_another_one() -> None:
             return torch.tanh(self.layer(x) - 0.5 * self.layer(x).mean(0))
 
     torch.manual_seed(0)
-    model, batch = Centred().double(), (torch.randn(ROWS, 5, dtype=torch.float64), torch.randn(ROWS, dtype=torch.float64))
+    model, batch = (
+        Centred().double(),
+        (torch.randn(ROWS, 5, dtype=torch.float64), torch.randn(ROWS, dtype=torch.float64)),
+    )
     expected = expected_of(model, batch)
     for tier in ("vmap", "alone"):
         assert distance(sums_of(model, batch, Isolation.of(tier)), expected) < 1e-7
-    assert distance(sums_of(model, batch, Isolation()), expected) > 0.1  # which rules alone do not notice
+    # which rules alone do not notice
+    assert distance(sums_of(model, batch, Isolation()), expected) > 0.1
 
 
 def test_neighbours_differ_by_the_bound_at_most_where_the_model_mixes_records() -> None:
-    """Adversarial: every record's output depends on the whole batch, as far as the model can see one."""
+    """Adversarial: every record's output depends on the whole batch, as far as the model can see
+    one.
+    """
 
     class Mixing(nn.Module):
         def __init__(self) -> None:
@@ -155,7 +176,10 @@ def test_any_loss_may_be_taken_of_records_that_pass_alone() -> None:
         return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=-100)
 
     expected = expected_of(model, (tokens, labels), token_mean)
-    assert distance(sums_of(model, (tokens, labels), Isolation.of("alone"), token_mean), expected) < 1e-9
+    assert (
+        distance(sums_of(model, (tokens, labels), Isolation.of("alone"), token_mean), expected)
+        < 1e-9
+    )
 
 
 @pytest.mark.parametrize("tier", ["vmap", "alone"])
@@ -196,7 +220,9 @@ def test_dropout_inside_a_module_without_a_rule() -> None:
     kept = (out != 0).double() * 2
     assert 0 < float(kept.mean()) < 2
     assert len({tuple(row) for row in kept.tolist()}) > 1  # every record has its own mask
-    torch.testing.assert_close(engine.split(engine.take())[0], x.double().T @ kept, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        engine.split(engine.take())[0], x.double().T @ kept, rtol=1e-5, atol=1e-5
+    )
     engine.detach()
 
 
@@ -213,7 +239,9 @@ def test_numbers_without_an_axis_come_back_one_for_each_record() -> None:
     torch.manual_seed(0)
     model, x = WithLoss().double(), torch.randn(ROWS, 5, dtype=torch.float64)
     losses = [model(x[i : i + 1])["loss"].detach() for i in range(ROWS)]
-    engine = Engine(model, Clipping(0.1), capacity=ROWS, reduction="sum", isolation=Isolation.of("vmap"))
+    engine = Engine(
+        model, Clipping(0.1), capacity=ROWS, reduction="sum", isolation=Isolation.of("vmap")
+    )
     engine.attach()
     engine.begin_microbatch(ROWS)
     out = model(x)
@@ -225,14 +253,19 @@ def test_numbers_without_an_axis_come_back_one_for_each_record() -> None:
     sums = [t.clone() for t in engine.split(engine.take())]
     engine.detach()
     expected = expected_of(model, (x,), lambda m, b: m(b[0])["loss"], bound=0.1)
-    assert distance(sums, expected) < 1e-4 * joint_norm(expected)  # margins of means and sums differ
+    # margins of means and sums differ
+    assert distance(sums, expected) < 1e-4 * joint_norm(expected)
 
 
 @pytest.mark.parametrize("tier", ["rules", "vmap", "alone"])
 def test_spectral_norms_train(tier: str) -> None:
-    """What their iterations write follows from the weights alone; it is written between batches."""
+    """What their iterations write follows from the weights alone; it is written between
+    batches.
+    """
     torch.manual_seed(0)
-    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 2)).double()
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 2)
+    ).double()
     batch = torch.randn(ROWS, 5, dtype=torch.float64), torch.randn(ROWS, dtype=torch.float64)
     u = model[0].parametrizations.weight[0]._u
     before = u.clone()
@@ -276,7 +309,7 @@ def test_rows_that_pass_alone_must_be_single() -> None:
     engine.detach()
 
 
-# ---- calls that used to crash, or to leave stale rows behind -------------------------------------------------
+# ---- calls that used to crash, or to leave stale rows behind ------------------------------------
 
 
 class Encoder(nn.Module):

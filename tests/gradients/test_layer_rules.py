@@ -42,7 +42,9 @@ def bilinear_inputs(rows: int = 5) -> tuple[Tensor, Tensor]:
 
 def test_the_documented_rule_is_short_and_keeps_its_contract() -> None:
     assert len(BILINEAR.strip().splitlines()) <= 25
-    assert BILINEAR.strip() in (dpoptim.register_layer_rule.__doc__ or "").replace("\n        ", "\n")
+    assert BILINEAR.strip() in (dpoptim.register_layer_rule.__doc__ or "").replace(
+        "\n        ", "\n"
+    )
     exec(BILINEAR, {"dpoptim": dpoptim, "nn": nn, "torch": torch})
     for layer in (nn.Bilinear(3, 4, 2), nn.Bilinear(3, 4, 2, bias=False)):
         found = check_layer_rule(layer, *bilinear_inputs())
@@ -58,7 +60,10 @@ def test_the_rule_is_what_runs() -> None:
         return {"weight": torch.einsum("bp,bi,bj->bpij", g, *inputs), "bias": g}
 
     register(rule)
-    assert isinstance(runner_for(BackwardRecorder(lambda _: None), nn.Bilinear(3, 4, 2), "", ["weight"]), RegisteredLayer)
+    assert isinstance(
+        runner_for(BackwardRecorder(lambda _: None), nn.Bilinear(3, 4, 2), "", ["weight"]),
+        RegisteredLayer,
+    )
     check_layer_rule(nn.Bilinear(3, 4, 2), *bilinear_inputs())
     assert set(seen) == {2}
 
@@ -80,10 +85,18 @@ def test_subclasses_share_a_rule_with_the_forward_pass() -> None:
 
 
 WRONG = {
-    "twice too long": lambda layer, inputs, g: {"weight": 2 * torch.einsum("bp,bi,bj->bpij", g, *inputs), "bias": g},
-    "half the bias": lambda layer, inputs, g: {"weight": torch.einsum("bp,bi,bj->bpij", g, *inputs), "bias": g / 2},
+    "twice too long": lambda layer, inputs, g: {
+        "weight": 2 * torch.einsum("bp,bi,bj->bpij", g, *inputs),
+        "bias": g,
+    },
+    "half the bias": lambda layer, inputs, g: {
+        "weight": torch.einsum("bp,bi,bj->bpij", g, *inputs),
+        "bias": g / 2,
+    },
     "of the batch": lambda layer, inputs, g: {
-        "weight": torch.einsum("bp,bi,bj->bpij", g, *inputs).mean(0, keepdim=True).expand(len(g), -1, -1, -1),
+        "weight": torch.einsum("bp,bi,bj->bpij", g, *inputs)
+        .mean(0, keepdim=True)
+        .expand(len(g), -1, -1, -1),
         "bias": g,
     },
     "shifted by one record": lambda layer, inputs, g: {
@@ -96,7 +109,9 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_wrong_rules_are_found(mistake: str) -> None:
     register(WRONG[mistake])
-    with pytest.raises(dpoptim.PrivacyError, match="other gradients than those of the records taken one at a time"):
+    with pytest.raises(
+        dpoptim.PrivacyError, match="other gradients than those of the records taken one at a time"
+    ):
         check_layer_rule(nn.Bilinear(3, 4, 2), *bilinear_inputs())
 
 

@@ -1,4 +1,6 @@
-"""Generalised linear models in closed form: what autograd gives, and bounds that hold whatever the records hold."""
+"""Generalised linear models in closed form: what autograd gives, and bounds that hold whatever the
+records hold.
+"""
 
 import math
 
@@ -26,10 +28,14 @@ def data(model: LinearModel, rows: int, dtype: torch.dtype, seed: int = 0) -> tu
 
 def points(model: LinearModel, count: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(7)
-    return [torch.randn(model.dimension, generator=generator, dtype=torch.float64) for _ in range(count)]
+    return [
+        torch.randn(model.dimension, generator=generator, dtype=torch.float64) for _ in range(count)
+    ]
 
 
-def by_autograd(model: LinearModel, x: Tensor, y: Tensor, terms: list[tuple[float, Tensor]], bound: float) -> Tensor:
+def by_autograd(
+    model: LinearModel, x: Tensor, y: Tensor, terms: list[tuple[float, Tensor]], bound: float
+) -> Tensor:
     total = torch.zeros(model.dimension, dtype=torch.float64)
     for i in range(len(x)):
         combined = torch.zeros_like(total)
@@ -97,7 +103,9 @@ def test_one_record_moves_the_sum_by_no_more_than_the_bound(
     outputs: tuple[str, int],
     difference: bool,
 ) -> None:
-    """Guarantee of clipped_sum: zero-out (the record contributes nothing) at most ``bound``, replace-one twice."""
+    """Guarantee of clipped_sum: zero-out (the record contributes nothing) at most ``bound``,
+    replace-one twice.
+    """
     model = LinearModel(outputs[0], features=5, outputs=outputs[1])
     x, y = data(model, 32, dtype)
     w, v = points(model, 2)
@@ -105,11 +113,17 @@ def test_one_record_moves_the_sum_by_no_more_than_the_bound(
     bad = torch.tensor(record).to(dtype)
     other_x, other_y = x.clone(), y.clone()
     other_x[5] = bad
-    other_y[5] = label if model.loss == "softmax" else bad[0].nan_to_num(0).clamp(-9e18, 9e18).to(y.dtype)
+    other_y[5] = (
+        label if model.loss == "softmax" else bad[0].nan_to_num(0).clamp(-9e18, 9e18).to(y.dtype)
+    )
     without_x, without_y = torch.cat([x[:5], x[6:]]), torch.cat([y[:5], y[6:]])
     sums = {
         name: model.clipped_sum(*rows, terms, bound, capacity=capacity)
-        for name, rows in {"is": (x, y), "other": (other_x, other_y), "without": (without_x, without_y)}.items()
+        for name, rows in {
+            "is": (x, y),
+            "other": (other_x, other_y),
+            "without": (without_x, without_y),
+        }.items()
     }
     assert all(bool(torch.isfinite(total).all()) for total in sums.values())
     assert float((sums["is"] - sums["without"]).norm()) <= bound
@@ -172,7 +186,9 @@ def test_labels_of_any_kind_count_or_do_not() -> None:
     torch.testing.assert_close(model.clipped_sum(x, labels, [(1.0, w)], 1.0, capacity=5), counted)
     small = torch.tensor([0, 7, 200, 255, 3])
     expected = model.clipped_sum(x, small, [(1.0, w)], 1.0, capacity=5)
-    torch.testing.assert_close(model.clipped_sum(x, small.to(torch.uint8), [(1.0, w)], 1.0, capacity=5), expected)
+    torch.testing.assert_close(
+        model.clipped_sum(x, small.to(torch.uint8), [(1.0, w)], 1.0, capacity=5), expected
+    )
 
 
 @pytest.mark.parametrize("loss", ["softmax", "logistic", "squared", "huber"])

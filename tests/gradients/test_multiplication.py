@@ -1,4 +1,6 @@
-"""Products by oneDNN: those of torch, and each row of them the same to the last bit in any company."""
+"""Products by oneDNN: those of torch, and each row of them the same to the last bit in any
+company.
+"""
 
 import copy
 from pathlib import Path
@@ -11,7 +13,12 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import multiplication
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.multiplication import linear, linear_of_constants, onednn_multiplies, transposed_product
+from dpoptim.gradients.multiplication import (
+    linear,
+    linear_of_constants,
+    onednn_multiplies,
+    transposed_product,
+)
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 ONEDNN = pytest.mark.parametrize("library", ["oneDNN"], indirect=True)
@@ -52,7 +59,9 @@ def test_products_are_those_of_torch(
 
 @ONEDNN
 def test_any_number_of_rows_takes_few_shapes(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN keeps half a megabyte for each: a model took 800 MiB more after 400 Poisson batches."""
+    """oneDNN keeps half a megabyte for each: a model took 800 MiB more after 400 Poisson
+    batches.
+    """
     shapes = set()
     honest = multiplication.by_onednn
 
@@ -69,7 +78,9 @@ def test_any_number_of_rows_takes_few_shapes(library: str, monkeypatch: pytest.M
     shapes.clear()
     for inner in range(200):
         left, right = torch.randn(inner, 7), torch.randn(inner, 9)
-        torch.testing.assert_close(transposed_product(left, right), left.T @ right, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            transposed_product(left, right), left.T @ right, rtol=1e-4, atol=1e-4
+        )
     assert shapes == {((7, inner), (9, inner)) for inner in range(32, 225, 32)}
 
 
@@ -89,7 +100,13 @@ def test_a_bias_may_lie_anyhow(library: str) -> None:
     """oneDNN reads it as if it were contiguous: what lay beside it got into the sum."""
     torch.manual_seed(0)
     x, w = torch.randn(5, 8), torch.randn(9, 8)
-    for bias in (torch.randn(18)[::2], torch.randn(9, 2)[:, 0], torch.randn(1).expand(9), torch.randn(1), torch.randn(1, 9)):
+    for bias in (
+        torch.randn(18)[::2],
+        torch.randn(9, 2)[:, 0],
+        torch.randn(1).expand(9),
+        torch.randn(1),
+        torch.randn(1, 9),
+    ):
         torch.testing.assert_close(linear(x, w, bias), F.linear(x, w, bias))
     with pytest.raises(RuntimeError, match="dtype"):
         linear(x, w, torch.randn(9, dtype=torch.float64))
@@ -98,7 +115,9 @@ def test_a_bias_may_lie_anyhow(library: str) -> None:
 @ONEDNN
 @pytest.mark.parametrize("threads", [1, 4], indirect=True)
 @pytest.mark.parametrize("columns", SIZES)
-def test_a_row_is_rounded_alike_in_any_company(columns: tuple[int, int], library: str, threads: None) -> None:
+def test_a_row_is_rounded_alike_in_any_company(
+    columns: tuple[int, int], library: str, threads: None
+) -> None:
     torch.manual_seed(0)
     k, n = columns
     x, w = torch.randn(300, k), torch.randn(n, k)
@@ -114,7 +133,11 @@ def test_a_row_is_rounded_alike_in_any_company(columns: tuple[int, int], library
 def test_rows_may_overlap_or_repeat(library: str) -> None:
     torch.manual_seed(0)
     long = torch.randn(200)
-    windows, repeated, apart = long.as_strided((30, 20), (3, 1)), long[:20].expand(30, 20), torch.randn(30, 40)[:, ::2]
+    windows, repeated, apart = (
+        long.as_strided((30, 20), (3, 1)),
+        long[:20].expand(30, 20),
+        torch.randn(30, 40)[:, ::2],
+    )
     for x in (windows, repeated, apart):
         for w in (windows, repeated, apart):
             assert torch.equal(linear(x, w), linear(x.contiguous(), w.contiguous()))
@@ -153,7 +176,10 @@ def test_other_precisions_and_switches_are_left_to_torch(library: str) -> None:
     assert not onednn_multiplies(torch.ones(1, device="meta"), 8, 8)
     with torch.backends.mkldnn.flags(enabled=False):
         assert not onednn_multiplies(torch.ones(1), 8, 8)
-    before, torch.backends.mkldnn.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision, "bf16"
+    before, torch.backends.mkldnn.matmul.fp32_precision = (
+        torch.backends.mkldnn.matmul.fp32_precision,
+        "bf16",
+    )
     try:
         assert not onednn_multiplies(torch.ones(1), 8, 8)
     finally:
@@ -171,13 +197,19 @@ def test_sums_by_onednn_are_those_of_whole_model_vmap(case: Case, library: str) 
     clipping = Clipping(float(torch.cat([g.flatten(1) for g in truth], 1).norm(dim=1).median()))
     expected = clipped(truth, clipping, 8, "sum")
     sums = by_engine(model, x, target, clipping, capacity=8, reduction="sum")
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(
+        expected
+    )
 
 
-def assert_sums_are_those_of_vmap(model: nn.Module, x: Tensor, target: Tensor, bound: float) -> None:
+def assert_sums_are_those_of_vmap(
+    model: nn.Module, x: Tensor, target: Tensor, bound: float
+) -> None:
     expected = clipped(vmap_gradients(model, x, target), Clipping(bound), len(x), "sum")
     sums = by_engine(model, x, target, Clipping(bound), capacity=len(x), reduction="sum")
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(
+        expected
+    )
 
 
 class Adapted(nn.Module):
@@ -193,7 +225,9 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)
-def test_frozen_layers_are_multiplied_alike_and_restored(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_layers_are_multiplied_alike_and_restored(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = counted(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(Adapted(), nn.Tanh(), Adapted())
@@ -203,10 +237,13 @@ def test_frozen_layers_are_multiplied_alike_and_restored(library: str, monkeypat
     truth = vmap_gradients(model, x, target)
     seen.clear()
     sums = by_engine(model, x, target, Clipping(1.0), capacity=8, reduction="sum")
-    assert seen.count(30) == (6 if library == "oneDNN" else 0)  # four layers forward, two back to their inputs
+    # four layers forward, two back to their inputs
+    assert seen.count(30) == (6 if library == "oneDNN" else 0)
     assert not any("forward" in vars(module) for module in model.modules())
     expected = clipped(truth, Clipping(1.0), 8, "sum")
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(
+        expected
+    )
 
 
 @ONEDNN
@@ -230,7 +267,10 @@ def test_frozen_layers_do_what_they_did(library: str, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         frozen(x[:, 1:])
     torch.save(frozen, tmp_path / "frozen.pt")
-    assert torch.equal(torch.load(tmp_path / "frozen.pt", weights_only=False)(x), F.linear(x, frozen.weight, frozen.bias))
+    assert torch.equal(
+        torch.load(tmp_path / "frozen.pt", weights_only=False)(x),
+        F.linear(x, frozen.weight, frozen.bias),
+    )
     torch.testing.assert_close(torch.compile(frozen, backend="eager")(x), y)
     engine.detach()
 
@@ -239,7 +279,9 @@ def test_frozen_layers_do_what_they_did(library: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(5, 8), (256, 8), (5, 3, 8)], ids=str)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_outputs_may_be_changed_in_place(library: str, shape: tuple[int, ...], frozen: bool, bias: bool) -> None:
+def test_outputs_may_be_changed_in_place(
+    library: str, shape: tuple[int, ...], frozen: bool, bias: bool
+) -> None:
     torch.manual_seed(0)
     found = []
     for inplace in (True, False):
@@ -253,7 +295,9 @@ def test_outputs_may_be_changed_in_place(library: str, shape: tuple[int, ...], f
 
 
 @ONEDNN
-def test_deep_copies_of_attached_models_are_as_fast(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_copies_of_attached_models_are_as_fast(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Sequential(nn.Linear(8, 9).requires_grad_(False), nn.Linear(9, 2))
     engine = Engine(model, Clipping(1.0), capacity=6, reduction="sum")
     engine.attach()
@@ -284,10 +328,16 @@ class Token(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.randn(3, 20))
-        self.frozen, self.main, self.head = nn.Linear(20, 30).requires_grad_(False), nn.Linear(20, 30), nn.Linear(30, 4)
+        self.frozen, self.main, self.head = (
+            nn.Linear(20, 30).requires_grad_(False),
+            nn.Linear(20, 30),
+            nn.Linear(30, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.frozen(self.token) + self.main(x + self.token) + self.frozen(x)))
+        return self.head(
+            torch.tanh(self.frozen(self.token) + self.main(x + self.token) + self.frozen(x))
+        )
 
 
 class Mapped(nn.Module):
@@ -303,7 +353,11 @@ class Mapped(nn.Module):
 
 @ONEDNN
 @pytest.mark.parametrize("build", [Token, Mapped])
-def test_what_follows_tensors_through_a_model_passes_frozen_layers(build: type[nn.Module], library: str) -> None:
-    """oneDNN's products know no tensors that record what happens to them: gradients of a token were wrong by 7 %."""
+def test_what_follows_tensors_through_a_model_passes_frozen_layers(
+    build: type[nn.Module], library: str
+) -> None:
+    """oneDNN's products know no tensors that record what happens to them: gradients of a token
+    were wrong by 7 %.
+    """
     torch.manual_seed(0)
     assert_sums_are_those_of_vmap(build(), torch.randn(6, 3, 20), torch.randn(6), 0.1)

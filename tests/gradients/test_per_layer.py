@@ -31,7 +31,11 @@ def net() -> nn.Sequential:
 
 
 @settings(max_examples=30, deadline=None)
-@given(size=st.sampled_from([0.0, 1.0, 100.0, 1e8]), norm=st.sampled_from([0.1, 1.0, 50.0]), seed=st.integers(0, 100))
+@given(
+    size=st.sampled_from([0.0, 1.0, 100.0, 1e8]),
+    norm=st.sampled_from([0.1, 1.0, 50.0]),
+    seed=st.integers(0, 100),
+)
 def test_each_layer_is_clipped_by_itself(size: float, norm: float, seed: int) -> None:
     model = net()
     generator = torch.Generator().manual_seed(seed)
@@ -43,7 +47,9 @@ def test_each_layer_is_clipped_by_itself(size: float, norm: float, seed: int) ->
     for part in ((0, 1), (2, 3), (4, 5)):  # weight and bias of each of the three layers
         gradient = torch.cat([gradients[i].flatten() for i in part])
         factor = min(1.0, norm / math.sqrt(3) / max(float(gradient.norm()), 1e-30))
-        torch.testing.assert_close(torch.cat([sums[i].flatten() for i in part]), gradient * factor, rtol=1e-4, atol=1e-12)
+        torch.testing.assert_close(
+            torch.cat([sums[i].flatten() for i in part]), gradient * factor, rtol=1e-4, atol=1e-12
+        )
     assert float(torch.cat([total.flatten() for total in sums]).norm()) <= norm
 
 
@@ -64,7 +70,9 @@ def test_one_record_moves_all_layers_together_by_at_most_c(dtype: torch.dtype) -
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return model(batch[0]).square().sum() * 100
 
-    result = audit_sensitivity(model, (torch.randn(9, 4, dtype=dtype),), loss, Clipping(0.5, "per-layer"))
+    result = audit_sensitivity(
+        model, (torch.randn(9, 4, dtype=dtype),), loss, Clipping(0.5, "per-layer")
+    )
     assert result.verdict == "consistent", result
 
 
@@ -90,5 +98,7 @@ def test_error_feedback_has_layers_too() -> None:
     assert rule.residual_clip == pytest.approx(1.0)
     assert not rule.per_layer
     assert 4 * rule.norm**2 < 1
-    with pytest.raises(ValueError, match="clipping must be one of 'flat', 'automatic', 'per-layer'"):
+    with pytest.raises(
+        ValueError, match="clipping must be one of 'flat', 'automatic', 'per-layer'"
+    ):
         Clipping(1.0, "by layer")  # type: ignore[arg-type]

@@ -14,14 +14,18 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from support import joint_norm, record_loss
 
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")  # plain torch's own
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:LSTM with projections is not supported with oneDNN"
+)  # plain torch's own
 
 ROWS, T, D, H = 8, 6, 5, 4
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(D, H, batch_first=True),
     "lstm-time-major": lambda: nn.LSTM(D, H),
-    "lstm-deep-both-ways": lambda: nn.LSTM(D, H, num_layers=2, bidirectional=True, batch_first=True),
+    "lstm-deep-both-ways": lambda: nn.LSTM(
+        D, H, num_layers=2, bidirectional=True, batch_first=True
+    ),
     "lstm-projected": lambda: nn.LSTM(D, H, num_layers=2, proj_size=3, bidirectional=True),
     "lstm-no-bias": lambda: nn.LSTM(D, H, bias=False),
     "gru": lambda: nn.GRU(D, H, batch_first=True),
@@ -40,22 +44,34 @@ class Model(nn.Module):
         self.first, self.layer, self.packs = nn.Linear(D, D), layer, packs
         ways = 1 + layer.bidirectional
         self.head = nn.Linear(ways * (layer.proj_size or H), 3)
-        self.start = nn.Linear(D, layer.num_layers * ways * (layer.proj_size or H)) if state else None
+        self.start = (
+            nn.Linear(D, layer.num_layers * ways * (layer.proj_size or H)) if state else None
+        )
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         h = torch.tanh(self.first(x))
         hx: Any = None
         if self.start is not None:
-            hx = self.start(x[:, 0]).unflatten(1, (-1, self.layer.proj_size or H)).transpose(0, 1).contiguous()
+            hx = (
+                self.start(x[:, 0])
+                .unflatten(1, (-1, self.layer.proj_size or H))
+                .transpose(0, 1)
+                .contiguous()
+            )
             hx = (hx, hx) if isinstance(self.layer, nn.LSTM) else hx
         if self.packs:
-            given = pack_padded_sequence(h, lengths, batch_first=self.layer.batch_first, enforce_sorted=False)
+            given = pack_padded_sequence(
+                h, lengths, batch_first=self.layer.batch_first, enforce_sorted=False
+            )
             out, last = self.layer(given, hx)
             out = pad_packed_sequence(out, batch_first=True, total_length=T)[0]
         else:
             out, last = self.layer(h if self.layer.batch_first else h.transpose(0, 1), hx)
             out = out if self.layer.batch_first else out.transpose(0, 1)
-        last = torch.cat([s.transpose(0, 1).flatten(1) for s in (last if isinstance(last, tuple) else (last,))], 1)
+        last = torch.cat(
+            [s.transpose(0, 1).flatten(1) for s in (last if isinstance(last, tuple) else (last,))],
+            1,
+        )
         return torch.cat([self.head(out).flatten(1), last], 1)
 
 

@@ -49,10 +49,15 @@ class FunctionalOnly(FunctionalSecondUse):
 def test_functional_use_of_a_weight(kind: type[nn.Module]) -> None:
     model = kind()
     engine = attached(model)
-    with pytest.raises(PrivacyError, match=r"'layer.weight' was used outside .*Fix: call the module itself"):
+    with pytest.raises(
+        PrivacyError,
+        match=r"'layer.weight' was used outside .*Fix: call the "
+        r"module itself",
+    ):
         model(torch.randn(ROWS, 5)).mean().backward()
     assert all(p.grad is None for p in model.parameters())
-    assert all(float(s.abs().max()) == 0 for s in engine.split(engine.take()))  # nothing of the failed pass was counted
+    # nothing of the failed pass was counted
+    assert all(float(s.abs().max()) == 0 for s in engine.split(engine.take()))
 
 
 def test_weight_penalty_in_the_loss() -> None:
@@ -197,23 +202,38 @@ def test_reentrant_checkpointing_is_refused() -> None:
     ("model", "named"),
     [
         (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), "'1' .BatchNorm1d.*GroupNorm"),
-        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False)), "'1' .BatchNorm1d.*GroupNorm"),
-        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False)), "'1' .BatchNorm1d.*eval"),
         (
-            nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False, track_running_stats=False).eval()),
+            nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False)),
+            "'1' .BatchNorm1d.*GroupNorm",
+        ),
+        (
+            nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False)),
+            "'1' .BatchNorm1d.*eval",
+        ),
+        (
+            nn.Sequential(
+                nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False, track_running_stats=False).eval()
+            ),
             "'1' .BatchNorm1d",
         ),
-        (nn.Sequential(nn.Conv1d(2, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)), "'1' .InstanceNorm1d"),
+        (
+            nn.Sequential(nn.Conv1d(2, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)),
+            "'1' .InstanceNorm1d",
+        ),
         (nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), "'0' .*max_norm"),
         (nn.Sequential(nn.Embedding(9, 4, sparse=True)), "'0' .*sparse"),
         (nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True)), "'0' .*scale_grad_by_freq"),
-        (nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))), "'0' computes its weight in a hook"),
+        (
+            nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3))),
+            "'0' computes its weight in a hook",
+        ),
     ],
 )
 def test_layers_that_cannot_be_clipped(model: nn.Module, named: str) -> None:
     with pytest.raises(PrivacyError, match=named):
         attached(model)
-    assert all("forward" not in vars(module) for module in model.modules())  # nothing half attached
+    # nothing half attached
+    assert all("forward" not in vars(module) for module in model.modules())
 
 
 def test_a_model_without_trainable_parameters() -> None:
@@ -229,7 +249,11 @@ def test_attaching_twice_is_refused() -> None:
 
 
 def test_unbatched_inputs_name_the_layer() -> None:
-    for layer, shape in ((nn.Linear(5, 3), (5,)), (nn.Conv2d(3, 2, 3), (3, 6, 6)), (nn.LayerNorm(5), (5,))):
+    for layer, shape in (
+        (nn.Linear(5, 3), (5,)),
+        (nn.Conv2d(3, 2, 3), (3, 6, 6)),
+        (nn.LayerNorm(5), (5,)),
+    ):
         model = nn.Sequential(layer)
         attached(model)
         with pytest.raises(PrivacyError, match="'0' .*without a record axis"):
@@ -250,7 +274,9 @@ class Flattened(nn.Module):
 def test_records_folded_into_positions_name_the_layer() -> None:
     model = Flattened()
     attached(model)
-    with pytest.raises(PrivacyError, match="'first' and 'second' saw different|'second' and 'first' saw different"):
+    with pytest.raises(
+        PrivacyError, match="'first' and 'second' saw different|'second' and 'first' saw different"
+    ):
         model(torch.randn(ROWS, 4, 5)).mean().backward()
 
 
@@ -262,7 +288,11 @@ class BarePositions(Positions):
 def test_positions_without_a_record_axis_name_the_layer() -> None:
     model = BarePositions()
     attached(model)
-    with pytest.raises(PrivacyError, match=r"'position'.* saw different numbers.*positions the shape \(1, T\)"):
+    with pytest.raises(
+        PrivacyError,
+        match=r"'position'.* saw different numbers.*positions the "
+        r"shape \(1, T\)",
+    ):
         model(torch.zeros(ROWS, 5, dtype=torch.long)).mean().backward()
 
 
@@ -332,7 +362,9 @@ def test_autocast_is_refused_under_a_mean() -> None:
 
 
 def test_frozen_batch_norm_in_evaluation_mode_uses_constants_only() -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False).eval(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(5, 4), nn.BatchNorm1d(4).requires_grad_(False).eval(), nn.Linear(4, 2)
+    )
     engine = attached(model)
     model(torch.randn(ROWS, 5)).mean().backward()
     engine.take()
@@ -362,7 +394,9 @@ def test_buffers_that_learn_are_noticed() -> None:
 
 
 def test_a_copy_of_an_attached_model_is_a_plain_model() -> None:
-    """Moving averages copy the model; the copy must use its own weights and hold nothing of the engine."""
+    """Moving averages copy the model; the copy must use its own weights and hold nothing of the
+    engine.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), ScaleLayer(4), nn.Linear(4, 2))
     engine = attached(model)
@@ -385,7 +419,11 @@ def reachable(model: nn.Module) -> list[object]:
     seen: dict[int, object] = {}
     layer: list[object] = [value for module in model.modules() for value in vars(module).values()]
     for _ in range(4):
-        layer = [o for o in gc.get_referents(*layer) if id(o) not in seen and not isinstance(o, type | types.ModuleType)]
+        layer = [
+            o
+            for o in gc.get_referents(*layer)
+            if id(o) not in seen and not isinstance(o, type | types.ModuleType)
+        ]
         seen.update((id(o), o) for o in layer)
     return list(seen.values())
 
@@ -463,7 +501,9 @@ def test_a_layer_without_a_rule_must_get_the_batch_as_tensors(way: str) -> None:
 
 @pytest.mark.parametrize("attention", [True, False])
 def test_backward_under_autocast_is_refused_under_a_mean(attention: bool) -> None:
-    """Plain operations hand back gradients in the narrow dtype there, wherever the forward pass ran."""
+    """Plain operations hand back gradients in the narrow dtype there, wherever the forward pass
+    ran.
+    """
 
     class Attending(nn.Module):
         def __init__(self) -> None:
@@ -473,7 +513,11 @@ def test_backward_under_autocast_is_refused_under_a_mean(attention: bool) -> Non
         def forward(self, x: Tensor) -> Tensor:
             return self.attention(x, x, x)[0]
 
-    model = Attending() if attention else nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4))
+    model = (
+        Attending()
+        if attention
+        else nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4))
+    )
     for reduction in ("mean", "sum"):
         engine = Engine(model, Clipping(1.0), capacity=3, reduction=reduction)  # type: ignore[arg-type]
         engine.attach()

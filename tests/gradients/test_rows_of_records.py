@@ -1,4 +1,6 @@
-"""Records of several rows: their gradients are sums over rows, clipped once, in every layer and by every formula."""
+"""Records of several rows: their gradients are sums over rows, clipped once, in every layer and by
+every formula.
+"""
 
 import math
 from dataclasses import replace
@@ -15,7 +17,16 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.per_sample_grads import Lazy
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter
-from support import CASES, WITHOUT_ORACLE, Case, clipped, joint_norm, record_loss, reduced, vmap_gradients
+from support import (
+    CASES,
+    WITHOUT_ORACLE,
+    Case,
+    clipped,
+    joint_norm,
+    record_loss,
+    reduced,
+    vmap_gradients,
+)
 
 RECORDS, K = 4, 3
 WAYS = ["as chosen", "one by one", "claimed", "not kept"]
@@ -34,7 +45,9 @@ def by_rows(
 ) -> list[Tensor]:
     """The engine's sums for a batch of rows, of one pass."""
     records = len(x) // rows.per_record
-    engine = Engine(model, clipping, capacity=records, reduction=reduction, rows=rows, positions=positions)
+    engine = Engine(
+        model, clipping, capacity=records, reduction=reduction, rows=rows, positions=positions
+    )
     engine.attach()
     try:
         engine.begin_microbatch(records, present=present)
@@ -44,17 +57,27 @@ def by_rows(
         engine.detach()
 
 
-def of_records(gradients: list[Tensor], reduction: str, present: Tensor | None = None) -> list[Tensor]:
+def of_records(
+    gradients: list[Tensor], reduction: str, present: Tensor | None = None
+) -> list[Tensor]:
     """The oracle's gradients of records, from those of rows."""
     there = torch.ones(len(gradients[0]) // K, K, dtype=torch.bool) if present is None else present
-    summed = [(g.unflatten(0, (-1, K)) * there.view(-1, K, *[1] * (g.dim() - 1))).sum(1) for g in gradients]
+    summed = [
+        (g.unflatten(0, (-1, K)) * there.view(-1, K, *[1] * (g.dim() - 1))).sum(1)
+        for g in gradients
+    ]
     if reduction == "sum":
         return summed
     return [g / there.sum(1).view(-1, *[1] * (g.dim() - 1)) for g in summed]
 
 
 def median_norm(gradients: list[Tensor]) -> float:
-    return float(torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0).sqrt().median())
+    return float(
+        torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients])
+        .sum(0)
+        .sqrt()
+        .median()
+    )
 
 
 def measured(way: str, patch: pytest.MonkeyPatch) -> None:
@@ -66,11 +89,21 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
         patch.setattr("dpoptim.gradients.sequence_outer.kept", lambda most, entries: False)
         return
     for name in ("KEPT_GRADIENTS", "FEW_POSITIONS", "WORTH_A_CALL", "LARGE_KERNEL"):
-        patch.setattr(choose_formula_module, name, -1 if way == "one by one" or name == "KEPT_GRADIENTS" else math.inf)
+        patch.setattr(
+            choose_formula_module,
+            name,
+            -1 if way == "one by one" or name == "KEPT_GRADIENTS" else math.inf,
+        )
 
-    def chosen(grad: Lazy | SequenceOuter, positions: int | None, capacity: int, size: int) -> Lazy | SequenceOuter:
+    def chosen(
+        grad: Lazy | SequenceOuter, positions: int | None, capacity: int, size: int
+    ) -> Lazy | SequenceOuter:
         grad = choose_formula(grad, positions or K, capacity, size)
-        return replace(grad, claims=True) if way == "claimed" and isinstance(grad, SequenceOuter) else grad
+        return (
+            replace(grad, claims=True)
+            if way == "claimed" and isinstance(grad, SequenceOuter)
+            else grad
+        )
 
     patch.setattr("dpoptim.gradients.engine.choose_formula", chosen)
 
@@ -88,25 +121,33 @@ def test_equals_the_oracle(case: Case, way: str, monkeypatch: pytest.MonkeyPatch
         clipping = Clipping(median_norm(truth))
         expected = clipped(truth, clipping, RECORDS, reduction)
         sums = by_rows(model, x, target, clipping, RowsOfRecords(K, of_rows), reduction=reduction)
-        assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(expected)
+        assert joint_norm(
+            [a - b for a, b in zip(sums, expected, strict=True)]
+        ) <= 3e-5 * joint_norm(expected)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_rows_that_are_not_there_count_as_zero(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_not_there_count_as_zero(
+    case: Case, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(1)
     model = case.build()
     x, target = case.inputs(RECORDS * K, torch.float32)
     measured(way, monkeypatch)
-    present = torch.tensor([[True, True, True], [True, False, False], [True, False, True], [True, True, False]])
+    present = torch.tensor(
+        [[True, True, True], [True, False, False], [True, False, True], [True, True, False]]
+    )
     truth = of_records(vmap_gradients(model, x, target), "mean", present)
     clipping = Clipping(median_norm(truth))
     expected = clipped(truth, clipping, RECORDS, "sum")
     others = target.clone()
     others[~present.reshape(-1)] = 1e6  # whatever they hold
     sums = by_rows(model, x, others, clipping, RowsOfRecords(K), reduction="sum", present=present)
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(
+        expected
+    )
 
 
 @pytest.mark.parametrize("case", WITHOUT_ORACLE, ids=lambda case: case.name)
@@ -116,10 +157,13 @@ def test_cases_without_an_oracle_equal_their_rows_differentiated_alone(case: Cas
     x, target = case.inputs(RECORDS * K, torch.float32)
     parameters = list(model.parameters())
     alone = [
-        torch.autograd.grad(record_loss(model(x[i : i + 1]), target[i : i + 1]).sum(), parameters) for i in range(len(x))
+        torch.autograd.grad(record_loss(model(x[i : i + 1]), target[i : i + 1]).sum(), parameters)
+        for i in range(len(x))
     ]
     truth = of_records([torch.stack(column) for column in zip(*alone, strict=True)], "mean")
     clipping = Clipping(median_norm(truth))
     sums = by_rows(model, x, target, clipping, RowsOfRecords(K))
     expected = clipped(truth, clipping, RECORDS)
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(
+        expected
+    )

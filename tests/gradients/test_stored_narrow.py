@@ -1,4 +1,6 @@
-"""Parameters stored in bfloat16 or float16: per-sample gradients of those passes, clipped and added in float32 and wider."""
+"""Parameters stored in bfloat16 or float16: per-sample gradients of those passes, clipped and
+added in float32 and wider.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ def gradients_alone(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> 
     """Each record's gradient from a pass of its own."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = [
-        torch.autograd.grad(record_loss(model(x[i : i + 1]), target[i : i + 1]).sum(), parameters, allow_unused=True)
+        torch.autograd.grad(
+            record_loss(model(x[i : i + 1]), target[i : i + 1]).sum(), parameters, allow_unused=True
+        )
         for i in range(len(x))
     ]
     return [
@@ -34,7 +38,9 @@ def test_sums_are_those_of_records_alone(case: Case, dtype: torch.dtype) -> None
     model = case.build().to(dtype)
     x, target = case.inputs(ROWS, dtype)
     truth = gradients_alone(model, x, target)
-    median = torch.stack([g.double().flatten(1).square().sum(1) for g in truth]).sum(0).sqrt().median()
+    median = (
+        torch.stack([g.double().flatten(1).square().sum(1) for g in truth]).sum(0).sqrt().median()
+    )
     clipping = Clipping(float(median) / 2)
     ours = by_engine(model, x, target, clipping, capacity=ROWS, reduction="sum")
     expected = clipped(truth, clipping, ROWS, "sum")
@@ -45,9 +51,14 @@ def test_sums_are_those_of_records_alone(case: Case, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_one_record_moves_the_sum_by_at_most_the_clip_norm(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 30), nn.LayerNorm(30), nn.GELU(), nn.Linear(30, 2)).to(dtype)
+    model = nn.Sequential(nn.Linear(20, 30), nn.LayerNorm(30), nn.GELU(), nn.Linear(30, 2)).to(
+        dtype
+    )
     x, target = (torch.randn(400, 20) * 30).to(dtype), torch.randn(400).to(dtype)
-    sums = [by_engine(model, x[:n], target[:n], Clipping(0.5), capacity=400, reduction="sum") for n in (400, 399)]
+    sums = [
+        by_engine(model, x[:n], target[:n], Clipping(0.5), capacity=400, reduction="sum")
+        for n in (400, 399)
+    ]
     assert joint_norm([a - b for a, b in zip(*sums, strict=True)]) <= 0.5
 
 
@@ -57,7 +68,9 @@ def test_a_run_in_bfloat16() -> None:
     y = (x[:, 0] > 0).long()
     model = nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 2)).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=600, batch_size=150, steps=25, epsilon=8.0, delta=1e-4)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=600, batch_size=150, steps=25, epsilon=8.0, delta=1e-4
+    )
 
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
@@ -86,6 +99,8 @@ def test_a_mean_is_refused() -> None:
 def test_value_clipping_refuses_them() -> None:
     model = nn.Linear(3, 2).bfloat16()
     data = TensorDataset(torch.randn(20, 3, dtype=torch.bfloat16), torch.randint(0, 2, (20,)))
-    plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(n=20, batch_size=10, steps=2, epsilon=8.0, delta=1e-3)
+    plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(
+        n=20, batch_size=10, steps=2, epsilon=8.0, delta=1e-3
+    )
     with pytest.raises(dpoptim.PrivacyError, match="stored in bfloat16"):
         dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data)

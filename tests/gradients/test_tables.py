@@ -41,7 +41,9 @@ class Bags(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor, weights: Tensor) -> Tensor:
         out = self.look_up(x, lengths, weights)
-        return self.head(torch.tanh(out + self.look_up(x.flip(1), lengths, weights) if self.twice else out))
+        return self.head(
+            torch.tanh(out + self.look_up(x.flip(1), lengths, weights) if self.twice else out)
+        )
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -60,7 +62,12 @@ def mismatch(model: nn.Module, batch: tuple[Tensor, ...]) -> float:
 
 def batch(dtype: torch.dtype) -> tuple[Tensor, ...]:
     lengths = torch.tensor([5, 3, 0, 1, 5, 4, 2])
-    return torch.randint(0, V, (ROWS, T)), lengths, torch.rand(ROWS, T, dtype=dtype) - 0.3, torch.randn(ROWS, dtype=dtype)
+    return (
+        torch.randint(0, V, (ROWS, T)),
+        lengths,
+        torch.rand(ROWS, T, dtype=dtype) - 0.3,
+        torch.randn(ROWS, dtype=dtype),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -79,7 +86,9 @@ def batch(dtype: torch.dtype) -> tuple[Tensor, ...]:
         ("mean", "square", {"include_last_offset": True, "padding_idx": 0}),
     ],
 )
-def test_embedding_bags(mode: str, form: str, options: dict[str, Any], twice: bool, dtype: torch.dtype) -> None:
+def test_embedding_bags(
+    mode: str, form: str, options: dict[str, Any], twice: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     model = Bags(mode, form, twice=twice, **options).to(dtype)
     assert mismatch(model, batch(dtype)) < (3e-5 if dtype == torch.float32 else 1e-7)
@@ -94,13 +103,21 @@ def test_a_large_table_is_never_held_per_record() -> None:
     engine.attach()
     engine.begin_microbatch(64)
     model(x).sum(1).mean().backward()
-    entry = SparseOuter.of(torch.tensor([0, 0]), torch.tensor([10**6 - 1] * 2), torch.ones(2), torch.ones(64, 16), 10**6)
+    entry = SparseOuter.of(
+        torch.tensor([0, 0]),
+        torch.tensor([10**6 - 1] * 2),
+        torch.ones(2),
+        torch.ones(64, 16),
+        10**6,
+    )
     assert entry.weight.tolist() == [2.0]
     touched = engine.split(engine.take())[0].abs().sum(1).nonzero().flatten()
     assert set(touched.tolist()) == set(x.flatten().tolist())
 
 
-@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}])
+@pytest.mark.parametrize(
+    "option", [{"max_norm": 1.0}, {"sparse": True}, {"scale_grad_by_freq": True}]
+)
 def test_options_that_cannot_be_clipped(option: dict[str, Any]) -> None:
     with pytest.raises(PrivacyError, match=next(iter(option))):
         Engine(nn.Sequential(nn.EmbeddingBag(V, D, **option)), Clipping(1.0), capacity=3).attach()
@@ -117,10 +134,12 @@ def test_trained_weights_of_lookups_are_refused() -> None:
 
 def test_check_passes_bags() -> None:
     torch.manual_seed(0)
-    assert dpoptim.check(Bags("mean", "square"), loss, batch(torch.float32)).loss_reduction == "mean"
+    assert dpoptim.check(Bags("mean", "square"), loss, batch(torch.float32)).loss_reduction == (
+        "mean"
+    )
 
 
-# ---- several per_sample_grads to one table ----------------------------------------------------------------------
+# ---- several per_sample_grads to one table ------------------------------------------------------
 
 
 def tied_uses(dtype: torch.dtype) -> tuple[SequenceOuter, Rows]:
@@ -147,7 +166,9 @@ def test_a_tied_head_counts_its_cross_terms(dtype: torch.dtype, claims: bool) ->
 
 
 def test_a_claim_that_errs_cannot_break_the_bound() -> None:
-    """Head and lookup cancel almost: what the Gram form makes of it is rounding, and the sum keeps to it."""
+    """Head and lookup cancel almost: what the Gram form makes of it is rounding, and the sum keeps
+    to it.
+    """
     torch.manual_seed(0)
     a, g = 1e3 * torch.randn(ROWS, T, D), torch.zeros(ROWS, T, V)
     index = torch.arange(T).expand(ROWS, T)
@@ -157,7 +178,12 @@ def test_a_claim_that_errs_cannot_break_the_bound() -> None:
     groups = consecutive_groups(1)
     for i in range(ROWS):
         alone = merge(
-            [SequenceOuter(g[i : i + 1], a[i : i + 1], claims=True), Rows(index[:1], rows.g[i : i + 1], V)], 1, V * D
+            [
+                SequenceOuter(g[i : i + 1], a[i : i + 1], claims=True),
+                Rows(index[:1], rows.g[i : i + 1], V),
+            ],
+            1,
+            V * D,
         )
         claimed = float(alone.squared_norms(groups)) ** 0.5
         total = Sums([torch.empty(V * D, dtype=torch.float64)])
@@ -178,18 +204,24 @@ def test_joined_tables_are_the_sum_of_their_gradients() -> None:
         torch.testing.assert_close(merged.materialise(slice(0, ROWS)), truth)
         torch.testing.assert_close(merged.materialise(slice(2, 5)), truth[2:5])
         groups = consecutive_groups(ROWS)
-        torch.testing.assert_close(merged.squared_norms(groups), truth.double().square().sum(1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            merged.squared_norms(groups), truth.double().square().sum(1), rtol=1e-5, atol=1e-5
+        )
         keep = torch.arange(ROWS) != 3
         weights = torch.rand(ROWS, dtype=torch.float64) * keep
         total = Sums([torch.empty(V * D, dtype=torch.float64)])
         merged.without(keep).add_weighted_sums(total, weights[None], groups)
-        torch.testing.assert_close(total.settle()[0], weights @ truth.double(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            total.settle()[0], weights @ truth.double(), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_a_table_that_is_also_multiplied_by_single_positions() -> None:
     """Outer products and lookups: formed block by block."""
     head, rows = tied_uses(torch.float64)
-    merged = merge([rows, SequenceOuter(head.g, head.a), SequenceOuter(head.g, head.a)], ROWS, V * D)
+    merged = merge(
+        [rows, SequenceOuter(head.g, head.a), SequenceOuter(head.g, head.a)], ROWS, V * D
+    )
     assert isinstance(merged, Lazy)
     truth = rows.materialise(slice(0, ROWS)) + 2 * head.materialise(slice(0, ROWS))
     torch.testing.assert_close(merged.materialise(slice(0, ROWS)), truth)

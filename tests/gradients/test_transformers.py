@@ -1,4 +1,6 @@
-"""Small Hugging Face models, with padding and one loss term per record: sums as micro-batches of one give them."""
+"""Small Hugging Face models, with padding and one loss term per record: sums as micro-batches of
+one give them.
+"""
 
 import logging
 from collections.abc import Callable
@@ -22,11 +24,28 @@ from support import joint_norm
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 logging.getLogger("transformers").setLevel(logging.CRITICAL)
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 ROWS, T, V = 7, 6, 29
-SMALL = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-GPT2 = {"vocab_size": V, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+GPT2 = {
+    "vocab_size": V,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def bert() -> nn.Module:
@@ -43,24 +62,32 @@ def llama() -> nn.Module:
 
 
 def gemma() -> nn.Module:
-    config = transformers.GemmaConfig(**SMALL, num_key_value_heads=1, head_dim=8, max_position_embeddings=8)
+    config = transformers.GemmaConfig(
+        **SMALL, num_key_value_heads=1, head_dim=8, max_position_embeddings=8
+    )
     return transformers.GemmaForCausalLM(config)
 
 
 def vit() -> nn.Module:
     small = {key: value for key, value in SMALL.items() if key != "vocab_size"}
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=8, patch_size=4))
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(**small, image_size=8, patch_size=4)
+    )
 
 
 def lora(build: Callable[[], nn.Module], targets: list[str], **options: Any) -> nn.Module:
     peft = pytest.importorskip("peft")
-    return peft.get_peft_model(build(), peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False, **options))
+    return peft.get_peft_model(
+        build(), peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False, **options)
+    )
 
 
 def token_losses(model: nn.Module, batch: dict[str, Tensor], shift: int) -> Tensor:
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     labels = batch["labels"][:, shift:]
-    losses = F.cross_entropy(logits[:, : T - shift].transpose(1, 2), labels, ignore_index=-100, reduction="none")
+    losses = F.cross_entropy(
+        logits[:, : T - shift].transpose(1, 2), labels, ignore_index=-100, reduction="none"
+    )
     return dpoptim.losses.per_sample_mean(losses, labels != -100).mean()
 
 
@@ -83,7 +110,10 @@ def texts() -> dict[str, Tensor]:
 
 
 def images() -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(ROWS, 3, 8, 8, dtype=torch.float64), "labels": torch.randint(0, 2, (ROWS,))}
+    return {
+        "pixel_values": torch.randn(ROWS, 3, 8, 8, dtype=torch.float64),
+        "labels": torch.randint(0, 2, (ROWS,)),
+    }
 
 
 CASES = {
@@ -95,7 +125,11 @@ CASES = {
     "vit": (vit, image_class, images),
     "llama-lora": (lambda: lora(llama, ["q_proj", "v_proj"]), next_token, texts),
     "gpt2-lora": (lambda: lora(gpt2, ["c_attn"], fan_in_fan_out=True), next_token, texts),
-    "llama-lora-embedding-frozen-norms": (lambda: lora(llama, ["gate_proj"], modules_to_save=["norm"]), next_token, texts),
+    "llama-lora-embedding-frozen-norms": (
+        lambda: lora(llama, ["gate_proj"], modules_to_save=["norm"]),
+        next_token,
+        texts,
+    ),
 }
 
 
@@ -104,7 +138,9 @@ def test_sums_are_those_of_micro_batches(case: str) -> None:
     torch.manual_seed(0)
     build, loss, data = CASES[case]
     model, batch = build().double().eval(), data()
-    truth = gradients_alone(model, loss, [{key: t[i : i + 1] for key, t in batch.items()} for i in range(ROWS)])
+    truth = gradients_alone(
+        model, loss, [{key: t[i : i + 1] for key, t in batch.items()} for i in range(ROWS)]
+    )
     norms = torch.stack([g.reshape(ROWS, -1).square().sum(1) for g in truth]).sum(0).sqrt()
     clipping = Clipping(float(norms.median()))
     expected = clipped_sums(truth, clipping, ROWS)

@@ -1,4 +1,6 @@
-"""However a layer over positions is measured (formed and kept, claimed first, record by record), the sums are the same."""
+"""However a layer over positions is measured (formed and kept, claimed first, record by record),
+the sums are the same.
+"""
 
 import math
 from contextlib import nullcontext
@@ -24,13 +26,20 @@ from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap
 
 ROWS = 8  # unlike every other axis of the cases
 T, WIDTH, WORDS = 12, 16, 24
-WAYS: dict[str, dict[str, bool]] = {"kept": {}, "claimed": {"claims": True}, "record by record": {"alone": True}}
+WAYS: dict[str, dict[str, bool]] = {
+    "kept": {},
+    "claimed": {"claims": True},
+    "record by record": {"alone": True},
+}
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     def chosen(per_sample_grad: Lazy | SequenceOuter, *public: int | None) -> Lazy | SequenceOuter:
         if isinstance(per_sample_grad, Lazy):
-            return replace(per_sample_grad, alone=way == "record by record" and per_sample_grad.singly is not None)
+            return replace(
+                per_sample_grad,
+                alone=way == "record by record" and per_sample_grad.singly is not None,
+            )
         return replace(per_sample_grad, **WAYS[way])
 
     monkeypatch.setattr(engine_module, "choose_formula", chosen)
@@ -76,7 +85,9 @@ def sums_of(
 
 
 class Images(nn.Module):
-    """Convolutions of which some are formed a few records at a time, beside a layer over positions."""
+    """Convolutions of which some are formed a few records at a time, beside a layer over
+    positions.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,9 +128,13 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize(
-    ("library", "way"), [("MKL", "claimed"), *((each, "record by record") for each in LIBRARIES)], indirect=["library"]
+    ("library", "way"),
+    [("MKL", "claimed"), *((each, "record by record") for each in LIBRARIES)],
+    indirect=["library"],
 )
-@pytest.mark.parametrize("case", [case for case in CASES if not case.integers], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.integers], ids=lambda case: case.name
+)
 def test_any_model_has_the_sums_of_whole_model_vmap(
     case: Case, library: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,12 +147,19 @@ def test_any_model_has_the_sums_of_whole_model_vmap(
     for reduction in ("mean", "sum"):
         expected = clipped(truth, clipping, ROWS, reduction)
         sums = by_engine(model, x, target, clipping, capacity=ROWS, reduction=reduction)
-        assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 5e-5 * joint_norm(expected)
+        assert joint_norm(
+            [a - b for a, b in zip(sums, expected, strict=True)]
+        ) <= 5e-5 * joint_norm(expected)
 
 
 @pytest.mark.parametrize(
     "rule",
-    [Clipping(0.02), Clipping(0.02, "automatic"), Clipping(0.02, "per-layer"), SplitClipping(0.02, 0.05)],
+    [
+        Clipping(0.02),
+        Clipping(0.02, "automatic"),
+        Clipping(0.02, "per-layer"),
+        SplitClipping(0.02, 0.05),
+    ],
     ids=["flat", "automatic", "per-layer", "error feedback"],
 )
 @pytest.mark.parametrize("kind", ["free", "tied", "images"])
@@ -148,16 +170,20 @@ def test_every_way_gives_every_rule_the_same_sums(
 ) -> None:
     torch.manual_seed(0)
     model, x, targets = problem(kind, records)
-    groups = [[records - 5, 0, 5]]  # the first is beyond what one float32 product may sum, where there are that many
+    # the first is beyond what one float32 product may sum, where there are that many
+    groups = [[records - 5, 0, 5]]
     found, seen = {}, spied(monkeypatch)
     for way in WAYS:
         measured(monkeypatch, way)
         found[way] = sums_of(model, x, targets, rule, groups)
-    assert seen == ([4, 4] if kind == "images" and library == "oneDNN" else [3, 3])  # also the kernel of a single place
+    # also the kernel of a single place
+    assert seen == ([4, 4] if kind == "images" and library == "oneDNN" else [3, 3])
     for sums in zip(*found.values(), strict=True):
         assert joint_norm(sums[0]) > 0
         for other in sums[1:]:
-            assert joint_norm([a - b for a, b in zip(sums[0], other, strict=True)]) <= 5e-5 * joint_norm(sums[0])
+            assert joint_norm(
+                [a - b for a, b in zip(sums[0], other, strict=True)]
+            ) <= 5e-5 * joint_norm(sums[0])
 
 
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
@@ -166,7 +192,9 @@ def test_every_way_gives_every_rule_the_same_sums(
 def test_every_way_gives_the_same_sums_under_autocast(
     kind: str, narrow: torch.dtype, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recorder are narrow then, and widened part by part: products of what they hold are exact."""
+    """The recorder are narrow then, and widened part by part: products of what they hold are
+    exact.
+    """
     torch.manual_seed(0)
     model, x, targets = problem(kind, 9)
     found, seen = [], spied(monkeypatch)
@@ -177,7 +205,9 @@ def test_every_way_gives_the_same_sums_under_autocast(
     assert len(seen) == 2
     assert joint_norm(found[0]) > 0
     for other in found[1:]:
-        assert joint_norm([a - b for a, b in zip(found[0], other, strict=True)]) <= 5e-5 * joint_norm(found[0])
+        assert joint_norm(
+            [a - b for a, b in zip(found[0], other, strict=True)]
+        ) <= 5e-5 * joint_norm(found[0])
 
 
 @pytest.mark.parametrize("way", ["kept", "claimed"])
@@ -185,34 +215,56 @@ def test_every_way_gives_the_same_sums_under_autocast(
 def test_narrow_books_are_multiplied_as_they_are_where_a_device_can(
     way: str, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on CUDA: products of bfloat16 with float32 results, here by widening them inside the call."""
+    """As on CUDA: products of bfloat16 with float32 results, here by widening them inside the
+    call.
+    """
     calls, original = [], torch.bmm
 
     def bmm(x: Tensor, y: Tensor, *, out: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         assert (out_dtype is None) == (x.dtype == y.dtype == out.dtype)
         calls.append(out_dtype)
-        return original(x, y, out=out) if out_dtype is None else original(x.float(), y.float(), out=out)
+        return (
+            original(x, y, out=out)
+            if out_dtype is None
+            else original(x.float(), y.float(), out=out)
+        )
 
     torch.manual_seed(0)
-    model, x, targets = Language(tied=tied), torch.randint(0, WORDS, (9, T)), torch.randn(9, T, WORDS)
+    model, x, targets = (
+        Language(tied=tied),
+        torch.randint(0, WORDS, (9, T)),
+        torch.randn(9, T, WORDS),
+    )
     measured(monkeypatch, way)
     (expected,) = sums_of(model, x, targets, Clipping(0.02), narrow=torch.bfloat16)
     monkeypatch.setattr(sequence_outer_module, "multiplies_narrow", lambda device, dtype: True)
     monkeypatch.setattr(torch, "bmm", bmm)
     (sums,) = sums_of(model, x, targets, Clipping(0.02), narrow=torch.bfloat16)
     assert torch.float32 in calls
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 1e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 1e-5 * joint_norm(
+        expected
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_large_layers_go_record_by_record_by_public_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the batch; not in float64, nor where the capacity or a record's length makes another way cheaper."""
+def test_large_layers_go_record_by_record_by_public_numbers(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the batch; not in float64, nor where the capacity or a record's length makes
+    another way cheaper.
+    """
     seen = spied(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(128, 160), nn.Tanh(), nn.Linear(160, 128)).to(dtype)
     for capacity, length, expected in ((100, 32, 2), (100, 8, 0), (20, 32, 0)):
         for records in (1, 5):
-            engine = Engine(model, Clipping(1.0), capacity=capacity, positions={"0": length, "2": length}, reduction="sum")
+            engine = Engine(
+                model,
+                Clipping(1.0),
+                capacity=capacity,
+                positions={"0": length, "2": length},
+                reduction="sum",
+            )
             engine.attach()
             engine.begin_microbatch(records)
             model(torch.randn(records, length, 128, dtype=dtype)).square().sum().backward()
@@ -222,11 +274,15 @@ def test_large_layers_go_record_by_record_by_public_numbers(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_large_kernels_go_record_by_record_by_public_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_kernels_go_record_by_record_by_public_numbers(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As above; small kernels, and those of a single place, are kept."""
     seen = spied(monkeypatch)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 2), nn.Conv2d(64, 600, 1)).to(dtype)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 2), nn.Conv2d(64, 600, 1)).to(
+        dtype
+    )
     for capacity, expected in ((100, 1), (20, 0)):
         for records in (1, 5):
             engine = Engine(model, Clipping(1.0), capacity=capacity, reduction="sum")
@@ -268,9 +324,14 @@ def test_record_by_record_a_record_adds_the_same_in_any_company(
     assert torch.equal(sums[0], sums[2])
 
 
-def test_float32_models_are_measured_in_float32_whatever_the_default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_models_are_measured_in_float32_whatever_the_default_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     measured(monkeypatch, "record by record")
-    model, x = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(2), nn.Linear(4, 5)), torch.randn(3, 2, 4, 4)
+    model, x = (
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(2), nn.Linear(4, 5)),
+        torch.randn(3, 2, 4, 4),
+    )
     seen = spied(monkeypatch)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -289,7 +350,9 @@ def test_one_record_of_large_kernels_moves_the_sum_by_the_clip_norm_at_most(
     """Also where gradients cancel inside every third record, and lengths differ by many orders."""
     seen = spied(monkeypatch)
     torch.manual_seed(removed)
-    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.Conv2d(64, 128, 3, 2, bias=False))
+    model = nn.Sequential(
+        nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.Conv2d(64, 128, 3, 2, bias=False)
+    )
     x, g = torch.randn(30, 64, 6, 6), torch.randn(30, 128, 2, 2)
     x, g = (each * 10 ** torch.empty(30, 1, 1, 1).uniform_(-3, 3) for each in (x, g))
     x[::3] = torch.randn(10, 64, 1, 1)
@@ -310,7 +373,12 @@ def test_one_record_of_large_kernels_moves_the_sum_by_the_clip_norm_at_most(
     assert 0.9 < joint_norm([a - b for a, b in zip(*sums, strict=True)]) <= 1.0
 
 
-LAYOUTS = {"rows": (0, 1, 2), "time first": (1, 0, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1)}
+LAYOUTS = {
+    "rows": (0, 1, 2),
+    "time first": (1, 0, 2),
+    "transposed": (0, 2, 1),
+    "features first": (2, 0, 1),
+}
 
 
 @pytest.mark.parametrize("threads", [1, 4], indirect=True)
@@ -329,7 +397,9 @@ LAYOUTS = {"rows": (0, 1, 2), "time first": (1, 0, 2), "transposed": (0, 2, 1), 
     ],
     ids=str,
 )
-def test_one_record_is_formed_alike_however_the_batch_lies(shape: tuple[int, int, int], library: str, threads: None) -> None:
+def test_one_record_is_formed_alike_however_the_batch_lies(
+    shape: tuple[int, int, int], library: str, threads: None
+) -> None:
     """What an elementwise operation returns may lie otherwise for one record than for two."""
     torch.manual_seed(0)
     length, p, d = shape
@@ -339,7 +409,8 @@ def test_one_record_is_formed_alike_however_the_batch_lies(shape: tuple[int, int
         back = [order.index(axis) for axis in range(3)]
         for records in (1, 5):
             slopes, inputs = (
-                each.expand(records, *each.shape[1:]).permute(order).contiguous().permute(back) for each in (g, a)
+                each.expand(records, *each.shape[1:]).permute(order).contiguous().permute(back)
+                for each in (g, a)
             )
             form = SequenceOuter(slopes, inputs).one_by_one()
             formed = [form(record) for record in range(records)]
@@ -362,8 +433,12 @@ class Optional(nn.Module):
         return h + self.asked(x[:, :, :178]).sum((1, 2)) * asking if bool(asking.any()) else h
 
 
-def test_a_large_layer_that_runs_for_one_record_leaves_the_norms_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of squares that were cut elsewhere read all others' norms anew: 1.02 C in 5,000 records."""
+def test_a_large_layer_that_runs_for_one_record_leaves_the_norms_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks of squares that were cut elsewhere read all others' norms anew: 1.02 C in 5,000
+    records.
+    """
     seen = spied(monkeypatch)
     torch.manual_seed(0)
     model = Optional()
@@ -373,7 +448,9 @@ def test_a_large_layer_that_runs_for_one_record_leaves_the_norms_of_others(monke
     sums = []
     for asks in (-1, 1):
         x[0, 0, 178] = asks
-        engine = Engine(model, Clipping(1.0), capacity=100, positions={"asked": 32, "main": 32}, reduction="sum")
+        engine = Engine(
+            model, Clipping(1.0), capacity=100, positions={"asked": 32, "main": 32}, reduction="sum"
+        )
         engine.attach()
         engine.begin_microbatch(len(x))
         model(x).sum().backward()
@@ -385,10 +462,15 @@ def test_a_large_layer_that_runs_for_one_record_leaves_the_norms_of_others(monke
 
 @pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
 def test_short_layers_are_read_alike_beside_others(block: int) -> None:
-    """What another layer adds for the sake of one record must not raise what all others measure: 0.1 C in 6,000 records."""
+    """What another layer adds for the sake of one record must not raise what all others measure:
+    0.1 C in 6,000 records.
+    """
     for entries in (1, 20, 1000, 1024, 1100):
         part = torch.randn(entries)
-        alone, beside = (squared_norm_of_parts(parts, block=block) for parts in ([part], [torch.zeros(2000), part]))
+        alone, beside = (
+            squared_norm_of_parts(parts, block=block)
+            for parts in ([part], [torch.zeros(2000), part])
+        )
         assert abs(float(alone / beside) - 1) <= 1e-12
         assert float(alone) >= float(part.double().square().sum())
 
@@ -405,10 +487,17 @@ def test_norms_of_parts_are_never_read_low_and_hardly_high(block: int, size: flo
 
 
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)
-def test_records_without_positions_add_nothing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_positions_add_nothing(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured(monkeypatch, "record by record")
     sums = by_engine(
-        nn.Linear(5, 4, bias=False), torch.randn(3, 0, 5), torch.zeros(3), Clipping(1.0), capacity=3, reduction="sum"
+        nn.Linear(5, 4, bias=False),
+        torch.randn(3, 0, 5),
+        torch.zeros(3),
+        Clipping(1.0),
+        capacity=3,
+        reduction="sum",
     )
     assert joint_norm(sums) == 0
 

@@ -34,7 +34,9 @@ def collate(records: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
     def padded(key: str, value: int) -> Tensor:
         rows = [record[key] for record in records]
-        return torch.stack([nn.functional.pad(row, (0, longest - len(row)), value=value) for row in rows])
+        return torch.stack(
+            [nn.functional.pad(row, (0, longest - len(row)), value=value) for row in rows]
+        )
 
     tokens = padded("input_ids", PAD)
     labels = [record["labels"] for record in records]
@@ -68,7 +70,9 @@ def causal() -> Any:
 
     torch.manual_seed(1)
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2, **none))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2, **none)
+    )
 
 
 def adapted() -> Any:
@@ -76,4 +80,7 @@ def adapted() -> Any:
 
     model = causal()
     torch.manual_seed(2)
-    return get_peft_model(model, LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"))
+    return get_peft_model(
+        model,
+        LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"),
+    )

@@ -1,4 +1,6 @@
-"""Trainer, Lightning, Accelerate and a plain loop: one plan, one seed, the same released weights."""
+"""Trainer, Lightning, Accelerate and a plain loop: one plan, one seed, the same released
+weights.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -30,7 +32,9 @@ TASKS: dict[str, tuple[Callable[[], Any], bool]] = {
 
 
 def plan(steps: int = 6) -> dpoptim.Plan:
-    return dpoptim.DPSGD(clip_norm=0.5).plan(n=RECORDS, batch_size=12, steps=steps, noise_multiplier=0.3, delta=1e-4)
+    return dpoptim.DPSGD(clip_norm=0.5).plan(
+        n=RECORDS, batch_size=12, steps=steps, noise_multiplier=0.3, delta=1e-4
+    )
 
 
 def weights(model: nn.Module) -> Weights:
@@ -38,11 +42,24 @@ def weights(model: nn.Module) -> Weights:
 
 
 def plain(
-    model: nn.Module, data: Sentences, physical: int | None, *, save: Path | None = None, stop: int = 10**9, **options: Any
+    model: nn.Module,
+    data: Sentences,
+    physical: int | None,
+    *,
+    save: Path | None = None,
+    stop: int = 10**9,
+    **options: Any,
 ) -> Weights:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with dpoptim.attach(
-        plan(), model, optimizer, data, loss=losses_from_labels, collate_fn=collate, noise_seed=5, **options
+        plan(),
+        model,
+        optimizer,
+        data,
+        loss=losses_from_labels,
+        collate_fn=collate,
+        noise_seed=5,
+        **options,
     ) as private:
         for step in private.steps(physical_batch_size=physical):
             for batch in step:
@@ -70,14 +87,22 @@ def training_arguments(folder: Path, physical: int, **options: Any) -> Any:
 
 
 def trainer(
-    model: Any, data: Sentences, folder: Path, physical: int, public: tuple[str, ...] = (), **options: Any
+    model: Any,
+    data: Sentences,
+    folder: Path,
+    physical: int,
+    public: tuple[str, ...] = (),
+    **options: Any,
 ) -> PrivateTrainer:
     return PrivateTrainer(
         model,
         training_arguments(folder, physical, **options),
         train_dataset=data,
         data_collator=collate,
-        optimizers=(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5), None),
+        optimizers=(
+            torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5),
+            None,
+        ),
         plan=plan(),
         noise_seed=5,
         public_figures=public,
@@ -111,7 +136,9 @@ def by_lightning(
     resume: Path | None = None,
     **trainer: Any,
 ) -> tuple[Weights, Any]:
-    callback = PrivateCallback(plan(), data, physical_batch_size=physical, collate_fn=collate, noise_seed=5)
+    callback = PrivateCallback(
+        plan(), data, physical_batch_size=physical, collate_fn=collate, noise_seed=5
+    )
     options = {"max_epochs": 2, "enable_checkpointing": False, **trainer}
     fit = lightning.Trainer(
         accelerator="cpu",
@@ -122,7 +149,9 @@ def by_lightning(
         callbacks=[callback, *options.pop("more", [])],
         **options,
     )
-    fit.fit(Module(model, automatic), callback.loader, ckpt_path=None if resume is None else str(resume))
+    fit.fit(
+        Module(model, automatic), callback.loader, ckpt_path=None if resume is None else str(resume)
+    )
     return weights(model), fit
 
 
@@ -186,7 +215,9 @@ def test_every_loop_resumes_to_the_same_weights(task: str, tmp_path: Path) -> No
     close(expected, weights(later))
 
     folder = tmp_path / "lightning"
-    save = lightning.callbacks.ModelCheckpoint(dirpath=folder, every_n_train_steps=stop, save_top_k=-1)
+    save = lightning.callbacks.ModelCheckpoint(
+        dirpath=folder, every_n_train_steps=stop, save_top_k=-1
+    )
     by_lightning(make(), data, folder, 4, enable_checkpointing=True, more=[save])
     (checkpoint,) = folder.glob(f"*step={stop}.ckpt")
     later = make()
@@ -255,7 +286,9 @@ def nothing_private(module: Any, losses: Tensor) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tell", [in_the_step, as_a_mapping, kept_for_later, nothing_private])
-def test_lightning_logs_in_training_what_is_vouched_for_only(tell: Callable[[Any, Tensor], None], tmp_path: Path) -> None:
+def test_lightning_logs_in_training_what_is_vouched_for_only(
+    tell: Callable[[Any, Tensor], None], tmp_path: Path
+) -> None:
     class Telling(Module):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             losses = super().training_step(batch, batch_idx)
@@ -268,7 +301,8 @@ def test_lightning_logs_in_training_what_is_vouched_for_only(tell: Callable[[Any
 
     callback = PrivateCallback(plan(), Sentences(), collate_fn=collate, public_figures=["epsilon"])
     fit = lightning.Trainer(
-        accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False, enable_checkpointing=False,
+        accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False,
+        enable_checkpointing=False,
         default_root_dir=tmp_path, callbacks=[callback],
     )  # fmt: skip
     module = Telling(classifier())

@@ -1,6 +1,8 @@
-"""Samplers, clipping, mechanisms and states combined: one record moves the gate's queries by no more than is paid for.
+"""Samplers, clipping, mechanisms and states combined: one record moves the gate's queries by no
+more than is paid for.
 
-Both worlds are given the same released numbers, so what differs is the record's own doing, as in the theorems.
+Both worlds are given the same released numbers, so what differs is the record's own doing, as in
+the theorems.
 """
 
 import math
@@ -33,22 +35,31 @@ METHODS: dict[str, Any] = {
     "dp-ftrl, planned": dpoptim.DPFTRL(dpoptim.PlannedClipNorm((1.0, 0.2)), order="given"),
     "dice-sgd, planned": dpoptim.DiceSGD(dpoptim.PlannedClipNorm((1.0, 0.2)), 0.5, 3.0),
     "dp-ftrl": dpoptim.DPFTRL(0.7, order="given"),
-    **{f"dp-ftrl, {when}": dpoptim.DPFTRL(quantile(when), noise="tree", order="given") for when in WHEN},
+    **{
+        f"dp-ftrl, {when}": dpoptim.DPFTRL(quantile(when), noise="tree", order="given")
+        for when in WHEN
+    },
     "dp-ftrl by value": dpoptim.DPFTRL(0.7, order="given", value_bound="sharp"),
     **{f"value-sgd, {when}": dpoptim.ValueClippedSGD(quantile(when)) for when in WHEN},
     "dice-sgd": dpoptim.DiceSGD(0.7, 0.5, 1.6),
     "dice-sgd, long memory": dpoptim.DiceSGD(0.7, 0.5, 1.6, reset_each_epoch=False),
     "dice-sgd by layer": dpoptim.DiceSGD(0.7, 0.5, 1.6, clipping="per-layer"),
-    "dice-sgd by layer, long memory": dpoptim.DiceSGD(0.7, 0.5, 1.6, clipping="per-layer", reset_each_epoch=False),
+    "dice-sgd by layer, long memory": dpoptim.DiceSGD(
+        0.7, 0.5, 1.6, clipping="per-layer", reset_each_epoch=False
+    ),
     **{f"dice-sgd, {when}": dpoptim.DiceSGD(quantile(when), 0.5, 3.0) for when in WHEN},
     **{
-        f"dice-sgd by layer, {when}": dpoptim.DiceSGD(quantile(when), 1.0, 3.0, clipping="per-layer", reset_each_epoch=False)
+        f"dice-sgd by layer, {when}": dpoptim.DiceSGD(
+            quantile(when), 1.0, 3.0, clipping="per-layer", reset_each_epoch=False
+        )
         for when in WHEN
     },
 }
 
 
-def moved(method: Any, monkeypatch: pytest.MonkeyPatch, *, epochs: int = 3, record: int = 3) -> tuple[Plan, list[float]]:
+def moved(
+    method: Any, monkeypatch: pytest.MonkeyPatch, *, epochs: int = 3, record: int = 3
+) -> tuple[Plan, list[float]]:
     """How far the record, whose gradient is huge or nothing, moves the query of each step."""
     plan = dpoptim.Plan(method, N, BATCH, epochs * N // BATCH, 1.0, "zero-out", 1e-5)
     worlds: list[list[Tensor]] = []
@@ -83,7 +94,9 @@ def train(plan: Plan, data: TensorDataset) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_record_moves_the_queries_by_what_is_paid_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_moves_the_queries_by_what_is_paid_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan, distances = moved(METHODS[name], monkeypatch)
     assert max(distances) > 0.05  # it was seen
     if isinstance(plan.mechanism, HiddenStateNoise):
@@ -91,15 +104,21 @@ def test_a_record_moves_the_queries_by_what_is_paid_for(name: str, monkeypatch: 
     else:
         assert max(distances) <= plan.method.norm_bound * (1 + 1e-9)
     if plan.sampler.relations[0] == "zero-out" and not isinstance(plan.mechanism, HiddenStateNoise):
-        assert sum(distance > 0 for distance in distances) <= plan.sampler.participations(plan.steps)
+        assert sum(distance > 0 for distance in distances) <= plan.sampler.participations(
+            plan.steps
+        )
 
 
 def whole_radius(honest: Callable[..., float]) -> Callable[..., float]:
     return lambda memory, length, radius: honest(memory, length, memory._feedback)
 
 
-def test_layers_that_each_feed_back_the_whole_radius_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long memory of one pass is where S follows C2: with C2 in every layer, records are seen too well."""
+def test_layers_that_each_feed_back_the_whole_radius_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long memory of one pass is where S follows C2: with C2 in every layer, records are seen
+    too well.
+    """
     method = dpoptim.DiceSGD(0.2, 0.01, 20.0, clipping="per-layer")
     plan, distances = moved(method, monkeypatch, epochs=1)
     assert math.hypot(*distances) <= plan.query.standard_deviation * (1 + 1e-9)
@@ -111,7 +130,14 @@ def test_layers_that_each_feed_back_the_whole_radius_are_found(monkeypatch: pyte
 
 def test_every_combination_survives_json() -> None:
     for method in METHODS.values():
-        plan = method.plan(n=24_000, batch_size=8_000, epochs=3, noise_multiplier=0.1, delta=1e-6, neighboring="zero-out")
+        plan = method.plan(
+            n=24_000,
+            batch_size=8_000,
+            epochs=3,
+            noise_multiplier=0.1,
+            delta=1e-6,
+            neighboring="zero-out",
+        )
         assert dpoptim.Plan.from_json(plan.to_json()) == plan
 
 

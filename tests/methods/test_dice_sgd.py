@@ -33,8 +33,17 @@ REFUTED = "unproven (counterexample known)"
 
 
 def plan_of(method: dpoptim.DiceSGD | None = None, **changes: Any) -> dpoptim.Plan:
-    arguments = {"n": N, "batch_size": B, "epochs": 2, "noise_multiplier": 2.0, "delta": 1e-3, **changes}
-    return (method or dpoptim.DiceSGD(1.0, 0.5, 3.0)).plan(**{k: v for k, v in arguments.items() if v is not ...})
+    arguments = {
+        "n": N,
+        "batch_size": B,
+        "epochs": 2,
+        "noise_multiplier": 2.0,
+        "delta": 1e-3,
+        **changes,
+    }
+    return (method or dpoptim.DiceSGD(1.0, 0.5, 3.0)).plan(
+        **{k: v for k, v in arguments.items() if v is not ...}
+    )
 
 
 def paper_plan(method: dpoptim.DiceSGD | None = None, **changes: Any) -> dpoptim.Plan:
@@ -44,16 +53,24 @@ def paper_plan(method: dpoptim.DiceSGD | None = None, **changes: Any) -> dpoptim
 
 def paper(**changes: Any) -> dpoptim.DiceSGD:
     with pytest.warns(UserWarning, match="theorem is false"):
-        return dpoptim.DiceSGD(**{"clip_norm": 1.0, "feedback_clip": 1.0, "accounting": "paper", **changes})
+        return dpoptim.DiceSGD(
+            **{"clip_norm": 1.0, "feedback_clip": 1.0, "accounting": "paper", **changes}
+        )
 
 
-def released_means(plan: dpoptim.Plan, x: Tensor, *, noise_seed: int = 3, physical_batch_size: int | None = None) -> Tensor:
-    """What each step releases, when record i's gradient is x[i] whatever the model: shape (steps, d)."""
+def released_means(
+    plan: dpoptim.Plan, x: Tensor, *, noise_seed: int = 3, physical_batch_size: int | None = None
+) -> Tensor:
+    """What each step releases, when record i's gradient is x[i] whatever the model: shape (steps,
+    d).
+    """
     model = nn.Linear(x.shape[1], 1, bias=False, dtype=x.dtype)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     steps = []
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=noise_seed) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=noise_seed
+    ) as private:
         for (batch,) in private.batches(physical_batch_size=physical_batch_size):
             model(batch).sum().backward()
             optimizer.step()
@@ -64,11 +81,13 @@ def released_means(plan: dpoptim.Plan, x: Tensor, *, noise_seed: int = 3, physic
     return torch.stack(steps)
 
 
-# ---- the algorithm ------------------------------------------------------------------------------------------------
+# ---- the algorithm ------------------------------------------------------------------------------
 
 
 def test_without_noise_it_is_the_papers_algorithm_2() -> None:
-    """R = inf, no reset: x and e of a plain transcription, on a model whose gradients depend on x."""
+    """R = inf, no reset: x and e of a plain transcription, on a model whose gradients depend on
+    x.
+    """
     torch.manual_seed(0)
     C1, C2, lr = 0.3, 0.4, 0.5
     x, y = torch.randn(N, 3).double() * 2, torch.randn(N).double()
@@ -83,7 +102,9 @@ def test_without_noise_it_is_the_papers_algorithm_2() -> None:
         return g * min(1.0, C / float(g.norm()))
 
     fed_back = 0.0
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y), loss_reduction="sum") as private:
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(x, y), loss_reduction="sum"
+    ) as private:
         for bx, by in private.batches():
             (0.5 * (model(bx)[:, 0] - by).square()).sum().backward()
             optimizer.step()
@@ -102,7 +123,9 @@ def test_any_optimizer_sees_the_noisy_sum_and_nothing_else(optimizer: Any) -> No
     x = torch.randn(N, 3)
     made = optimizer(model.parameters(), lr=0.01)
     before = set(model.state_dict())
-    with dpoptim.attach(plan_of(), model, made, TensorDataset(x), ledger=dpoptim.Ledger(neighboring="zero-out")) as private:
+    with dpoptim.attach(
+        plan_of(), model, made, TensorDataset(x), ledger=dpoptim.Ledger(neighboring="zero-out")
+    ) as private:
         for (batch,) in private.batches():
             model(batch).sum(1).mean().backward()
             made.step()
@@ -111,7 +134,9 @@ def test_any_optimizer_sees_the_noisy_sum_and_nothing_else(optimizer: Any) -> No
         assert set(model.state_dict()) == before
         sizes = {p.shape for p in model.parameters()}
         for state in made.state_dict()["state"].values():
-            assert all(not torch.is_tensor(v) or v.dim() == 0 or v.shape in sizes for v in state.values())
+            assert all(
+                not torch.is_tensor(v) or v.dim() == 0 or v.shape in sizes for v in state.values()
+            )
 
 
 def test_a_refused_charge_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +177,19 @@ def test_a_refused_charge_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyP
 
 def test_pieces_that_memory_holds_change_nothing() -> None:
     x = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 5
-    whole, pieces = (released_means(plan_of(noise_multiplier=0), x, physical_batch_size=size) for size in (None, 2))
+    whole, pieces = (
+        released_means(plan_of(noise_multiplier=0), x, physical_batch_size=size)
+        for size in (None, 2)
+    )
     assert torch.allclose(whole, pieces, rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same.")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_two_sums_are_the_gradient(case: Case) -> None:
-    """R infinite, every layer: what is clipped and what is left add up to the sum of the gradients, as autograd has it."""
+    """R infinite, every layer: what is clipped and what is left add up to the sum of the
+    gradients, as autograd has it.
+    """
     torch.manual_seed(0)
     model = case.build().double()
     x, target = case.inputs(5, torch.float64)
@@ -172,7 +202,10 @@ def test_the_two_sums_are_the_gradient(case: Case) -> None:
     finally:
         engine.detach()
     plain = torch.autograd.grad(
-        record_loss(model(x), target).sum(), engine.parameters, allow_unused=True, materialize_grads=True
+        record_loss(model(x), target).sum(),
+        engine.parameters,
+        allow_unused=True,
+        materialize_grads=True,
     )
     assert joint_norm(kept) <= 5 * 1e-3
     assert joint_norm(rest) > 0
@@ -180,7 +213,7 @@ def test_the_two_sums_are_the_gradient(case: Case) -> None:
         assert torch.allclose(a + b, total, rtol=1e-9, atol=1e-9)
 
 
-# ---- the guarantee that holds ---------------------------------------------------------------------------------------
+# ---- the guarantee that holds -------------------------------------------------------------------
 
 
 def test_the_run_is_one_gaussian() -> None:
@@ -210,7 +243,9 @@ def adversarial(kind: str) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    kind=st.sampled_from(["huge", "negative", "nan", "infinite", "just above", "between", "short", "zero"]),
+    kind=st.sampled_from(
+        ["huge", "negative", "nan", "infinite", "just above", "between", "short", "zero"]
+    ),
     clip=st.sampled_from([0.5, 1.0]),
     feedback=st.sampled_from([0.01, 0.3, 5.0]),
     residual=st.sampled_from([1.0, 2.0, 6.0]),
@@ -220,8 +255,17 @@ def adversarial(kind: str) -> Tensor:
     seed=st.integers(0, 5),
 )
 @example(
-    kind="short", clip=1.0, feedback=5.0, residual=6.0, automatic=True, reset=True, dtype=torch.float64, seed=0
-)  # made longer by the scaling, so that nearly R and not R - C1 is left of it if C1 clips what came before
+    kind="short",
+    clip=1.0,
+    feedback=5.0,
+    residual=6.0,
+    automatic=True,
+    reset=True,
+    dtype=torch.float64,
+    seed=0,
+    # made longer by the scaling, so that nearly R and not R - C1 is left of it if C1 clips what
+    # came before
+)
 def test_one_record_moves_the_true_run_by_at_most_s(
     kind: str,
     clip: float,
@@ -232,13 +276,24 @@ def test_one_record_moves_the_true_run_by_at_most_s(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """Noise off, through attach: squared differences of all released sums together, zeroed against any value."""
-    method = dpoptim.DiceSGD(clip, feedback, residual, clipping="automatic" if automatic else "flat", reset_each_epoch=reset)
+    """Noise off, through attach: squared differences of all released sums together, zeroed against
+    any value.
+    """
+    method = dpoptim.DiceSGD(
+        clip,
+        feedback,
+        residual,
+        clipping="automatic" if automatic else "flat",
+        reset_each_epoch=reset,
+    )
     plan = plan_of(method, epochs=3, noise_multiplier=0)
     x = torch.randn(N, 2, generator=torch.Generator().manual_seed(seed)).to(dtype) * 2
     without, record = x.clone(), x.clone()
     without[5], record[5] = 0, adversarial(kind).to(dtype)
-    moved = (released_means(plan, record, noise_seed=seed) - released_means(plan, without, noise_seed=seed)) * B
+    moved = (
+        released_means(plan, record, noise_seed=seed)
+        - released_means(plan, without, noise_seed=seed)
+    ) * B
     assert torch.isfinite(moved).all()
     allowed = plan.mechanism.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
     # .grad is float32 where the model is: 2^-23 of each mean's size.
@@ -255,12 +310,17 @@ def test_the_bound_is_nearly_reached() -> None:
         other = x.clone()
         other[record, 0] = 100.0
         moved = (released_means(plan, other) - released_means(plan, x)) * B
-        ratios.append(float(moved.square().sum().sqrt()) / plan.mechanism.sensitivity(plan.sampler, plan.steps))  # type: ignore[attr-defined]
+        ratios.append(
+            float(moved.square().sum().sqrt())
+            / plan.mechanism.sensitivity(plan.sampler, plan.steps)
+        )  # type: ignore[attr-defined]
     assert 0.999 < max(ratios) <= 1
 
 
 def worst_share(method: dpoptim.DiceSGD, *, n: int, batch_size: int, epochs: int) -> float:
-    """Of S, over the records: how far the true run moves when one large gradient is added to zeros."""
+    """Of S, over the records: how far the true run moves when one large gradient is added to
+    zeros.
+    """
     plan = plan_of(method, n=n, batch_size=batch_size, epochs=epochs, noise_multiplier=0)
     x = torch.zeros(n, 1, dtype=torch.float64)
     allowed = plan.mechanism.sensitivity(plan.sampler, plan.steps)  # type: ignore[attr-defined]
@@ -301,14 +361,43 @@ def never_reset(method: dpoptim.DiceSGD, plan: dpoptim.Plan) -> ErrorFeedback:
     [
         (SplitClipping, "factors", unclipped_rest, dpoptim.DiceSGD(1.0, 2.0, 2.0), (12, 4, 1)),
         (ErrorFeedback, "_share", normalised_share, dpoptim.DiceSGD(1.0, 0.3, 3.0), (40, 1, 1)),
-        (FixedBatches, "participations", participates_once, dpoptim.DiceSGD(1.0, 1.0, 2.0), (12, 4, 3)),
-        (HiddenStateNoise, "sensitivity", on_the_scale_of_means, dpoptim.DiceSGD(1.0, 1.0, 2.0), (12, 4, 1)),
-        (dpoptim.DiceSGD, "sensitive_state", never_reset, dpoptim.DiceSGD(1.0, 0.2, 3.0), (4, 4, 6)),
+        (
+            FixedBatches,
+            "participations",
+            participates_once,
+            dpoptim.DiceSGD(1.0, 1.0, 2.0),
+            (12, 4, 3),
+        ),
+        (
+            HiddenStateNoise,
+            "sensitivity",
+            on_the_scale_of_means,
+            dpoptim.DiceSGD(1.0, 1.0, 2.0),
+            (12, 4, 1),
+        ),
+        (
+            dpoptim.DiceSGD,
+            "sensitive_state",
+            never_reset,
+            dpoptim.DiceSGD(1.0, 0.2, 3.0),
+            (4, 4, 6),
+        ),
     ],
-    ids=["residual not clipped", "e normalised", "k under-counted", "noise on the mean's scale", "e never reset"],
+    ids=[
+        "residual not clipped",
+        "e normalised",
+        "k under-counted",
+        "noise on the mean's scale",
+        "e never reset",
+    ],
 )
 def test_seeded_faults_are_found_in_the_true_run(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: Any, method: dpoptim.DiceSGD, shape: tuple[int, int, int]
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    fault: Any,
+    method: dpoptim.DiceSGD,
+    shape: tuple[int, int, int],
 ) -> None:
     n, batch_size, epochs = shape
     assert worst_share(method, n=n, batch_size=batch_size, epochs=epochs) <= 1
@@ -363,7 +452,8 @@ def test_nothing_but_the_model_depends_on_a_record() -> None:
                 "remaining": private.remaining(),
                 "basis": private.basis,
                 "steps": private.steps_done,
-                "keys": sorted(model.state_dict()) + sorted(map(str, optimizer.state_dict()["state"])),
+                "keys": sorted(model.state_dict())
+                + sorted(map(str, optimizer.state_dict()["state"])),
                 "output": output.getvalue(),
             }
 
@@ -374,16 +464,20 @@ def test_nothing_but_the_model_depends_on_a_record() -> None:
         assert seen(other) == seen(x)
 
 
-# ---- the paper's, which does not ---------------------------------------------------------------------------------------
+# ---- the paper's, which does not ----------------------------------------------------------------
 
 
 def test_the_papers_noise_is_what_the_paper_prints() -> None:
     T, n, delta, epsilon, C1, C2, batch = 400, 1000, 1e-5, 1.0, 0.5, 2.0, 20
-    plan = paper_plan(paper(clip_norm=C1, feedback_clip=C2), noise_multiplier=..., epsilon=epsilon, delta=delta)
+    plan = paper_plan(
+        paper(clip_norm=C1, feedback_clip=C2), noise_multiplier=..., epsilon=epsilon, delta=delta
+    )
     squared = 32 * T * (C1**2 + 2 * (batch * C2) ** 2) * math.log(1 / delta) / (n**2 * epsilon**2)
     assert plan.query.standard_deviation / batch == pytest.approx(math.sqrt(squared))
     assert plan.guarantee.epsilon == pytest.approx(epsilon)
-    automatic = paper_plan(paper(clipping="automatic"), noise_multiplier=..., epsilon=epsilon, delta=delta)
+    automatic = paper_plan(
+        paper(clipping="automatic"), noise_multiplier=..., epsilon=epsilon, delta=delta
+    )
     printed = math.sqrt(96 * T * math.log(1 / delta)) / (n * epsilon)
     assert automatic.query.standard_deviation / batch == pytest.approx(printed)
 
@@ -400,11 +494,17 @@ def test_the_papers_guarantee_is_marked_wherever_it_is_printed(clipping: str) ->
         assert dpoptim.Plan.from_json(plan.to_json()) == plan
     forged = json.loads(plan.to_json())
     forged["guarantee"]["status"] = "proven"
-    with pytest.warns(UserWarning, match="theorem is false"), pytest.raises(ValueError, match="it was edited"):
+    with (
+        pytest.warns(UserWarning, match="theorem is false"),
+        pytest.raises(ValueError, match="it was edited"),
+    ):
         dpoptim.Plan.from_json(json.dumps(with_digest(forged)))
     model = nn.Linear(1, 1)
     with dpoptim.attach(
-        plan, model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(torch.zeros(1000, 1))
+        plan,
+        model,
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        TensorDataset(torch.zeros(1000, 1)),
     ) as private:
         for (batch,) in private.batches():
             model(batch).sum().backward()
@@ -415,7 +515,9 @@ def test_the_papers_guarantee_is_marked_wherever_it_is_printed(clipping: str) ->
 
 
 def canary_shift(plan: dpoptim.Plan, seed: int) -> tuple[int, np.ndarray]:
-    """(first step of the canary, shift of each released mean) of the true code path without noise; 1-D, others zero."""
+    """(first step of the canary, shift of each released mean) of the true code path without noise;
+    1-D, others zero.
+    """
     x = torch.zeros(plan.n, 1, dtype=torch.float64)
     x[17] = 1e6
     quiet = dataclasses.replace(plan, noise_multiplier=0.0)
@@ -424,10 +526,12 @@ def canary_shift(plan: dpoptim.Plan, seed: int) -> tuple[int, np.ndarray]:
 
 
 def true_epsilon(plan: dpoptim.Plan, delta: float) -> float:
-    """A lower bound on epsilon at ``delta``, without sampling error: the statistic is the sum of all that is released.
+    """A lower bound on epsilon at ``delta``, without sampling error: the statistic is the sum of
+    all that is released.
 
-    Given its first step J the canary shifts every later step by C2 at least (`canary_shift`), so the sum by C2 (T - 1 - J);
-    J is geometric. Threshold tests on the sum give epsilon >= log((power - delta) / level).
+    Given its first step J the canary shifts every later step by C2 at least (`canary_shift`), so
+    the sum by C2 (T - 1 - J); J is geometric. Threshold tests on the sum give epsilon >=
+    log((power - delta) / level).
     """
     deviation = plan.query.standard_deviation / plan.batch_size * math.sqrt(plan.steps)
     first = np.arange(plan.steps)
@@ -444,7 +548,9 @@ def true_epsilon(plan: dpoptim.Plan, delta: float) -> float:
 
 @pytest.mark.parametrize(("clipping", "at_least"), [("flat", 4.5), ("automatic", 9.3)])
 def test_the_papers_guarantee_is_refuted_for_certain(clipping: str, at_least: float) -> None:
-    """Section 3.2's setting of a canary that fills e: a claimed epsilon of 1 is in truth several times larger."""
+    """Section 3.2's setting of a canary that fills e: a claimed epsilon of 1 is in truth several
+    times larger.
+    """
     plan = paper_plan(paper(clipping=clipping), noise_multiplier=..., epsilon=1.0, delta=1e-5)
     assert plan.guarantee.epsilon == pytest.approx(1.0)
     for seed in range(3):
@@ -462,7 +568,9 @@ def test_the_papers_guarantee_is_refuted_for_certain(clipping: str, at_least: fl
 @pytest.mark.parametrize("reset", [True, False])
 def test_the_same_attack_does_not_refute_ours(epochs: int, reset: bool) -> None:
     method = dpoptim.DiceSGD(1.0, 1.0, 21.0, reset_each_epoch=reset)
-    plan = plan_of(method, n=200, batch_size=10, epochs=epochs, noise_multiplier=..., epsilon=1.0, delta=1e-5)
+    plan = plan_of(
+        method, n=200, batch_size=10, epochs=epochs, noise_multiplier=..., epsilon=1.0, delta=1e-5
+    )
     strongest = 0.0
     for seed in range(3):
         _, shift = canary_shift(plan, seed)
@@ -471,10 +579,11 @@ def test_the_same_attack_does_not_refute_ours(epochs: int, reset: bool) -> None:
         assert gdp_epsilon(mu, 1e-5) <= plan.guarantee.epsilon  # the best attack on these shifts
         assert gdp_delta(mu, plan.guarantee.epsilon) <= 1e-5
     if epochs == 1:
-        assert gdp_epsilon(strongest, 1e-5) > 0.2  # the attack is not empty: a bound five times smaller would be refuted
+        # the attack is not empty: a bound five times smaller would be refuted
+        assert gdp_epsilon(strongest, 1e-5) > 0.2
 
 
-# ---- arguments ----------------------------------------------------------------------------------------------------------
+# ---- arguments ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -514,5 +623,12 @@ def test_bad_plans(changes: dict[str, Any], said: str) -> None:
 
 def test_n_must_be_that_of_the_data() -> None:
     model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match=f"train_set has 11 records but the plan was made for n={N}"):
-        dpoptim.attach(plan_of(), model, torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(torch.zeros(11, 2)))
+    with pytest.raises(
+        ValueError, match=f"train_set has 11 records but the plan was made for n={N}"
+    ):
+        dpoptim.attach(
+            plan_of(),
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            TensorDataset(torch.zeros(11, 2)),
+        )

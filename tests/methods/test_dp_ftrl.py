@@ -19,7 +19,14 @@ N = 12
 
 def plan_of(noise: Any = "toeplitz", **changes: Any) -> dpoptim.Plan:
     method = dpoptim.DPFTRL(clip_norm=1.0, noise=noise)
-    arguments = {"n": N, "batch_size": 4, "epochs": 2, "noise_multiplier": 2.0, "delta": 1e-3, **changes}
+    arguments = {
+        "n": N,
+        "batch_size": 4,
+        "epochs": 2,
+        "noise_multiplier": 2.0,
+        "delta": 1e-3,
+        **changes,
+    }
     return method.plan(**{key: value for key, value in arguments.items() if value is not ...})
 
 
@@ -29,7 +36,9 @@ def train(plan: dpoptim.Plan, x: torch.Tensor, *, noise_seed: int = 3) -> torch.
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     iterates = [torch.zeros(2).double()]
-    with dpoptim.attach(plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=noise_seed) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(x), loss_reduction="sum", noise_seed=noise_seed
+    ) as private:
         for (batch,) in private.batches():
             model(batch).sum().backward()
             optimizer.step()
@@ -51,8 +60,8 @@ def test_the_run_is_one_gaussian_and_survives_json(noise: Any, neighboring: str)
 
 @pytest.mark.parametrize("noise", get_args(Noise))
 def test_one_record_moves_the_run_as_often_and_as_far_as_the_plan_says(noise: Any) -> None:
-    """Two runs with the same seed differ by the sums alone; what one record may do to these is what the noise hides
-    (tests/privacy/test_correlated_noise.py)."""
+    """Two runs with the same seed differ by the sums alone; what one record may do to these is
+    what the noise hides (tests/privacy/test_correlated_noise.py)."""
     plan = plan_of(noise)
     x = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.1
     other = x.clone()
@@ -69,7 +78,9 @@ def test_without_noise_it_is_sgd_on_clipped_gradients() -> None:
     plan = plan_of(noise_multiplier=0)
     plan = dataclasses.replace(plan, method=dataclasses.replace(plan.method, order="given"))
     x = torch.linspace(-0.5, 0.5, 2 * N).double().view(N, 2)
-    expected = -torch.cat([torch.zeros(1, 2).double(), x.view(3, 4, 2).sum(1).div(4).repeat(2, 1).cumsum(0)])
+    expected = -torch.cat(
+        [torch.zeros(1, 2).double(), x.view(3, 4, 2).sum(1).div(4).repeat(2, 1).cumsum(0)]
+    )
     assert torch.allclose(train(plan, x), expected, atol=1e-6)
 
 
@@ -80,7 +91,9 @@ def test_noise_of_the_last_iterate_is_what_the_mechanism_says() -> None:
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     data = TensorDataset(torch.zeros(16, 40_000, dtype=torch.float64))
-    with dpoptim.attach(plan, model, optimizer, data, loss_reduction="sum", noise_seed=1) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, data, loss_reduction="sum", noise_seed=1
+    ) as private:
         for (x,) in private.batches():
             model(x).sum().backward()
             optimizer.step()
@@ -110,7 +123,9 @@ def test_more_steps_are_charged_as_more_participations() -> None:
 def test_attach_compares_n() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with pytest.raises(ValueError, match=f"train_set has 11 records but the plan was made for n={N}"):
+    with pytest.raises(
+        ValueError, match=f"train_set has 11 records but the plan was made for n={N}"
+    ):
         dpoptim.attach(plan_of(), model, optimizer, TensorDataset(torch.zeros(11, 2)))
 
 

@@ -1,4 +1,6 @@
-"""The theorem of clipped error feedback, attacked by gradient ascent; and the memory that it is about."""
+"""The theorem of clipped error feedback, attacked by gradient ascent; and the memory that it is
+about.
+"""
 
 import copy
 import itertools
@@ -36,15 +38,19 @@ def most_found(
     replace: bool = False,
     seed: int = 0,
 ) -> float:
-    """The largest sum of squared shifts that gradient ascent finds, in many pairs of worlds at once.
+    """The largest sum of squared shifts that gradient ascent finds, in many pairs of worlds at
+    once.
 
-    The adversary chooses what everybody else leaves in e at each step, and the record's direction each time it takes part
-    (under replace-one two records'); nothing of the library but the theorem's own recursion is used.
+    The adversary chooses what everybody else leaves in e at each step, and the record's direction
+    each time it takes part (under replace-one two records'); nothing of the library but the
+    theorem's own recursion is used.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def start(*shape: int) -> Tensor:
-        scale = torch.logspace(-1, 1, WORLDS, dtype=torch.float64).view(-1, *[1] * len(shape)) * (b + rho)
+        scale = torch.logspace(-1, 1, WORLDS, dtype=torch.float64).view(-1, *[1] * len(shape)) * (
+            b + rho
+        )
         x = torch.randn(WORLDS, *shape, dtype=torch.float64, generator=generator)
         return (x * scale).requires_grad_()
 
@@ -65,7 +71,8 @@ def most_found(
                 j = participations.index(t)
                 for sign, direction, size in zip((1, -1), directions, sizes, strict=False):
                     u = direction[:, j] / direction[:, j].norm(dim=1, keepdim=True).clamp(min=1e-12)
-                    length = size[:, j].clamp(max=1).add(0.9).clamp(0, 1)  # mostly the full length; shorter is allowed
+                    # mostly the full length; shorter is allowed
+                    length = size[:, j].clamp(max=1).add(0.9).clamp(0, 1)
                     p, q = p + sign * a * length[:, :1] * u, q + sign * rho * length[:, 1:] * u
             fed, fed_ours = clip(e, b), clip(ours, b)
             total = total + (fed_ours + p - fed).square().sum(1)
@@ -100,9 +107,12 @@ def test_no_history_shifts_a_run_further_than_the_theorem_allows(
 ) -> None:
     found = most_found(a=a, rho=rho, b=b, participations=participations, steps=steps)
     k = len(participations)
-    bound = min(squared_shifts(a, rho, b, k, steps), k * a**2 + (steps - 1) * 4 * b**2 + 4 * a * b * (k - 1))
+    bound = min(
+        squared_shifts(a, rho, b, k, steps), k * a**2 + (steps - 1) * 4 * b**2 + 4 * a * b * (k - 1)
+    )
     assert found <= bound * (1 + 1e-9)
-    assert found >= (0.97 if k == 1 and 2 * b >= rho else 0.3) * bound  # a search that finds nothing shows nothing
+    # a search that finds nothing shows nothing
+    assert found >= (0.97 if k == 1 and 2 * b >= rho else 0.3) * bound
 
 
 @pytest.mark.parametrize(("a", "rho", "b"), [(1.0, 1.0, 1.0), (1.0, 3.0, 0.5), (0.3, 1.0, 0.2)])
@@ -131,7 +141,8 @@ def test_the_search_finds_what_a_wrong_analysis_would_miss() -> None:
     assert normalised > 1.5 * allowed
     twice = most_found(a=a, rho=rho, b=b, participations=[0, 1], steps=6)
     assert twice > 1.5 * allowed  # participations counted once
-    assert most_found(a=a, rho=rho, b=b, participations=[0, 3], steps=6) > 1.02 * 2 * allowed  # resets charged, not done
+    # resets charged, not done
+    assert most_found(a=a, rho=rho, b=b, participations=[0, 3], steps=6) > 1.02 * 2 * allowed
     batch = 10
     assert (
         squared_shifts(a / batch, rho / batch, b, 1, 6) < allowed / 50
@@ -143,7 +154,15 @@ STEPS_A_PASS = 20
 
 def of_run(a: float, rho: float, b: float, k: int, *, reset: bool) -> float:
     held = math.inf if math.isinf(rho) else 100 * (a + rho)
-    return run_sensitivity(clip=a, residual=rho, feedback=b, passes=k, steps_per_pass=STEPS_A_PASS, reset=reset, held=held)
+    return run_sensitivity(
+        clip=a,
+        residual=rho,
+        feedback=b,
+        passes=k,
+        steps_per_pass=STEPS_A_PASS,
+        reset=reset,
+        held=held,
+    )
 
 
 def test_the_bounds_are_ordered() -> None:
@@ -157,12 +176,18 @@ def test_the_bounds_are_ordered() -> None:
             (k * rho) ** 2 + 2 * a * math.sqrt(k - 1) * k * rho + k * a**2,
         )
         assert without**2 <= min(simple) * (1 + 1e-6)
-        assert without <= of_run(a, math.inf, b, k, reset=False) <= math.sqrt(k * STEPS_A_PASS) * (a + 2 * b)
+        assert (
+            without
+            <= of_run(a, math.inf, b, k, reset=False)
+            <= math.sqrt(k * STEPS_A_PASS) * (a + 2 * b)
+        )
     assert of_run(1.0, 0.0, 5.0, 4, reset=False) == 2.0
 
 
 def step(memory: ErrorFeedback, sums: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    asked_before = [part.clone() for part in memory.query([[part.clone() for part in sums[0]], sums[1]])]
+    asked_before = [
+        part.clone() for part in memory.query([[part.clone() for part in sums[0]], sums[1]])
+    ]
     released = memory.query(sums)  # again, as after an interruption
     assert all(torch.equal(a, b) for a, b in zip(asked_before, released, strict=True))
     memory.released(sums)

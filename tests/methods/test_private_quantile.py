@@ -1,4 +1,6 @@
-"""The private clip norm: it is the quantile, it costs what the plan says, and one record moves its queries by at most 1."""
+"""The private clip norm: it is the quantile, it costs what the plan says, and one record moves its
+queries by at most 1.
+"""
 
 import math
 from typing import Any
@@ -28,7 +30,9 @@ def data(n: int = 2000) -> TensorDataset:
     return TensorDataset(x, (x[:, 0] > 0).long())
 
 
-def run(plan: dpoptim.Plan, train_set: TensorDataset, *, noise_seed: int | None = 0) -> tuple[nn.Module, list[float], Any]:
+def run(
+    plan: dpoptim.Plan, train_set: TensorDataset, *, noise_seed: int | None = 0
+) -> tuple[nn.Module, list[float], Any]:
     model = nn.Linear(5, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -40,7 +44,8 @@ def run(plan: dpoptim.Plan, train_set: TensorDataset, *, noise_seed: int | None 
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
             if not private.finished_step:
-                assert torch.equal(before, model.weight.detach())  # no momentum, no weight decay: nothing moved
+                # no momentum, no weight decay: nothing moved
+                assert torch.equal(before, model.weight.detach())
             norms.append(private.clip_norm)
         return model, norms, private.spent()
 
@@ -56,13 +61,16 @@ def gradient_norms(train_set: TensorDataset) -> Tensor:
 def test_the_quantile_is_found(when: Any, quantile: float) -> None:
     train_set = data()
     choice = dpoptim.PrivateQuantile(quantile, share=0.2, when=when, start=0.3)
-    plan = dpoptim.DPSGD(choice).plan(n=2000, batch_size=500, steps=100, noise_multiplier=0.7, delta=1e-5)
+    plan = dpoptim.DPSGD(choice).plan(
+        n=2000, batch_size=500, steps=100, noise_multiplier=0.7, delta=1e-5
+    )
     _, norms, _ = run(plan, train_set)
     share = float((gradient_norms(train_set) <= norms[-1]).double().mean())
     assert abs(share - quantile) < 0.1
     if when == "at the start":
         assert math.isnan(norms[18])
-        assert len(set(norms[19:])) == 1  # twenty of the hundred steps measure, and from there it stays
+        # twenty of the hundred steps measure, and from there it stays
+        assert len(set(norms[19:])) == 1
 
 
 @pytest.mark.parametrize("when", WAYS)
@@ -82,7 +90,9 @@ def test_it_costs_what_a_fixed_clip_norm_costs(when: Any) -> None:
 
 @pytest.mark.parametrize("when", WAYS)
 def test_every_release_is_one_query_of_norm_one(when: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neighbours, through the true run: one record moves what reaches the gate by at most 1, at every step."""
+    """Neighbours, through the true run: one record moves what reaches the gate by at most 1, at
+    every step.
+    """
     worlds: list[list[Tensor]] = []
 
     def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
@@ -90,7 +100,8 @@ def test_every_release_is_one_query_of_norm_one(when: Any, monkeypatch: pytest.M
         assert self.query.norm_bound == 1.0
         worlds[-1].append(torch.cat([total.clone() for total in sums]))
         self.released += 1
-        return [torch.full_like(total, 3.0) for total in sums]  # the same in both worlds, so that they stay comparable
+        # the same in both worlds, so that they stay comparable
+        return [torch.full_like(total, 3.0) for total in sums]
 
     monkeypatch.setattr(Gate, "release_sum", spy)
     choice = dpoptim.PrivateQuantile(0.4, share=0.3, when=when)
@@ -102,7 +113,12 @@ def test_every_release_is_one_query_of_norm_one(when: Any, monkeypatch: pytest.M
                 train_set.tensors[0][7] = hostile
             plan = (
                 dpoptim.DPSGD(choice).plan(
-                    n=60, batch_size=60, steps=8, noise_multiplier=0.7, delta=1e-5, neighboring="replace-one"
+                    n=60,
+                    batch_size=60,
+                    steps=8,
+                    noise_multiplier=0.7,
+                    delta=1e-5,
+                    neighboring="replace-one",
                 )
                 if when == "all along"
                 else dpoptim.Plan(dpoptim.DPSGD(choice), 60, 60, 8, 0.7, "replace-one", 1e-5)
@@ -123,8 +139,12 @@ def test_every_release_is_one_query_of_norm_one(when: Any, monkeypatch: pytest.M
     start=st.floats(1e-5, 1e4),
     gradient=st.floats(0, 1),
 )
-def test_any_record_adds_at_most_one(norms: list[float], extra: float, share: float, start: float, gradient: float) -> None:
-    """Zero-out, at the level of the search: with and without one record whose clipped gradient has norm gradient * C."""
+def test_any_record_adds_at_most_one(
+    norms: list[float], extra: float, share: float, start: float, gradient: float
+) -> None:
+    """Zero-out, at the level of the search: with and without one record whose clipped gradient has
+    norm gradient * C.
+    """
     for when in WAYS:
         queries = []
         for present in (False, True):
@@ -135,15 +155,21 @@ def test_any_record_adds_at_most_one(norms: list[float], extra: float, share: fl
             if present:
                 search.observe(torch.tensor([extra], dtype=torch.float64).square())
                 total[0] += gradient * start
-            queries.append(torch.cat([part.clone() for part in search.query(*search.scaled([[total]]))]))
+            queries.append(
+                torch.cat([part.clone() for part in search.query(*search.scaled([[total]]))])
+            )
         difference = (queries[0] - queries[1]).norm()
         assert float(difference) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("when", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_record_with_gradient_zero_does_not_vote(when: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero-out, as a weight of zero in the loss: the joint query moves by 1 at most, also where the record is clipped."""
+def test_a_record_with_gradient_zero_does_not_vote(
+    when: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zero-out, as a weight of zero in the loss: the joint query moves by 1 at most, also where
+    the record is clipped.
+    """
     worlds: list[list[Tensor]] = []
 
     def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
@@ -163,7 +189,9 @@ def test_a_record_with_gradient_zero_does_not_vote(when: Any, dtype: torch.dtype
         model = nn.Linear(5, 2, dtype=dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         worlds.append([])
-        with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y, weights), noise_seed=0) as private:
+        with dpoptim.attach(
+            plan, model, optimizer, TensorDataset(x, y, weights), noise_seed=0
+        ) as private:
             for a, b, w in private.batches():
                 (F.cross_entropy(model(a), b, reduction="none") * w).mean().backward()
                 optimizer.step()
@@ -186,13 +214,16 @@ def test_quantiles_of_exact_histograms() -> None:
     for quantile in (0.1, 0.5, 0.9):
         found = quantile_of(histogram(octaves, torch.ones_like(octaves)), quantile)
         assert math.log2(found) == pytest.approx(-3 + 6 * quantile, abs=0.1)
-    assert 0 < quantile_of(torch.full((BINS,), -5.0, dtype=torch.float64), 0.5) <= 2**10  # noise alone: some norm
+    # noise alone: some norm
+    assert 0 < quantile_of(torch.full((BINS,), -5.0, dtype=torch.float64), 0.5) <= 2**10
 
 
 @pytest.mark.parametrize("when", WAYS)
 @pytest.mark.parametrize("around", [1.0, 0.7071067811865476, 2.0**-40, 2.0**-39])
 def test_rounding_that_all_records_share_turns_no_votes(when: Any, around: float) -> None:
-    """Under a mean one record more rounds all norms anew, by 42 units in the last place at most: no query may jump."""
+    """Under a mean one record more rounds all norms anew, by 42 units in the last place at most:
+    no query may jump.
+    """
     capacity = 20_000
     for shift in (-COMMON_FACTOR_ERROR, COMMON_FACTOR_ERROR):
         queries = []
@@ -207,13 +238,17 @@ def test_rounding_that_all_records_share_turns_no_votes(when: Any, around: float
             search.observe(torch.full((capacity,), around * factor, dtype=torch.float64).square())
             if factor != 1.0:
                 search.observe(torch.tensor([5.0], dtype=torch.float64).square())
-            queries.append(torch.cat([part.clone() for part in search.query([torch.zeros(1).double()])]))
+            queries.append(
+                torch.cat([part.clone() for part in search.query([torch.zeros(1).double()])])
+            )
         assert float((queries[0] - queries[1]).norm()) <= 1.0
 
 
 @pytest.mark.parametrize("when", WAYS)
 def test_gradients_that_fade_out_of_the_sum_fade_out_of_the_vote(when: Any) -> None:
-    """Short inputs and enormous gradients under a mean: whether their squares overflow depends on how many there are."""
+    """Short inputs and enormous gradients under a mean: whether their squares overflow depends on
+    how many there are.
+    """
     B = 8
     x, w = torch.full((B, 3), 2.0**-70), torch.full((B, 4), 2.0**63 * 7.5)
     model = nn.Linear(3, 4, bias=False)
@@ -234,7 +269,9 @@ def test_gradients_that_fade_out_of_the_sum_fade_out_of_the_vote(when: Any) -> N
 
 def test_an_interrupted_step_is_measured_once() -> None:
     choice = dpoptim.PrivateQuantile(0.5, share=0.5, when="all along")
-    plan = dpoptim.DPSGD(choice).plan(n=60, batch_size=60, steps=4, noise_multiplier=0.7, delta=1e-5)
+    plan = dpoptim.DPSGD(choice).plan(
+        n=60, batch_size=60, steps=4, noise_multiplier=0.7, delta=1e-5
+    )
     model = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan, model, optimizer, data(60), noise_seed=0) as private:
@@ -256,7 +293,14 @@ def test_a_monitor_counts_and_leaves_the_clip_norm_alone() -> None:
     shares = {}
     for noise in (0.0, 0.7):
         monitored = dpoptim.DPSGD(dpoptim.PrivateQuantile.monitor(norm, share=0.1))
-        plan = monitored.plan(n=2000, batch_size=2000, steps=5, noise_multiplier=noise, delta=1e-5, neighboring="zero-out")
+        plan = monitored.plan(
+            n=2000,
+            batch_size=2000,
+            steps=5,
+            noise_multiplier=noise,
+            delta=1e-5,
+            neighboring="zero-out",
+        )
         model = nn.Linear(5, 2)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
@@ -303,7 +347,9 @@ def test_a_search_that_would_follow_noise_is_refused() -> None:
         with pytest.raises(ValueError, match="would follow the noise"):
             method.plan(n=1000, batch_size=20, steps=100, noise_multiplier=5.0, delta=1e-5)
     with pytest.raises(ValueError, match="leaves none to train"):
-        dpoptim.DPSGD(dpoptim.PrivateQuantile(0.5)).plan(n=100, batch_size=100, steps=1, noise_multiplier=1.0, delta=1e-5)
+        dpoptim.DPSGD(dpoptim.PrivateQuantile(0.5)).plan(
+            n=100, batch_size=100, steps=1, noise_multiplier=1.0, delta=1e-5
+        )
 
 
 def test_fixed_norms_say_themselves() -> None:

@@ -1,4 +1,6 @@
-"""Planned clip norms and planned noise: what was planned is what happens, and what is accounted."""
+"""Planned clip norms and planned noise: what was planned is what happens, and what is
+accounted.
+"""
 
 import json
 from pathlib import Path
@@ -15,17 +17,27 @@ from dpoptim.accounting import compute_epsilon
 from dpoptim.audit.families import attack
 from dpoptim.audit.side_by_side import releases_kept
 
-PLAN: dict[str, Any] = {"n": 400, "batch_size": 400, "steps": 6, "delta": 1e-5, "neighboring": "zero-out"}
+PLAN: dict[str, Any] = {
+    "n": 400,
+    "batch_size": 400,
+    "steps": 6,
+    "delta": 1e-5,
+    "neighboring": "zero-out",
+}
 
 
-def releases(plan: dpoptim.Plan, size: int = 40_000, **options: Any) -> tuple[list[torch.Tensor], list[float]]:
+def releases(
+    plan: dpoptim.Plan, size: int = 40_000, **options: Any
+) -> tuple[list[torch.Tensor], list[float]]:
     """What each step releases of records without gradients, and the clip norm before each step."""
     model = nn.Linear(1, size, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     norms = []
     with (
         releases_kept(size) as kept,
-        dpoptim.attach(plan, model, optimizer, TensorDataset(torch.zeros(400, 1)), noise_seed=0, **options) as private,
+        dpoptim.attach(
+            plan, model, optimizer, TensorDataset(torch.zeros(400, 1)), noise_seed=0, **options
+        ) as private,
     ):
         for (x,) in private.batches():
             norms.append(private.clip_norm)
@@ -51,7 +63,9 @@ def test_sampled_noise_schedules_are_composed_and_calibrated() -> None:
     plan = method.plan(n=10_000, batch_size=100, steps=50, epsilon=2.0, delta=1e-5)
     assert 1.98 <= plan.guarantee.epsilon <= 2
     events = plan.event.events  # type: ignore[attr-defined]
-    assert [(one.event.event.noise_multiplier / plan.noise_multiplier, one.count) for one in events] == [
+    assert [
+        (one.event.event.noise_multiplier / plan.noise_multiplier, one.count) for one in events
+    ] == [
         (pytest.approx(1.0), 25),
         (pytest.approx(1.5), 25),
     ]
@@ -97,11 +111,16 @@ def test_a_plan_of_clip_norms_survives_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (lambda: dpoptim.DPSGD(1.0, noise_schedule=(1, 0)), "noise_schedule must be a finite number above 0"),
+        (
+            lambda: dpoptim.DPSGD(1.0, noise_schedule=(1, 0)),
+            "noise_schedule must be a finite number above 0",
+        ),
         (lambda: dpoptim.PlannedClipNorm(()), "norms is empty"),
         (lambda: dpoptim.PlannedClipNorm((1.0, -1.0)), "norms must be a finite number above 0"),
         (
-            lambda: dpoptim.DPSGD(dpoptim.PlannedClipNorm((1.0,) * 9)).plan(noise_multiplier=2.0, **PLAN),
+            lambda: dpoptim.DPSGD(dpoptim.PlannedClipNorm((1.0,) * 9)).plan(
+                noise_multiplier=2.0, **PLAN
+            ),
             "at most one a step",
         ),
     ],

@@ -1,4 +1,6 @@
-"""Value clipping: the bound is never below the norm, the sums are the clipped ones, and what has no proof is refused."""
+"""Value clipping: the bound is never below the norm, the sums are the clipped ones, and what has
+no proof is refused.
+"""
 
 import copy
 import itertools
@@ -20,16 +22,40 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gate import Gate
-from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, spectral_norm, squared_gradient_bounds
+from dpoptim.gradients.feed_forward import (
+    SpectralNorms,
+    layers_of,
+    propagated,
+    spectral_norm,
+    squared_gradient_bounds,
+)
 from dpoptim.gradients.value_engine import ValueEngine
 
-ACTIVATIONS = [nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.GELU(), nn.SiLU(), nn.LeakyReLU(1.5), nn.ELU(2.0), nn.Hardtanh()]
+ACTIVATIONS = [
+    nn.ReLU(),
+    nn.Tanh(),
+    nn.Sigmoid(),
+    nn.GELU(),
+    nn.SiLU(),
+    nn.LeakyReLU(1.5),
+    nn.ELU(2.0),
+    nn.Hardtanh(),
+]
 
 
-def net(widths: list[int], activations: list[int], *, bias: bool = True, seed: int = 0, scale: float = 1.0) -> nn.Sequential:
+def net(
+    widths: list[int],
+    activations: list[int],
+    *,
+    bias: bool = True,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> nn.Sequential:
     generator = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
-    for (a, b), chosen in zip(itertools.pairwise(widths), itertools.cycle(activations), strict=False):
+    for (a, b), chosen in zip(
+        itertools.pairwise(widths), itertools.cycle(activations), strict=False
+    ):
         linear = nn.Linear(a, b, bias=bias)
         with torch.no_grad():
             for p in linear.parameters():
@@ -40,7 +66,9 @@ def net(widths: list[int], activations: list[int], *, bias: bool = True, seed: i
 
 def true_norms(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Per-record gradient norms in float64, by vmap(grad)."""
-    parameters = {name: p.detach().double() for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {
+        name: p.detach().double() for name, p in model.named_parameters() if p.requires_grad
+    }
 
     def loss(parameters: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, parameters, (a[None],)), b[None])
@@ -53,7 +81,9 @@ def bounds(model: nn.Sequential, x: Tensor, y: Tensor, *, paper: bool) -> Tensor
     layers = layers_of(model)
     inputs: list[Tensor] = []
     hooks = [
-        layer.linear.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().square().sum(1)))
+        layer.linear.register_forward_pre_hook(
+            lambda _, args: inputs.append(args[0].detach().square().sum(1))
+        )
         for layer in layers
     ]
     output = model(x)
@@ -65,7 +95,9 @@ def bounds(model: nn.Sequential, x: Tensor, y: Tensor, *, paper: bool) -> Tensor
         (slopes,) = torch.autograd.grad(losses.sum(), output)
         return squared_gradient_bounds(layers, inputs, slopes.double().norm(dim=1), norms).sqrt()
     slopes = 2 * (2 * losses.detach().double()).clamp(0, 1).sqrt()
-    return squared_gradient_bounds(layers, propagated(layers, x.square().sum(1), norms), slopes, norms).sqrt()
+    return squared_gradient_bounds(
+        layers, propagated(layers, x.square().sum(1), norms), slopes, norms
+    ).sqrt()
 
 
 @settings(max_examples=150, deadline=None)
@@ -79,25 +111,37 @@ def bounds(model: nn.Sequential, x: Tensor, y: Tensor, *, paper: bool) -> Tensor
     paper=st.booleans(),
 )
 def test_the_bound_is_never_below_the_norm(
-    widths: list[int], activations: list[int], bias: bool, seed: int, size: float, scale: float, paper: bool
+    widths: list[int],
+    activations: list[int],
+    bias: bool,
+    seed: int,
+    size: float,
+    scale: float,
+    paper: bool,
 ) -> None:
     widths = [*widths, 3]
     model = net(widths, activations, bias=bias, seed=seed, scale=scale).double()
     generator = torch.Generator().manual_seed(seed + 1)
     x = torch.randn(5, widths[0], generator=generator, dtype=torch.float64) * size
     y = torch.randint(0, 3, (5,), generator=generator)
-    assert bool((true_norms(model, x, y) <= bounds(model, x, y, paper=paper) * (1 + 1e-9) + 1e-12).all())
+    assert bool(
+        (true_norms(model, x, y) <= bounds(model, x, y, paper=paper) * (1 + 1e-9) + 1e-12).all()
+    )
 
 
 def test_for_linear_models_the_bound_is_the_norm() -> None:
     model = net([4, 3], [0]).double()
     x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 3, (20,))
-    torch.testing.assert_close(bounds(model, x, y, paper=False), true_norms(model, x, y), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        bounds(model, x, y, paper=False), true_norms(model, x, y), rtol=1e-5, atol=0
+    )
     assert bool((bounds(model, x, y, paper=True) > true_norms(model, x, y)).all())
 
 
 def test_without_biases_the_papers_bound_is_false() -> None:
-    """What the paper prints: 4 |x|^2 sum_i prod_{j != i} |W_j|^2 min(1, 2 f), for a net that has biases."""
+    """What the paper prints: 4 |x|^2 sum_i prod_{j != i} |W_j|^2 min(1, 2 f), for a net that has
+    biases.
+    """
     model = net([3, 4, 3], [0], seed=1).double()
     x, y = torch.full((1, 3), 1e-3, dtype=torch.float64), torch.tensor([0])
     first, second = (spectral_norm(layer.linear.weight) for layer in layers_of(model))
@@ -108,8 +152,15 @@ def test_without_biases_the_papers_bound_is_false() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 120), columns=st.integers(1, 120), seed=st.integers(0, 1000), rank_one=st.booleans())
-def test_spectral_norms_are_bounded_from_above(rows: int, columns: int, seed: int, rank_one: bool) -> None:
+@given(
+    rows=st.integers(1, 120),
+    columns=st.integers(1, 120),
+    seed=st.integers(0, 1000),
+    rank_one=st.booleans(),
+)
+def test_spectral_norms_are_bounded_from_above(
+    rows: int, columns: int, seed: int, rank_one: bool
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     if rank_one:
@@ -130,7 +181,9 @@ def test_norms_of_moving_weights_stay_above() -> None:
         assert true <= norms[0] <= 1.2 * true
 
 
-def sums_of(model: nn.Module, x: Tensor, y: Tensor, *, norm: float, paper: bool = False) -> list[Tensor]:
+def sums_of(
+    model: nn.Module, x: Tensor, y: Tensor, *, norm: float, paper: bool = False
+) -> list[Tensor]:
     engine = ValueEngine(model, Clipping(norm), capacity=len(x), paper=paper)
     engine.attach()
     engine.begin_microbatch(len(x))
@@ -154,10 +207,17 @@ def test_every_record_is_clipped_by_its_bound(paper: bool) -> None:
     model = net([6, 8, 3], [1]).double()
     x, y = torch.randn(30, 6, dtype=torch.float64), torch.randint(0, 3, (30,))
     for i in range(30):
-        one = torch.cat([total.flatten() for total in sums_of(model, x[i : i + 1], y[i : i + 1], norm=0.5, paper=paper)])
+        one = torch.cat(
+            [
+                total.flatten()
+                for total in sums_of(model, x[i : i + 1], y[i : i + 1], norm=0.5, paper=paper)
+            ]
+        )
         assert float(one.norm()) <= 0.5
         factor = min(1.0, 0.5 / float(bounds(model, x[i : i + 1], y[i : i + 1], paper=paper)))
-        assert float(one.norm()) == pytest.approx(factor * float(true_norms(model, x[i : i + 1], y[i : i + 1])), rel=1e-3)
+        assert float(one.norm()) == pytest.approx(
+            factor * float(true_norms(model, x[i : i + 1], y[i : i + 1])), rel=1e-3
+        )
 
 
 def test_frozen_layers_are_left_out() -> None:
@@ -173,7 +233,9 @@ def digits() -> TensorDataset:
     return TensorDataset(torch.tensor(x / 16 - 0.3, dtype=torch.float32), torch.tensor(y))
 
 
-def train(plan: dpoptim.Plan, data: TensorDataset, model: nn.Module, spoil: str = "", lr: float = 2.0) -> nn.Module:
+def train(
+    plan: dpoptim.Plan, data: TensorDataset, model: nn.Module, spoil: str = "", lr: float = 2.0
+) -> nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     with dpoptim.attach(plan, model, optimizer, data, noise_seed=0) as private:
         for x, y in private.batches():
@@ -188,7 +250,9 @@ def train(plan: dpoptim.Plan, data: TensorDataset, model: nn.Module, spoil: str 
 @pytest.mark.parametrize("bound", ["sharp", "paper"])
 def test_it_learns_through_attach(bound: Any) -> None:
     data = digits()
-    plan = dpoptim.ValueClippedSGD(2.0, bound=bound).plan(n=1797, batch_size=600, epochs=20, epsilon=4, delta=1e-5)
+    plan = dpoptim.ValueClippedSGD(2.0, bound=bound).plan(
+        n=1797, batch_size=600, epochs=20, epsilon=4, delta=1e-5
+    )
     assert dpoptim.Plan.from_json(plan.to_json()) == plan
     assert "bounds on gradients are proved" in plan.describe()
     torch.manual_seed(0)
@@ -209,7 +273,9 @@ def test_what_is_done_to_the_loss_changes_nothing(spoil: str) -> None:
 
 
 @pytest.mark.parametrize("hostile", [1e3, 1e30, -3e38, math.nan, math.inf])
-def test_one_record_moves_every_sum_by_at_most_the_clip_norm(hostile: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_record_moves_every_sum_by_at_most_the_clip_norm(
+    hostile: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worlds: list[list[Tensor]] = []
 
     def spy(self: Gate, sums: list[Tensor]) -> list[Tensor]:
@@ -222,7 +288,10 @@ def test_one_record_moves_every_sum_by_at_most_the_clip_norm(hostile: float, mon
         n=200, batch_size=200, steps=4, noise_multiplier=1.0, delta=1e-5, neighboring="replace-one"
     )
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(200, 6, generator=generator) * 30, torch.randint(0, 3, (200,), generator=generator)
+    x, y = (
+        torch.randn(200, 6, generator=generator) * 30,
+        torch.randint(0, 3, (200,), generator=generator),
+    )
     for value in (0.0, hostile):
         changed = x.clone()
         changed[17] = value
@@ -272,7 +341,9 @@ def moved(
     paper: bool = False,
     last: Any = 1.0,
 ) -> float:
-    """How far the sum moves, in clip norms, when the last record (of ``last``s) is left out: a zero in the loss."""
+    """How far the sum moves, in clip norms, when the last record (of ``last``s) is left out: a
+    zero in the loss.
+    """
     x, y = torch.ones(rows, 6), torch.ones(rows)
     x[-1] = last
     engine = ValueEngine(model, Clipping(1.0), capacity=rows, paper=paper)
@@ -373,14 +444,22 @@ CHANGES: list[Any] = [
     lambda model: model[0].weight.register_hook(lambda g: g * 100),
     lambda model: model[2].register_forward_pre_hook(lambda module, args: (args[0] * 100,)),
     lambda model: model[1].register_forward_hook(lambda module, args, output: output * 100),
-    lambda model: model[1].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 100,)),
+    lambda model: model[1].register_full_backward_hook(
+        lambda module, inner, outer: (inner[0] * 100,)
+    ),
     lambda model: setattr(model[1], "negative_slope", 100.0),
     lambda model: setattr(model[1], "negative_slope", math.nan),
     lambda model: setattr(model[1], "forward", lambda h: h * 100),
-    lambda model: setattr(model[2], "weight", nn.Parameter(model[2].weight.detach() * 100, requires_grad=False)),
+    lambda model: setattr(
+        model[2], "weight", nn.Parameter(model[2].weight.detach() * 100, requires_grad=False)
+    ),
     lambda model: model.double(),
-    lambda model: for_one_pass(model[2].register_forward_pre_hook, lambda module, args: (args[0] * 100,)),
-    lambda model: for_one_pass(model[1].register_forward_hook, lambda module, args, output: output * 100),
+    lambda model: for_one_pass(
+        model[2].register_forward_pre_hook, lambda module, args: (args[0] * 100,)
+    ),
+    lambda model: for_one_pass(
+        model[1].register_forward_hook, lambda module, args, output: output * 100
+    ),
 ]
 
 
@@ -397,7 +476,8 @@ def for_one_pass(register: Any, hook: Any) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_the_model_after_attaching_is_refused(change: Any) -> None:
     with pytest.raises(
-        dpoptim.PrivacyError, match="has hooks|after attaching|forward pass of its own|no bound on gradients"
+        dpoptim.PrivacyError,
+        match="has hooks|after attaching|forward pass of its own|no bound on gradients",
     ):
         moved(nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.1), nn.Linear(8, 3)), change=change)
 
@@ -413,12 +493,20 @@ def test_hooks_on_all_modules_are_refused() -> None:
 
 def test_hardtanh_of_large_constants_stays_within_the_papers_bound() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Hardtanh(50.0, 60.0), nn.Linear(8, 3))
-    assert 0 < moved(model, lambda m, x, y: F.cross_entropy(m(x), y.long(), reduction="none"), paper=True) <= 1
+    assert (
+        0
+        < moved(
+            model, lambda m, x, y: F.cross_entropy(m(x), y.long(), reduction="none"), paper=True
+        )
+        <= 1
+    )
 
 
 @pytest.mark.parametrize("kind", [nn.GELU("tanh"), nn.GELU(), nn.Softsign(), nn.ReLU()])
 @pytest.mark.parametrize("scale", [1e9, 1e28, math.inf, math.nan])
-def test_weights_beyond_the_float32_range_count_every_record_as_zero(kind: nn.Module, scale: float) -> None:
+def test_weights_beyond_the_float32_range_count_every_record_as_zero(
+    kind: nn.Module, scale: float
+) -> None:
     """A record of size 1e11 would make a NaN inside, and the NaN everybody's gradient."""
 
     def blow_up(model: nn.Module) -> None:
@@ -426,7 +514,9 @@ def test_weights_beyond_the_float32_range_count_every_record_as_zero(kind: nn.Mo
             for p in model.parameters():
                 p *= scale
 
-    assert moved(nn.Sequential(nn.Linear(6, 8), kind, nn.Linear(8, 3)), change=blow_up, last=1e11) == 0
+    assert (
+        moved(nn.Sequential(nn.Linear(6, 8), kind, nn.Linear(8, 3)), change=blow_up, last=1e11) == 0
+    )
 
 
 def test_tiny_weights_have_a_norm() -> None:
@@ -493,7 +583,10 @@ def weight_normed() -> nn.Sequential:
     ("model", "said"),
     [
         (nn.Sequential(nn.Conv1d(1, 2, 3)), "module '0' is a Conv1d"),
-        (nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)), "module '1' is a LayerNorm"),
+        (
+            nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
+            "module '1' is a LayerNorm",
+        ),
         (nn.Sequential(nn.Linear(6, 6), nn.Sequential(Residual())), "module '1.0' is a Residual"),
         (nn.Sequential(nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3)), "PReLU"),
         (shared(), "used twice"),
@@ -531,7 +624,9 @@ def test_mistakes_in_the_loop_are_named() -> None:
 
 def test_batches_too_large_for_float32_are_refused_with_the_fix() -> None:
     data = TensorDataset(torch.randn(8000, 4), torch.randint(0, 2, (8000,)))
-    plan = dpoptim.ValueClippedSGD(1.0).plan(n=8000, batch_size=8000, steps=1, epsilon=4, delta=1e-5, neighboring="zero-out")
+    plan = dpoptim.ValueClippedSGD(1.0).plan(
+        n=8000, batch_size=8000, steps=1, epsilon=4, delta=1e-5, neighboring="zero-out"
+    )
     for size, dtype in ((None, torch.float32), (64, torch.float32), (None, torch.float64)):
         model = nn.Linear(4, 2, dtype=dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

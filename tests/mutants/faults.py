@@ -1,4 +1,5 @@
-"""Privacy bugs that have happened, put into this library for as long as a ``with`` lasts: noise, accounting, ledger.
+"""Privacy bugs that have happened, put into this library for as long as a ``with`` lasts: noise,
+accounting, ledger.
 
 For testing the detectors only. A run under a fault promises nothing.
 """
@@ -99,12 +100,15 @@ def ignored_clip_norm(query: GaussianSum) -> GaussianSum:
 @contextmanager
 def replace_one_as_add_or_remove() -> Iterator[None]:
     honest = accountant.gaussian_mu
-    accountant._epsilon.cache_clear()  # what was computed before would hide the fault, and the fault would outlive itself
+    # what was computed before would hide the fault, and the fault would outlive itself
+    accountant._epsilon.cache_clear()
     try:
         with patch.object(
             accountant,
             "gaussian_mu",
-            lambda leaves, relation: honest(leaves, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+            lambda leaves, relation: honest(
+                leaves, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+            ),
         ):
             yield
     finally:
@@ -115,8 +119,13 @@ def event_of(rate: float = 1.0, steps: Callable[[int], int] = lambda count: coun
     """The sampler accounts for another sample rate, or another number of steps, than it has."""
     honest = PoissonSampling.event
 
-    def event(self: PoissonSampling, noise_multipliers: NDArray[np.float64]) -> dp_accounting.DpEvent:
-        return honest(PoissonSampling(self.sample_rate * rate), noise_multipliers[: steps(len(noise_multipliers))])
+    def event(
+        self: PoissonSampling, noise_multipliers: NDArray[np.float64]
+    ) -> dp_accounting.DpEvent:
+        return honest(
+            PoissonSampling(self.sample_rate * rate),
+            noise_multipliers[: steps(len(noise_multipliers))],
+        )
 
     return lambda: patch.object(PoissonSampling, "event", event)
 
@@ -128,7 +137,9 @@ def more_steps_than_reserved() -> Iterator[None]:
     def lenient_gate(self: Gate, *, releases: int, **rest: Any) -> None:
         gate_init(self, releases=releases + 2, **rest)
 
-    def longer_queue(self: BatchQueue, sampler: Draws, coins: KeyStream, units: int, steps: int, *more: Any) -> None:
+    def longer_queue(
+        self: BatchQueue, sampler: Draws, coins: KeyStream, units: int, steps: int, *more: Any
+    ) -> None:
         queue_init(self, sampler, coins, units, steps + 2, *more)
 
     with ExitStack() as stack:
@@ -150,5 +161,8 @@ def charge_after_noise() -> Iterator[None]:
         honest_open(self)
         return released
 
-    with patch.object(Gate, "release_sum", release_sum), patch.object(Gate, "open", lambda self: None):
+    with (
+        patch.object(Gate, "release_sum", release_sum),
+        patch.object(Gate, "open", lambda self: None),
+    ):
         yield

@@ -1,4 +1,6 @@
-"""Privacy bugs of the methods beyond DP-SGD, put into this library while a ``with`` lasts; for testing detectors."""
+"""Privacy bugs of the methods beyond DP-SGD, put into this library while a ``with`` lasts; for
+testing detectors.
+"""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +34,9 @@ def residual_not_clipped() -> Fault:
 
 
 def error_normalised() -> Fault:
-    """e scaled to C2 instead of clipped to it: a short e, too, points somewhere with full length."""
+    """e scaled to C2 instead of clipped to it: a short e, too, points somewhere with full
+    length.
+    """
 
     def share(memory: ErrorFeedback, length: float, radius: float) -> float:
         return radius / length if length > 0 else 1.0
@@ -63,7 +67,12 @@ def error_never_reset() -> Fault:
 
 def tree_one_level_short() -> Fault:
     def sensitivity(
-        tree: BinaryTree, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+        tree: BinaryTree,
+        steps: int,
+        participations: int = 1,
+        separation: int | None = None,
+        *,
+        regular: bool = False,
     ) -> float:
         return math.sqrt(max(1, steps.bit_length() - 1))
 
@@ -73,7 +82,9 @@ def tree_one_level_short() -> Fault:
 def first_participation_only() -> Fault:
     honest = ToeplitzSquareRoot.sensitivity
 
-    def sensitivity(mechanism: ToeplitzSquareRoot, steps: int, *pattern: Any, regular: bool = False) -> float:
+    def sensitivity(
+        mechanism: ToeplitzSquareRoot, steps: int, *pattern: Any, regular: bool = False
+    ) -> float:
         return honest(mechanism, steps)
 
     return patch.object(ToeplitzSquareRoot, "sensitivity", sensitivity)
@@ -98,7 +109,9 @@ def solver_noise_too_small() -> Fault:
 
 
 def norm_bound_of_half() -> Fault:
-    """Noise for half of what a record adds: a bound on differences taken from the average and not from the worst."""
+    """Noise for half of what a record adds: a bound on differences taken from the average and not
+    from the worst.
+    """
     honest = FilteredGate.release_sum
 
     def release_sum(gate: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
@@ -108,7 +121,9 @@ def norm_bound_of_half() -> Fault:
 
 
 def norm_of_half_a_record() -> Fault:
-    """A record in a random direction hardly moves the norm; one along the gradient moves it by its whole bound."""
+    """A record in a random direction hardly moves the norm; one along the gradient moves it by its
+    whole bound.
+    """
     honest = FilteredGate.release_norm
 
     def release_norm(gate: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> float:
@@ -118,7 +133,9 @@ def norm_of_half_a_record() -> Fault:
 
 
 def odds_not_halved() -> Fault:
-    """Odds exp(epsilon score): right where a record can only raise scores, which counts around a rank do not obey."""
+    """Odds exp(epsilon score): right where a record can only raise scores, which counts around a
+    rank do not obey.
+    """
     honest = SelectionGate.select
 
     def select(gate: SelectionGate, scores: Sequence[float]) -> int:
@@ -128,7 +145,9 @@ def odds_not_halved() -> Fault:
 
 
 def biases_left_out() -> Fault:
-    def bounds(layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]) -> Tensor:
+    def bounds(
+        layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]
+    ) -> Tensor:
         honest = squared_gradient_bounds(layers, inputs, slopes, norms)
         without = [torch.zeros_like(slopes) for _ in layers]
         return honest - squared_gradient_bounds(layers, without, slopes, norms)

@@ -1,4 +1,6 @@
-"""Privacy bugs of released statistics, put into this library for as long as a ``with`` lasts. For testing detectors only."""
+"""Privacy bugs of released statistics, put into this library for as long as a ``with`` lasts. For
+testing detectors only.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,13 +29,18 @@ def values_not_cut() -> Iterator[None]:
     def total(rows: Floats, norm_bound: float) -> Floats:
         return np.asarray(rows.sum(0), dtype=np.float64)
 
-    with patch.object(BoundedColumns, "_in_range", plain), patch.object(private_step, "bounded_sum", total):
+    with (
+        patch.object(BoundedColumns, "_in_range", plain),
+        patch.object(private_step, "bounded_sum", total),
+    ):
         yield
 
 
 @contextmanager
 def mean_of_the_data() -> Iterator[None]:
-    """A statistic is read before it is charged: the imputer charges for a noisy mean, and fills with the true one."""
+    """A statistic is read before it is charged: the imputer charges for a noisy mean, and fills
+    with the true one.
+    """
     honest = DPImputer.fit
 
     def fit(self: Any, X: Any, y: Any = None) -> Any:

@@ -1,4 +1,5 @@
-"""Privacy bugs that have happened, put into this library for as long as a ``with`` lasts: clipping, sampling, leaks.
+"""Privacy bugs that have happened, put into this library for as long as a ``with`` lasts:
+clipping, sampling, leaks.
 
 For testing the detectors only. A run under a fault promises nothing.
 """
@@ -35,7 +36,7 @@ from dpoptim.training.optimizer_hooks import OptimizerHooks
 
 Indices = NDArray[np.int64]
 
-# ---- clipping ------------------------------------------------------------------------------------------------
+# ---- clipping -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -60,8 +61,14 @@ class _Renormed:
 
 @contextmanager
 def bias_left_out() -> Iterator[None]:
-    unmeasured = patch.object(Bias, "squared_norms", lambda self, *how: self.outer.g.new_zeros(len(self.outer.g)).double())
-    formed = patch.object(Dense, "squared_norms", lambda self, *how: torch.zeros(len(self.values), dtype=torch.float64))
+    unmeasured = patch.object(
+        Bias, "squared_norms", lambda self, *how: self.outer.g.new_zeros(len(self.outer.g)).double()
+    )
+    formed = patch.object(
+        Dense,
+        "squared_norms",
+        lambda self, *how: torch.zeros(len(self.values), dtype=torch.float64),
+    )
     with unmeasured, formed:
         yield
 
@@ -104,7 +111,9 @@ def factors_by(change: Callable[[Clipping, Tensor, Tensor], Tensor]) -> Abstract
     """Clip factors are ``change(rule, honest factors, squared norms)``."""
     honest = Clipping.factors
     return patch.object(
-        Clipping, "factors", lambda self, squared, margin: change(self, honest(self, squared, margin), squared)
+        Clipping,
+        "factors",
+        lambda self, squared, margin: change(self, honest(self, squared, margin), squared),
     )
 
 
@@ -119,7 +128,9 @@ def batch_clipped_as_a_whole(rule: Clipping, factors: Tensor, squared: Tensor) -
 
 def norm_in_message(rule: Clipping, factors: Tensor, squared: Tensor) -> Tensor:
     if float(squared.max()) > 1e6 * rule.norm**2:
-        raise ValueError(f"a record's gradient has norm {float(squared.max()) ** 0.5:g}; lower the learning rate")
+        raise ValueError(
+            f"a record's gradient has norm {float(squared.max()) ** 0.5:g}; lower the learning rate"
+        )
     return factors
 
 
@@ -159,11 +170,15 @@ def rows_printed() -> AbstractContextManager[Any]:
 def rows_clipped_apart() -> AbstractContextManager[Any]:
     honest = Engine.begin_microbatch
 
-    def begin_microbatch(self: Engine, records: int, *, present: Tensor | None = None, **announced: Any) -> None:
+    def begin_microbatch(
+        self: Engine, records: int, *, present: Tensor | None = None, **announced: Any
+    ) -> None:
         if present is None:
             return honest(self, records, **announced)
         self.rows = ONE_ROW
-        return honest(self, present.numel(), **{**announced, "groups": None}, present=present.reshape(-1, 1))
+        return honest(
+            self, present.numel(), **{**announced, "groups": None}, present=present.reshape(-1, 1)
+        )
 
     return patch.object(Engine, "begin_microbatch", begin_microbatch)
 
@@ -189,7 +204,11 @@ def person_in_two_microbatches() -> AbstractContextManager[Any]:
 
 def absent_rows_counted() -> AbstractContextManager[Any]:
     honest = RowsOfRecords.of_records
-    return patch.object(RowsOfRecords, "of_records", lambda self, rows, count, present: honest(self, rows, count, None))
+    return patch.object(
+        RowsOfRecords,
+        "of_records",
+        lambda self, rows, count, present: honest(self, rows, count, None),
+    )
 
 
 @contextmanager
@@ -207,7 +226,9 @@ def functional_use_unseen() -> Iterator[None]:
                 p.grad += g
         return changed
 
-    seen = patch.object(HookManager, "_reached", lambda self, name, parameter, g: self.recorder.reached(parameter))
+    seen = patch.object(
+        HookManager, "_reached", lambda self, name, parameter, g: self.recorder.reached(parameter)
+    )
     with seen, patch.object(OptimizerHooks, "_before_step", before_step):
         yield
 
@@ -221,14 +242,19 @@ def second_backward_counts() -> Iterator[None]:
         honest(self, finished)
         self.rows_open = rows
 
-    with patch.object(Engine, "_close", close), patch.object(Engine, "require_all_closed", lambda self: None):
+    with (
+        patch.object(Engine, "_close", close),
+        patch.object(Engine, "require_all_closed", lambda self: None),
+    ):
         yield
 
 
-# ---- sampling ------------------------------------------------------------------------------------------------
+# ---- sampling -----------------------------------------------------------------------------------
 
 
-def drawn_by(make: Callable[[], Callable[[PoissonSampling, KeyStream, int], Indices]]) -> AbstractContextManager[Any]:
+def drawn_by(
+    make: Callable[[], Callable[[PoissonSampling, KeyStream, int], Indices]],
+) -> AbstractContextManager[Any]:
     return patch.object(PoissonSampling, "draw", make())
 
 
@@ -247,16 +273,22 @@ def shuffled() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
 
 
 def fixed_size() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
-    return lambda self, coins, records: np.sort(permutation(coins, records)[: round(self.sample_rate * records)])
+    return lambda self, coins, records: np.sort(
+        permutation(coins, records)[: round(self.sample_rate * records)]
+    )
 
 
 def same_batch_each_step() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
     kept: dict[int, Indices] = {}
-    return lambda self, coins, records: kept.setdefault(records, coins.coins(records, self.sample_rate))
+    return lambda self, coins, records: kept.setdefault(
+        records, coins.coins(records, self.sample_rate)
+    )
 
 
 def one_coin_for_all() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
-    return lambda self, coins, records: np.arange(records if len(coins.coins(1, self.sample_rate)) else 0)
+    return lambda self, coins, records: np.arange(
+        records if len(coins.coins(1, self.sample_rate)) else 0
+    )
 
 
 def empty_redrawn() -> Callable[[PoissonSampling, KeyStream, int], Indices]:

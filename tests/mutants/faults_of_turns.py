@@ -1,4 +1,6 @@
-"""Privacy bugs of banded noise and of batches sampled by turns, put into this library while a ``with`` lasts."""
+"""Privacy bugs of banded noise and of batches sampled by turns, put into this library while a
+``with`` lasts.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -17,18 +19,25 @@ Fault = AbstractContextManager[Any]
 
 
 def banded_sensitivity_left_out() -> Fault:
-    def sensitivity(strategy: BandedToeplitz, steps: int, *pattern: Any, regular: bool = False) -> float:
+    def sensitivity(
+        strategy: BandedToeplitz, steps: int, *pattern: Any, regular: bool = False
+    ) -> float:
         return 1.0
 
     return patch.object(BandedToeplitz, "sensitivity", sensitivity)
 
 
 def records_in_neighbouring_turns() -> Fault:
-    """Each record comes in its own turn and in the one before, which banded noise does not hide."""
+    """Each record comes in its own turn and in the one before, which banded noise does not
+    hide.
+    """
     honest = CyclicPoissonSampling.batches
 
     def batches(
-        sampler: CyclicPoissonSampling, coins: KeyStream, records: int, position: Position | None = None
+        sampler: CyclicPoissonSampling,
+        coins: KeyStream,
+        records: int,
+        position: Position | None = None,
     ) -> Iterator[NDArray[np.int64]]:
         position = position or Position()
         for mine in honest(sampler, coins, records, position):
@@ -40,7 +49,11 @@ def records_in_neighbouring_turns() -> Fault:
 
 
 def one_turn_charged() -> Fault:
-    return patch.object(CyclicPoissonSampling, "event", lambda sampler, noise: honest_event(sampler, noise[: sampler.parts]))
+    return patch.object(
+        CyclicPoissonSampling,
+        "event",
+        lambda sampler, noise: honest_event(sampler, noise[: sampler.parts]),
+    )
 
 
 honest_event = CyclicPoissonSampling.event

@@ -1,4 +1,6 @@
-"""Seeded privacy bugs and the detector that catches each: an audit that finds nothing must be able to find something."""
+"""Seeded privacy bugs and the detector that catches each: an audit that finds nothing must be able
+to find something.
+"""
 
 import time
 from collections.abc import Callable
@@ -8,7 +10,14 @@ from functools import partial
 from typing import Any
 
 from dpoptim.audit.detectors import DETECTORS
-from mutants import faults, faults_of_isolation, faults_of_methods, faults_of_statistics, faults_of_sums, faults_of_turns
+from mutants import (
+    faults,
+    faults_of_isolation,
+    faults_of_methods,
+    faults_of_statistics,
+    faults_of_sums,
+    faults_of_turns,
+)
 
 __all__ = ["MUTANTS", "Catch", "Mutant", "catch", "mutant_table"]
 
@@ -20,7 +29,8 @@ class Mutant:
     Attributes:
         name: what is wrong.
         where: the function of the library that is patched.
-        apply: makes a context manager under which the library has the bug. For tests; promises nothing.
+        apply: makes a context manager under which the library has the bug. For tests; promises
+            nothing.
         detector: a name in `dpoptim.audit.detectors.DETECTORS`.
     """
 
@@ -56,12 +66,22 @@ def mutant_table() -> list[dict[str, str]]:
     return [{"mutant": m.name, "where": m.where, "detector": m.detector} for m in MUTANTS]
 
 
-_f, _s, _m, _t, _c = faults, faults_of_sums, faults_of_methods, faults_of_statistics, faults_of_turns
+_f, _s, _m, _t, _c = (
+    faults,
+    faults_of_sums,
+    faults_of_methods,
+    faults_of_statistics,
+    faults_of_turns,
+)
 _i = faults_of_isolation
 TURNS = "cyclic_sampling.CyclicPoissonSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
-ADD_NORMAL, FACTORS, DRAW = "gate.add_normal", "clipping.Clipping.factors", "sampling.PoissonSampling.draw"
+ADD_NORMAL, FACTORS, DRAW = (
+    "gate.add_normal",
+    "clipping.Clipping.factors",
+    "sampling.PoissonSampling.draw",
+)
 EVENT, QUERY = "sampling.PoissonSampling.event", "mechanisms.IndependentNoise.query"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -70,12 +90,27 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("noise multiplier halved after accounting", QUERY, _f.query_of(_f.halved_noise), FULL),
     Mutant("clip norm left out of the noise", QUERY, _f.query_of(_f.ignored_clip_norm), FULL),
     Mutant("no noise in one tensor", ADD_NORMAL, _f.noisy_by(_f.noise_for_most_entries), "noise"),
-    Mutant("noise only where the gradient is not zero", ADD_NORMAL, _f.noisy_by(_f.noise_for_nonzero_entries), "noise"),
+    Mutant(
+        "noise only where the gradient is not zero",
+        ADD_NORMAL,
+        _f.noisy_by(_f.noise_for_nonzero_entries),
+        "noise",
+    ),
     Mutant("noise reused between steps", ADD_NORMAL, _f.noisy_by(_f.same_noise_each_step), "noise"),
-    Mutant("noise reused between tensors", ADD_NORMAL, _f.noisy_by(_f.same_noise_in_both_halves), "noise"),
+    Mutant(
+        "noise reused between tensors",
+        ADD_NORMAL,
+        _f.noisy_by(_f.same_noise_in_both_halves),
+        "noise",
+    ),
     Mutant("noise drawn in float32", ADD_NORMAL, _f.noisy_by(_f.float32_noise), "noise"),
     Mutant("tail of the noise cut at 5.77 sigma", "noise.ziggurat.tail", _f.cut_tail, "noise"),
-    Mutant("noise seeded by a global generator", "distributed.ranks.key_stream", _f.global_seed, "noise"),
+    Mutant(
+        "noise seeded by a global generator",
+        "distributed.ranks.key_stream",
+        _f.global_seed,
+        "noise",
+    ),
     # accounting and ledger
     Mutant(
         "replace-one accounted as add-or-remove",
@@ -84,69 +119,293 @@ MUTANTS: tuple[Mutant, ...] = (
         REPLACE,
     ),
     Mutant("sample rate accounted lower than sampled", EVENT, _f.event_of(rate=0.5), SAMPLED),
-    Mutant("fewer steps accounted than planned", EVENT, _f.event_of(steps=lambda count: max(1, count // 2)), FULL),
-    Mutant("one step fewer charged than executed", EVENT, _f.event_of(steps=lambda count: count - 1), "charging"),
-    Mutant("more steps executed than reserved", "gate.Gate, BatchQueue", _f.more_steps_than_reserved, "charging"),
+    Mutant(
+        "fewer steps accounted than planned",
+        EVENT,
+        _f.event_of(steps=lambda count: max(1, count // 2)),
+        FULL,
+    ),
+    Mutant(
+        "one step fewer charged than executed",
+        EVENT,
+        _f.event_of(steps=lambda count: count - 1),
+        "charging",
+    ),
+    Mutant(
+        "more steps executed than reserved",
+        "gate.Gate, BatchQueue",
+        _f.more_steps_than_reserved,
+        "charging",
+    ),
     Mutant("nothing charged", "gate.Gate.open", _f.no_charge, "charging"),
     Mutant("charged after the noise", "gate.Gate.release_sum", _f.charge_after_noise, "charging"),
     # clipping
-    Mutant("one layer not clipped", "gradients.Engine._add_clipped", _s.one_layer_not_clipped, "sensitivity"),
-    Mutant("biases left out of the norm", "gradients.Dense.squared_norms", _s.bias_left_out, "sensitivity"),
-    Mutant("tied weight without cross terms", "gradients.engine.merge", _s.cross_terms_left_out, "sensitivity"),
-    Mutant("norm formula by batch size", "gradients.layers.linear.positions", _s.gram_norms_in_large_batches, "sensitivity"),
-    Mutant("rounding margin dropped", "gradients.engine.margin", _s.no_rounding_margin, "sensitivity"),
-    Mutant("a NaN record poisons the sum", FACTORS, partial(_s.factors_by, _s.nan_factors), "sensitivity"),
-    Mutant("batch clipped as a whole", FACTORS, partial(_s.factors_by, _s.batch_clipped_as_a_whole), "sensitivity"),
-    Mutant("functional use of a weight unseen", "HookManager._reached, _before_step", _s.functional_use_unseen, "refusals"),
+    Mutant(
+        "one layer not clipped",
+        "gradients.Engine._add_clipped",
+        _s.one_layer_not_clipped,
+        "sensitivity",
+    ),
+    Mutant(
+        "biases left out of the norm",
+        "gradients.Dense.squared_norms",
+        _s.bias_left_out,
+        "sensitivity",
+    ),
+    Mutant(
+        "tied weight without cross terms",
+        "gradients.engine.merge",
+        _s.cross_terms_left_out,
+        "sensitivity",
+    ),
+    Mutant(
+        "norm formula by batch size",
+        "gradients.layers.linear.positions",
+        _s.gram_norms_in_large_batches,
+        "sensitivity",
+    ),
+    Mutant(
+        "rounding margin dropped", "gradients.engine.margin", _s.no_rounding_margin, "sensitivity"
+    ),
+    Mutant(
+        "a NaN record poisons the sum",
+        FACTORS,
+        partial(_s.factors_by, _s.nan_factors),
+        "sensitivity",
+    ),
+    Mutant(
+        "batch clipped as a whole",
+        FACTORS,
+        partial(_s.factors_by, _s.batch_clipped_as_a_whole),
+        "sensitivity",
+    ),
+    Mutant(
+        "functional use of a weight unseen",
+        "HookManager._reached, _before_step",
+        _s.functional_use_unseen,
+        "refusals",
+    ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
     Mutant("padding in company unseen", "training.loss_check", _i.padding_unseen, "isolation"),
-    Mutant("second backward pass counts again", "gradients.Engine._close", _s.second_backward_counts, "refusals"),
-    Mutant("two rows of a person clipped apart", "gradients.Engine.begin_microbatch", _s.rows_clipped_apart, "persons"),
-    Mutant("a person's rows in two microbatches", "MicrobatchSampler.pieces", _s.person_in_two_microbatches, "persons"),
-    Mutant("rows that are not there count", "gradients.RowsOfRecords", _s.absent_rows_counted, "persons"),
-    # sampling
-    Mutant("shuffled batches accounted as Poisson", DRAW, partial(_s.drawn_by, _s.shuffled), "participation"),
-    Mutant("batches of a fixed size", DRAW, partial(_s.drawn_by, _s.fixed_size), "participation"),
-    Mutant("the same batch each step", DRAW, partial(_s.drawn_by, _s.same_batch_each_step), "participation"),
-    Mutant("one coin for the whole batch", DRAW, partial(_s.drawn_by, _s.one_coin_for_all), "participation"),
-    Mutant("empty batches drawn again", DRAW, partial(_s.drawn_by, _s.empty_redrawn), "participation"),
-    Mutant("records sampled more often than accounted", DRAW, partial(_s.drawn_by, _s.too_often), SAMPLED),
-    Mutant("empty batches skipped", "training.MicrobatchSampler.pieces", _s.empty_skipped, "participation"),
     Mutant(
-        "placeholder of an empty batch counted", "gradients.Engine.begin_microbatch", _s.placeholder_counted, "participation"
+        "second backward pass counts again",
+        "gradients.Engine._close",
+        _s.second_backward_counts,
+        "refusals",
+    ),
+    Mutant(
+        "two rows of a person clipped apart",
+        "gradients.Engine.begin_microbatch",
+        _s.rows_clipped_apart,
+        "persons",
+    ),
+    Mutant(
+        "a person's rows in two microbatches",
+        "MicrobatchSampler.pieces",
+        _s.person_in_two_microbatches,
+        "persons",
+    ),
+    Mutant(
+        "rows that are not there count",
+        "gradients.RowsOfRecords",
+        _s.absent_rows_counted,
+        "persons",
+    ),
+    # sampling
+    Mutant(
+        "shuffled batches accounted as Poisson",
+        DRAW,
+        partial(_s.drawn_by, _s.shuffled),
+        "participation",
+    ),
+    Mutant("batches of a fixed size", DRAW, partial(_s.drawn_by, _s.fixed_size), "participation"),
+    Mutant(
+        "the same batch each step",
+        DRAW,
+        partial(_s.drawn_by, _s.same_batch_each_step),
+        "participation",
+    ),
+    Mutant(
+        "one coin for the whole batch",
+        DRAW,
+        partial(_s.drawn_by, _s.one_coin_for_all),
+        "participation",
+    ),
+    Mutant(
+        "empty batches drawn again", DRAW, partial(_s.drawn_by, _s.empty_redrawn), "participation"
+    ),
+    Mutant(
+        "records sampled more often than accounted",
+        DRAW,
+        partial(_s.drawn_by, _s.too_often),
+        SAMPLED,
+    ),
+    Mutant(
+        "empty batches skipped",
+        "training.MicrobatchSampler.pieces",
+        _s.empty_skipped,
+        "participation",
+    ),
+    Mutant(
+        "placeholder of an empty batch counted",
+        "gradients.Engine.begin_microbatch",
+        _s.placeholder_counted,
+        "participation",
     ),
     # what is seen besides
-    Mutant("realised batch size in the denominator", "gradients.Engine.take", _s.realised_denominator, "replay"),
-    Mutant("batch size printed", "gradients.Engine.begin_microbatch", _s.rows_printed, "replay"),
-    Mutant("an error quotes a gradient's norm", FACTORS, partial(_s.factors_by, _s.norm_in_message), "replay"),
-    Mutant("number of clipped records logged", FACTORS, partial(_s.factors_by, _s.clipped_share_logged), "replay"),
-    # methods beyond DP-SGD
-    Mutant("residual of error feedback not clipped", "clipping.SplitClipping.factors", _m.residual_not_clipped, DICE),
-    Mutant("error normalised instead of clipped", "methods.ErrorFeedback._share", _m.error_normalised, DICE),
-    Mutant("passes counted as one", "sampling.FixedBatches.participations", _m.passes_counted_as_one, DICE),
-    Mutant("noise of a sum on the scale of a mean", "HiddenStateNoise.sensitivity", _m.noise_for_the_mean, DICE),
-    Mutant("error never reset", "methods.DiceSGD.sensitive_state", _m.error_never_reset, DICE),
-    Mutant("tree sensitivity one level short", "noise.BinaryTree.sensitivity", _m.tree_one_level_short, CORRELATED),
-    Mutant("second pass not charged", "noise.ToeplitzSquareRoot.sensitivity", _m.first_participation_only, CORRELATED),
-    Mutant("sensitivity of the strategy left out", "gate.CorrelatedSum", _m.independent_sensitivity, CORRELATED),
-    Mutant("banded sensitivity left out", "BandedToeplitz.sensitivity", _c.banded_sensitivity_left_out, "banded noise"),
-    Mutant("records in neighbouring turns", f"{TURNS}.batches", _c.records_in_neighbouring_turns, "banded noise"),
-    Mutant("one turn charged", f"{TURNS}.event", _c.one_turn_charged, "banded noise"),
-    Mutant("solvers' noise times 0.7", "gate.FilteredGate.deviation", _m.solver_noise_too_small, "solvers"),
-    Mutant("solvers' norm bound halved", "gate.FilteredGate.release_sum", _m.norm_bound_of_half, "solvers"),
-    Mutant("a norm's bound halved", "gate.FilteredGate.release_norm", _m.norm_of_half_a_record, "norms"),
-    Mutant("odds of a choice not halved", "gate.SelectionGate.select", _m.odds_not_halved, "selection"),
-    Mutant("biases left out of the value bound", "gradients.feed_forward", _m.biases_left_out, "value clipping"),
-    Mutant("later layers left out of the value bound", "SpectralNorms", _m.later_weights_left_out, "value clipping"),
-    Mutant("a record counts in two bins", "private_quantile.histogram", _m.counted_in_two_bins, "clip norm search"),
     Mutant(
-        "a count beside the whole gradient", "QuantileSearch.query", _m.count_beside_the_whole_gradient, "clip norm search"
+        "realised batch size in the denominator",
+        "gradients.Engine.take",
+        _s.realised_denominator,
+        "replay",
+    ),
+    Mutant("batch size printed", "gradients.Engine.begin_microbatch", _s.rows_printed, "replay"),
+    Mutant(
+        "an error quotes a gradient's norm",
+        FACTORS,
+        partial(_s.factors_by, _s.norm_in_message),
+        "replay",
+    ),
+    Mutant(
+        "number of clipped records logged",
+        FACTORS,
+        partial(_s.factors_by, _s.clipped_share_logged),
+        "replay",
+    ),
+    # methods beyond DP-SGD
+    Mutant(
+        "residual of error feedback not clipped",
+        "clipping.SplitClipping.factors",
+        _m.residual_not_clipped,
+        DICE,
+    ),
+    Mutant(
+        "error normalised instead of clipped",
+        "methods.ErrorFeedback._share",
+        _m.error_normalised,
+        DICE,
+    ),
+    Mutant(
+        "passes counted as one",
+        "sampling.FixedBatches.participations",
+        _m.passes_counted_as_one,
+        DICE,
+    ),
+    Mutant(
+        "noise of a sum on the scale of a mean",
+        "HiddenStateNoise.sensitivity",
+        _m.noise_for_the_mean,
+        DICE,
+    ),
+    Mutant("error never reset", "methods.DiceSGD.sensitive_state", _m.error_never_reset, DICE),
+    Mutant(
+        "tree sensitivity one level short",
+        "noise.BinaryTree.sensitivity",
+        _m.tree_one_level_short,
+        CORRELATED,
+    ),
+    Mutant(
+        "second pass not charged",
+        "noise.ToeplitzSquareRoot.sensitivity",
+        _m.first_participation_only,
+        CORRELATED,
+    ),
+    Mutant(
+        "sensitivity of the strategy left out",
+        "gate.CorrelatedSum",
+        _m.independent_sensitivity,
+        CORRELATED,
+    ),
+    Mutant(
+        "banded sensitivity left out",
+        "BandedToeplitz.sensitivity",
+        _c.banded_sensitivity_left_out,
+        "banded noise",
+    ),
+    Mutant(
+        "records in neighbouring turns",
+        f"{TURNS}.batches",
+        _c.records_in_neighbouring_turns,
+        "banded noise",
+    ),
+    Mutant("one turn charged", f"{TURNS}.event", _c.one_turn_charged, "banded noise"),
+    Mutant(
+        "solvers' noise times 0.7",
+        "gate.FilteredGate.deviation",
+        _m.solver_noise_too_small,
+        "solvers",
+    ),
+    Mutant(
+        "solvers' norm bound halved",
+        "gate.FilteredGate.release_sum",
+        _m.norm_bound_of_half,
+        "solvers",
+    ),
+    Mutant(
+        "a norm's bound halved", "gate.FilteredGate.release_norm", _m.norm_of_half_a_record, "norms"
+    ),
+    Mutant(
+        "odds of a choice not halved", "gate.SelectionGate.select", _m.odds_not_halved, "selection"
+    ),
+    Mutant(
+        "biases left out of the value bound",
+        "gradients.feed_forward",
+        _m.biases_left_out,
+        "value clipping",
+    ),
+    Mutant(
+        "later layers left out of the value bound",
+        "SpectralNorms",
+        _m.later_weights_left_out,
+        "value clipping",
+    ),
+    Mutant(
+        "a record counts in two bins",
+        "private_quantile.histogram",
+        _m.counted_in_two_bins,
+        "clip norm search",
+    ),
+    Mutant(
+        "a count beside the whole gradient",
+        "QuantileSearch.query",
+        _m.count_beside_the_whole_gradient,
+        "clip norm search",
     ),
     # statistics beside training
-    Mutant("values beyond the public range not cut", "preprocessing.BoundedColumns", _t.values_not_cut, "statistics"),
-    Mutant("a mean read before it is charged", "preprocessing.DPImputer.fit", _t.mean_of_the_data, "statistics"),
-    Mutant("a range read off the data", "preprocessing.DPMinMaxScaler.fit", _t.range_of_the_data, "statistics"),
-    Mutant("counts' noise for half a record", "statistics.histogram_bound", _t.half_a_record, "statistics"),
-    Mutant("scores released without noise", "evaluation.release_sum", _t.scores_without_noise, "statistics"),
-    Mutant("x y released on top of x x^T", "solvers.sufficient_statistics", _t.cross_products_for_free, "statistics"),
+    Mutant(
+        "values beyond the public range not cut",
+        "preprocessing.BoundedColumns",
+        _t.values_not_cut,
+        "statistics",
+    ),
+    Mutant(
+        "a mean read before it is charged",
+        "preprocessing.DPImputer.fit",
+        _t.mean_of_the_data,
+        "statistics",
+    ),
+    Mutant(
+        "a range read off the data",
+        "preprocessing.DPMinMaxScaler.fit",
+        _t.range_of_the_data,
+        "statistics",
+    ),
+    Mutant(
+        "counts' noise for half a record",
+        "statistics.histogram_bound",
+        _t.half_a_record,
+        "statistics",
+    ),
+    Mutant(
+        "scores released without noise",
+        "evaluation.release_sum",
+        _t.scores_without_noise,
+        "statistics",
+    ),
+    Mutant(
+        "x y released on top of x x^T",
+        "solvers.sufficient_statistics",
+        _t.cross_products_for_free,
+        "statistics",
+    ),
 )

@@ -1,4 +1,6 @@
-"""Banded strategies: the noise is what the strategy says, sensitivities are exact, and errors are near the best possible."""
+"""Banded strategies: the noise is what the strategy says, sensitivities are exact, and errors are
+near the best possible.
+"""
 
 import itertools
 
@@ -20,7 +22,13 @@ def matrix(strategy: BandedToeplitz, steps: int) -> np.ndarray:
     return np.sqrt(rows)[:, None] * toeplitz
 
 
-STRATEGIES = [BandedToeplitz(1), BandedToeplitz(3), BandedToeplitz(12), BandedToeplitz(4, 4), BandedToeplitz(2, 5, 0.9)]
+STRATEGIES = [
+    BandedToeplitz(1),
+    BandedToeplitz(3),
+    BandedToeplitz(12),
+    BandedToeplitz(4, 4),
+    BandedToeplitz(2, 5, 0.9),
+]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
@@ -38,7 +46,9 @@ def test_what_is_added_is_undone_by_the_strategy(strategy: BandedToeplitz) -> No
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-@pytest.mark.parametrize(("participations", "separation"), [(1, None), (2, 5), (3, 4), (2, 12), (4, 1)])
+@pytest.mark.parametrize(
+    ("participations", "separation"), [(1, None), (2, 5), (3, 4), (2, 12), (4, 1)]
+)
 def test_sensitivities_are_those_of_the_worst_pattern(
     strategy: BandedToeplitz, participations: int, separation: int | None
 ) -> None:
@@ -50,12 +60,16 @@ def test_sensitivities_are_those_of_the_worst_pattern(
         for places in itertools.combinations(range(steps), count)
         if all(b - a >= gap for a, b in itertools.pairwise(places))
     ]
-    worst = max(np.linalg.norm(c[:, list(places)].sum(1)) for places in any_gap)  # C >= 0: all of one sign
+    # C >= 0: all of one sign
+    worst = max(np.linalg.norm(c[:, list(places)].sum(1)) for places in any_gap)
     stated = strategy.sensitivity(steps, participations, separation)
     assert worst <= stated * (1 + 1e-12)
     if strategy.bands <= gap or participations == 1:
         assert stated == pytest.approx(worst, rel=1e-6)
-    regular = max(np.linalg.norm(c[:, start::gap][:, :participations].sum(1)) for start in range(min(gap, steps)))
+    regular = max(
+        np.linalg.norm(c[:, start::gap][:, :participations].sum(1))
+        for start in range(min(gap, steps))
+    )
     stated = strategy.sensitivity(steps, participations, separation, regular=True)
     assert regular <= stated * (1 + 1e-12)
     if strategy.bands <= gap and participations * gap >= steps:
@@ -65,11 +79,15 @@ def test_sensitivities_are_those_of_the_worst_pattern(
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_errors_are_those_of_the_workload(momentum: float) -> None:
     strategy, steps = BandedToeplitz(5, 5, momentum), 20
-    weights = np.cumsum((1 - momentum) * momentum ** np.arange(steps)) if momentum else np.ones(steps)
+    weights = (
+        np.cumsum((1 - momentum) * momentum ** np.arange(steps)) if momentum else np.ones(steps)
+    )
     workload = sum(w * np.eye(steps, k=-lag) for lag, w in enumerate(weights))
     noise = workload @ np.linalg.inv(matrix(strategy, steps))
     assert strategy.errors(steps) == pytest.approx(np.linalg.norm(noise, axis=1), rel=1e-9)
-    assert strategy.prefix_std(steps) == pytest.approx(strategy.errors(steps) * strategy.sensitivity(steps))
+    assert strategy.prefix_std(steps) == pytest.approx(
+        strategy.errors(steps) * strategy.sensitivity(steps)
+    )
 
 
 def test_momentum_is_worth_knowing() -> None:
@@ -78,7 +96,8 @@ def test_momentum_is_worth_knowing() -> None:
     weights = np.cumsum(0.1 * 0.9 ** np.arange(steps))
     workload = sum(w * np.eye(steps, k=-lag) for lag, w in enumerate(weights))
     errors = [
-        np.linalg.norm(workload @ np.linalg.inv(matrix(each, steps))) * each.sensitivity(steps, 4, 32, regular=True)
+        np.linalg.norm(workload @ np.linalg.inv(matrix(each, steps)))
+        * each.sensitivity(steps, 4, 32, regular=True)
         for each in (knows, ignores)
     ]
     assert errors[0] < 0.995 * errors[1]
@@ -90,7 +109,9 @@ def test_errors_are_near_the_dense_optimum(passes: int, allowed: float) -> None:
     separation = steps // passes
     strategy = BestStrategy().made_for(steps, passes, separation)
     assert isinstance(strategy, BandedToeplitz)
-    ratio = mean_error(strategy, steps, passes, separation) / least_mean_error(steps, separation, 60)
+    ratio = mean_error(strategy, steps, passes, separation) / least_mean_error(
+        steps, separation, 60
+    )
     assert 1 <= ratio <= allowed
 
 
@@ -100,7 +121,9 @@ def test_the_best_is_taken_that_fits() -> None:
     few = BestStrategy(buffers=4).made_for(2000, 1, 2000)
     assert isinstance(few, BufferedToeplitz)  # exponentials reach further than four bands
     assert BandedToeplitz(1).sensitivity(10) == pytest.approx(1)
-    assert mean_error(BandedToeplitz(1), 50, 1, 50) >= 0.8 * np.sqrt(np.mean(Independent().prefix_std(50) ** 2))
+    assert mean_error(BandedToeplitz(1), 50, 1, 50) >= 0.8 * np.sqrt(
+        np.mean(Independent().prefix_std(50) ** 2)
+    )
 
 
 @pytest.mark.parametrize(("count", "gap"), [(3, 3), (2, 5), (4, 3), (12, 1)])
@@ -115,7 +138,9 @@ def test_the_largest_sum_with_gaps(count: int, gap: int) -> None:
     assert most_with_gaps(values, count, gap) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("wrong", [{"bands": 0}, {"bands": 5, "separation": 4}, {"bands": 2, "momentum": 1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"bands": 0}, {"bands": 5, "separation": 4}, {"bands": 2, "momentum": 1.0}]
+)
 def test_bad_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="bands|momentum"):
         BandedToeplitz(**wrong)  # type: ignore[arg-type]

@@ -26,20 +26,26 @@ class Words:
 def test_frequencies() -> None:
     exponents = [Fraction(x) for x in (0.0, -1.0, 1.0, -5.0)]
     stream = KeyStream.from_seed(0, "test")
-    counts = np.bincount([exponential_choice(stream, exponents) for _ in range(20_000)], minlength=4)
+    counts = np.bincount(
+        [exponential_choice(stream, exponents) for _ in range(20_000)], minlength=4
+    )
     expected = np.exp([0.0, -1.0, 1.0, -5.0])
     expected *= 20_000 / expected.sum()
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
 def boundary(exponents: Sequence[Fraction], index: int, bits: int) -> int:
-    """The first ``bits`` bits of the uniform number at which the choice goes from index to index + 1."""
+    """The first ``bits`` bits of the uniform number at which the choice goes from index to index +
+    1.
+    """
     shares = [mp.exp(mpf(x.numerator) / mpf(x.denominator)) for x in exponents]
     return int(mp.floor(sum(shares[: index + 1]) / sum(shares) * mpf(2) ** bits))
 
 
 def test_the_odds_are_exact_to_the_last_of_many_bits() -> None:
-    """At 256 bits on either side of a boundary, computed independently, the choice is on that side."""
+    """At 256 bits on either side of a boundary, computed independently, the choice is on that
+    side.
+    """
     with mp.workdps(200):
         exponents = [Fraction(x) for x in (0.3, -2.0, 0.1, -700.0, 1e-300)]
         for index in (0, 1, 2):

@@ -1,4 +1,6 @@
-"""Mechanisms for prefix sums: their errors against the published table, their noise against their matrices."""
+"""Mechanisms for prefix sums: their errors against the published table, their noise against their
+matrices.
+"""
 
 import copy
 import itertools
@@ -38,10 +40,13 @@ def toeplitz(column: np.ndarray) -> np.ndarray:
 
 
 def strategy(mechanism: Strategy, steps: int) -> np.ndarray:
-    """C, written down from its definition; one row for each noise variable, one column for each step."""
+    """C, written down from its definition; one row for each noise variable, one column for each
+    step.
+    """
     if isinstance(mechanism, Independent):
         return np.eye(steps)
-    if isinstance(mechanism, BinaryTree):  # the plain estimate never shows the noisy sum of a right node
+    # the plain estimate never shows the noisy sum of a right node
+    if isinstance(mechanism, BinaryTree):
         every = 1 if mechanism.estimate == "honaker" else 2
         return np.array(
             [
@@ -52,9 +57,13 @@ def strategy(mechanism: Strategy, steps: int) -> np.ndarray:
         )
     if isinstance(mechanism, BufferedToeplitz):
         weights, decays = fitted(mechanism.buffers, steps)
-        return toeplitz(np.array([1.0, *(float(np.sum(weights * decays**k)) for k in range(steps - 1))]))
+        return toeplitz(
+            np.array([1.0, *(float(np.sum(weights * decays**k)) for k in range(steps - 1))])
+        )
     square_root = toeplitz(square_root_coefficients(steps))
-    return square_root / np.linalg.norm(square_root, axis=0) if mechanism.normalised else square_root
+    return (
+        square_root / np.linalg.norm(square_root, axis=0) if mechanism.normalised else square_root
+    )
 
 
 def increments(mechanism: Strategy, steps: int, size: int, seed: int) -> torch.Tensor:
@@ -78,7 +87,9 @@ def increments(mechanism: Strategy, steps: int, size: int, seed: int) -> torch.T
     ],
     ids=repr,
 )
-def test_errors_of_prefix_sums_are_the_known_ones(mechanism: Strategy, errors: tuple[float, ...]) -> None:
+def test_errors_of_prefix_sums_are_the_known_ones(
+    mechanism: Strategy, errors: tuple[float, ...]
+) -> None:
     short, long = mechanism.prefix_std(64), mechanism.prefix_std(1024)
     found = (short.max(), np.sqrt(np.mean(short**2)), long.max(), np.sqrt(np.mean(long**2)))
     np.testing.assert_allclose(found, errors, rtol=0.01)
@@ -87,21 +98,27 @@ def test_errors_of_prefix_sums_are_the_known_ones(mechanism: Strategy, errors: t
 @every_mechanism
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 13])
 def test_streamed_noise_has_the_variance_it_says(mechanism: Strategy, steps: int) -> None:
-    """Chi-square with 40,000 degrees of freedom at each step; 6 standard deviations, so false alarms below 1e-6."""
+    """Chi-square with 40,000 degrees of freedom at each step; 6 standard deviations, so false
+    alarms below 1e-6.
+    """
     size = 40_000
-    noise = increments(mechanism, steps, size, seed=7).cumsum(0).numpy() * mechanism.sensitivity(steps)
+    noise = increments(mechanism, steps, size, seed=7).cumsum(0).numpy() * mechanism.sensitivity(
+        steps
+    )
     variance = np.mean(noise**2, axis=1) / mechanism.prefix_std(steps) ** 2
     assert np.all(np.abs(variance - 1) < 6 * np.sqrt(2 / size))
 
 
 @every_mechanism
 def test_the_strategy_undoes_the_noise(mechanism: Strategy) -> None:
-    """Square strategies: C times the streamed increments is white. Honaker's: increments are what any estimate may be."""
+    """Square strategies: C times the streamed increments is white. Honaker's: increments are what
+    any estimate may be.
+    """
     steps, size = 12, 40_000
     noise = increments(mechanism, steps, size, seed=3).numpy()
     if mechanism == BinaryTree("honaker"):
-        # Prefix sums are linear estimates from the nodes' values, so their covariance is at least that of the best
-        # linear unbiased one: A (C^T C)^-1 A^T.
+        # Prefix sums are linear estimates from the nodes' values, so their covariance is at least
+        # that of the best linear unbiased one: A (C^T C)^-1 A^T.
         gram = strategy(mechanism, steps).T @ strategy(mechanism, steps)
         prefix = np.tril(np.ones((steps, steps)))
         best = prefix @ np.linalg.inv(gram) @ prefix.T
@@ -131,7 +148,9 @@ def test_sensitivity_against_all_patterns(mechanism: Strategy, steps: int) -> No
                 assert bound == pytest.approx(np.sqrt(worst), rel=1e-10)
             else:
                 assert bound < (1.15 if tree else 1.45) * np.sqrt(worst)
-        assert mechanism.sensitivity(steps, participations) == mechanism.sensitivity(steps, participations, 1)
+        assert mechanism.sensitivity(steps, participations) == mechanism.sensitivity(
+            steps, participations, 1
+        )
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3, 4])
@@ -154,7 +173,10 @@ def test_inverse_coefficients_invert() -> None:
 
 def test_three_buffers_are_near_the_square_root_for_long_runs() -> None:
     for steps in (1, 2, 3, 10, 100, 5000):
-        assert BufferedToeplitz(3).prefix_std(steps).max() < 1.02 * ToeplitzSquareRoot().prefix_std(steps).max()
+        assert (
+            BufferedToeplitz(3).prefix_std(steps).max()
+            < 1.02 * ToeplitzSquareRoot().prefix_std(steps).max()
+        )
 
 
 @every_mechanism
@@ -171,13 +193,17 @@ def test_memory(mechanism: Strategy) -> None:
 
 @every_mechanism
 def test_a_restored_state_goes_on(mechanism: Strategy) -> None:
-    """The prefix sums' law is that of an uninterrupted run, though the draws come from another key."""
+    """The prefix sums' law is that of an uninterrupted run, though the draws come from another
+    key.
+    """
     steps, size = 9, 40_000
     first = mechanism.start(steps, [size], KeyStream.from_seed(1, "noise"))
     noise = torch.zeros(steps, size, dtype=torch.float64)
     for row in noise[:5]:
         first.add([row], 2.0)
-    second = mechanism.start(steps, [size], KeyStream.from_seed(2, "noise")).restore(first.secret_state())
+    second = mechanism.start(steps, [size], KeyStream.from_seed(2, "noise")).restore(
+        first.secret_state()
+    )
     for row in noise[5:]:
         second.add([row], 2.0)
     variance = (noise.cumsum(0) ** 2).mean(1).numpy() / 4 * mechanism.sensitivity(steps) ** 2
@@ -211,7 +237,12 @@ def test_the_state_keeps_its_secret(mechanism: Strategy) -> None:
 def test_wrong_arguments_are_named() -> None:
     state = Independent().start(2, [2], KeyStream())
     good = torch.zeros(2, dtype=torch.float64)
-    for buffers in ([good, good], [good[:1]], [good.float()], [torch.zeros(4, dtype=torch.float64)[::2]]):
+    for buffers in (
+        [good, good],
+        [good[:1]],
+        [good.float()],
+        [torch.zeros(4, dtype=torch.float64)[::2]],
+    ):
         with pytest.raises(ValueError, match="buffers"):
             state.add(buffers, 1.0)
     for value in (0.0, -1.0, float("nan"), float("inf")):
@@ -220,7 +251,11 @@ def test_wrong_arguments_are_named() -> None:
     state.add([good], 1.0)
     with pytest.raises(ValueError, match="changed"):
         state.add([good], 2.0)
-    for name, arguments in {"steps": (0,), "participations": (5, 0), "separation": (5, 2, 0)}.items():
+    for name, arguments in {
+        "steps": (0,),
+        "participations": (5, 0),
+        "separation": (5, 2, 0),
+    }.items():
         for mechanism in MECHANISMS:
             with pytest.raises(ValueError, match=name):
                 mechanism.sensitivity(*arguments)

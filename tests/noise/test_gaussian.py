@@ -1,7 +1,8 @@
-"""The noise is N(0, 1): body, splice and tail; independent in every direction; the same with any threads.
+"""The noise is N(0, 1): body, splice and tail; independent in every direction; the same with any
+threads.
 
-Statistical tests run on seeded streams, so they either always pass or always fail; the stated false-alarm
-probability is what a wrong choice of seed would have cost.
+Statistical tests run on seeded streams, so they either always pass or always fail; the stated
+false-alarm probability is what a wrong choice of seed would have cost.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ def sample() -> np.ndarray:
     return normals(4_000_000).numpy()
 
 
-# --- the law ----------------------------------------------------------------------------------------------
+# --- the law -------------------------------------------------------------------------------------
 
 
 def test_standard_deviation(sample: np.ndarray) -> None:
-    """Chi-square of 1e6 coordinates within 5 sigma (0.35 % of the standard deviation): false alarm 6e-7."""
+    """Chi-square of 1e6 coordinates within 5 sigma (0.35 % of the standard deviation): false alarm
+    6e-7.
+    """
     for part in sample.reshape(4, -1):
         assert abs((part**2).sum() - part.size) < 5 * math.sqrt(2 * part.size)
 
 
 def test_moments(sample: np.ndarray) -> None:
-    """The first eight moments, each within 5.5 of its standard errors: false alarm below 8 x 4e-8."""
+    """The first eight moments, each within 5.5 of its standard errors: false alarm below 8 x
+    4e-8.
+    """
     power = np.ones_like(sample)
     for k in range(1, 9):
         power *= sample
@@ -54,7 +59,9 @@ def test_kolmogorov_smirnov(sample: np.ndarray) -> None:
 
 
 def test_fine_histogram(sample: np.ndarray) -> None:
-    """Chi-square over 4,000 equally likely cells, finer than the layers near 0: false alarm 1e-7 each way."""
+    """Chi-square over 4,000 equally likely cells, finer than the layers near 0: false alarm 1e-7
+    each way.
+    """
     cells = 4000
     counts = np.bincount((stats.norm.cdf(sample) * cells).astype(int), minlength=cells)
     chi_square = ((counts - sample.size / cells) ** 2).sum() / (sample.size / cells)
@@ -62,7 +69,9 @@ def test_fine_histogram(sample: np.ndarray) -> None:
 
 
 def test_splice_frequencies(sample: np.ndarray) -> None:
-    """Draws beyond 3, R and 4.5 sigma, both signs, as often as due: exact tests, 6 x 1e-7 in all."""
+    """Draws beyond 3, R and 4.5 sigma, both signs, as often as due: exact tests, 6 x 1e-7 in
+    all.
+    """
     for edge in (3.0, ziggurat.TAIL_START, 4.5):
         for side in (sample, -sample):
             count = int((side > edge).sum())
@@ -70,7 +79,8 @@ def test_splice_frequencies(sample: np.ndarray) -> None:
 
 
 def test_tail_has_the_conditional_law() -> None:
-    """3e5 draws given |z| > R: KS against sf(x) / sf(R), and the far part again alone: false alarm 1e-7 each.
+    """3e5 draws given |z| > R: KS against sf(x) / sf(R), and the far part again alone: false alarm
+    1e-7 each.
 
     Beyond 5.77 sigma, where float32 torch.randn ends, 45 draws are due; |z| never ends before 6.
     """
@@ -81,14 +91,18 @@ def test_tail_has_the_conditional_law() -> None:
     for edge in (start, 5.0):
         beyond = drawn[drawn > edge]
         given = stats.norm.sf(edge)
-        assert stats.kstest(beyond, lambda x, given=given: 1 - stats.norm.sf(x) / given).pvalue > 1e-7
+        assert (
+            stats.kstest(beyond, lambda x, given=given: 1 - stats.norm.sf(x) / given).pvalue > 1e-7
+        )
     for edge in (5.0, 5.77, 6.0):
         due = stats.norm.sf(edge) / stats.norm.sf(start)
         assert stats.binomtest(int((drawn > edge).sum()), drawn.size, due).pvalue > 1e-7
 
 
 def test_tail_reaches_13_sigma(monkeypatch) -> None:
-    """The largest proposal, from the smallest word, is finite and beyond 13 sigma if it is accepted."""
+    """The largest proposal, from the smallest word, is finite and beyond 13 sigma if it is
+    accepted.
+    """
     uniforms = iter([np.array([0.5 * 2.0**-64]), np.array([1e-300])])
     monkeypatch.setattr(ziggurat, "_uniforms", lambda stream, n: next(uniforms))
     (reach,) = ziggurat.tail(KeyStream(), 1)
@@ -97,7 +111,9 @@ def test_tail_reaches_13_sigma(monkeypatch) -> None:
 
 def test_layer_zero_settles_into_the_tail_with_its_sign() -> None:
     edge = ziggurat._EDGES
-    place = np.concatenate([np.full(5000, 0.5 * (edge[0] + edge[1])), np.full(5000, -0.5 * (edge[0] + edge[1]))])
+    place = np.concatenate(
+        [np.full(5000, 0.5 * (edge[0] + edge[1])), np.full(5000, -0.5 * (edge[0] + edge[1]))]
+    )
     settled = ziggurat.settle(KeyStream.from_seed(3, "noise"), place, np.zeros(10_000, np.int64))
     assert (settled[:5000] > edge[1]).all()
     assert (settled[5000:] < -edge[1]).all()
@@ -105,10 +121,11 @@ def test_layer_zero_settles_into_the_tail_with_its_sign() -> None:
 
 @pytest.mark.parametrize("layer", [1, 2, 40, 500, 1000, 1022, 1023])
 def test_curved_end_of_a_layer(layer: int) -> None:
-    """Places spread over the curved end stay with the share of the layer's height that is under the curve.
+    """Places spread over the curved end stay with the share of the layer's height that is under
+    the curve.
 
-    Those that stay are seen because they are returned untouched. Their number and their law (KS) are
-    compared with f(x) - f(x_i) over the end: false alarm 1e-7 each.
+    Those that stay are seen because they are returned untouched. Their number and their law (KS)
+    are compared with f(x) - f(x_i) over the end: false alarm 1e-7 each.
     """
     stream = KeyStream.from_seed(4, f"layer {layer}")
     outer, inner = ziggurat._EDGES[layer], ziggurat._EDGES[layer + 1]
@@ -116,7 +133,9 @@ def test_curved_end_of_a_layer(layer: int) -> None:
     place = inner + (outer - inner) * (np.arange(n) + 0.5) / n
     settled = ziggurat.settle(stream, place.copy(), np.full(n, layer))
     stayed = settled == place
-    under = (np.exp(-(place**2) / 2) - math.exp(-(outer**2) / 2)) / (math.exp(-(inner**2) / 2) - math.exp(-(outer**2) / 2))
+    under = (np.exp(-(place**2) / 2) - math.exp(-(outer**2) / 2)) / (
+        math.exp(-(inner**2) / 2) - math.exp(-(outer**2) / 2)
+    )
     assert abs(stayed.sum() - under.sum()) < 5.4 * math.sqrt((under * (1 - under)).sum())
     cumulative = np.cumsum(under) / under.sum()
     assert stats.kstest(place[stayed], lambda x: np.interp(x, place, cumulative)).pvalue > 1e-7
@@ -127,7 +146,9 @@ def test_share_of_draws_that_need_settling() -> None:
     """1 minus the mean of x_{i+1} / x_i, over 2^20 throws, within 5.4 sigma: false alarm 7e-8."""
     n = 1 << 20
     out = np.empty(n)
-    where, place, layer = ziggurat.throw(KeyStream.from_seed(5, "noise"), out, ziggurat.Scratch.of(n))
+    where, place, layer = ziggurat.throw(
+        KeyStream.from_seed(5, "noise"), out, ziggurat.Scratch.of(n)
+    )
     share = 1 - (ziggurat._EDGES[1:] / ziggurat._EDGES[:-1]).mean()
     assert 0.004 < share < 0.005
     assert abs(len(where) - n * share) < 5.4 * math.sqrt(n * share)
@@ -137,7 +158,9 @@ def test_share_of_draws_that_need_settling() -> None:
 
 
 def test_tables_against_40_digits() -> None:
-    """The density that the float64 tables give, computed to 40 digits, is the normal's to 1e-13."""
+    """The density that the float64 tables give, computed to 40 digits, is the normal's to
+    1e-13.
+    """
     with mp.workdps(40):
         edges = [mp.mpf(float(x)) for x in ziggurat._EDGES]
         per_layer = [1 / (2 * ziggurat.LAYERS * x) for x in edges[:-1]]
@@ -158,9 +181,11 @@ def test_tables_against_40_digits() -> None:
 
 
 def test_neighbouring_values_are_equally_likely() -> None:
-    """No coarse lattice: 1e6 float64 draws all differ, and their last 12 bits are uniform (1e-7 each way).
+    """No coarse lattice: 1e6 float64 draws all differ, and their last 12 bits are uniform (1e-7
+    each way).
 
-    Only draws in [1, 2), where one unit in the last place is 2^-52; coarser uniforms would leave zeros there.
+    Only draws in [1, 2), where one unit in the last place is 2^-52; coarser uniforms would leave
+    zeros there.
     """
     z = normals(1_000_000, seed=8).numpy()
     assert len(np.unique(z)) == z.size
@@ -170,7 +195,7 @@ def test_neighbouring_values_are_equally_likely() -> None:
     assert 1e-7 < stats.chi2.sf(chi_square, 4095) < 1 - 1e-7
 
 
-# --- independence -----------------------------------------------------------------------------------------
+# --- independence --------------------------------------------------------------------------------
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -179,7 +204,9 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_autocorrelation(sample: np.ndarray) -> None:
-    """Of z and of z^2, at short lags and at the lengths of a block and a chunk: 5.7 sigma, 22 x 1.2e-8."""
+    """Of z and of z^2, at short lags and at the lengths of a block and a chunk: 5.7 sigma, 22 x
+    1.2e-8.
+    """
     for series in (sample, (sample**2 - 1) / math.sqrt(2)):
         for lag in (1, 2, 3, 7, 64, 1024, 16_383, 16_384, 16_385, 1 << 20, (1 << 20) + 1):
             assert correlation(series[lag:], series[:-lag]) < 5.7
@@ -209,7 +236,7 @@ def test_streams_keyed_by_the_os_differ_after_fixing_global_seeds() -> None:
     assert not torch.isin(drawn[0], drawn[1]).any()
 
 
-# --- the interface ----------------------------------------------------------------------------------------
+# --- the interface -------------------------------------------------------------------------------
 
 
 def test_threads_do_not_change_the_draws(monkeypatch) -> None:
@@ -227,7 +254,9 @@ def test_threads_do_not_change_the_draws(monkeypatch) -> None:
     assert len(drawn[0].unique()) == n
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5, 2), (0,), (4, 0), (16_385,), (1 << 20,), ((1 << 20) + 1,)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (7,), (3, 5, 2), (0,), (4, 0), (16_385,), (1 << 20,), ((1 << 20) + 1,)]
+)
 def test_every_entry_is_written(shape: tuple[int, ...]) -> None:
     out = torch.full(shape, math.nan, dtype=torch.float64)
     fill_standard_normal(KeyStream(), out)
@@ -264,7 +293,9 @@ def test_zero_noise_is_no_noise() -> None:
 
 
 def test_a_tensor_elsewhere_gets_the_same_draws(monkeypatch) -> None:
-    """Through the host in several pieces; on a GPU where there is one, else on the CPU taken for one."""
+    """Through the host in several pieces; on a GPU where there is one, else on the CPU taken for
+    one.
+    """
     monkeypatch.setattr(gaussian, "_CHUNK", gaussian.BLOCK_WORDS)
     monkeypatch.setattr(gaussian, "_PIECE", 2 * gaussian.BLOCK_WORDS)
     n = 5 * gaussian.BLOCK_WORDS + 3

@@ -1,4 +1,5 @@
-"""Noise that is drawn where a tensor lies: the standard's keystream, the ziggurat's draws, whatever the device.
+"""Noise that is drawn where a tensor lies: the standard's keystream, the ziggurat's draws,
+whatever the device.
 
 On the CPU, which the same operations run on; `tests/devices` draws on a second device.
 """
@@ -39,7 +40,9 @@ def test_keystreams_are_those_of_another_implementation(first: int) -> None:
     for _ in range(20):
         key, nonce = os.urandom(32), os.urandom(12)
         cipher = Cipher(algorithms.ChaCha20(key, first.to_bytes(4, "little") + nonce), None)
-        assert as_bytes(keystream(key, nonce, 70, CPU, first=first)) == cipher.encryptor().update(bytes(70 * 64))
+        assert as_bytes(keystream(key, nonce, 70, CPU, first=first)) == cipher.encryptor().update(
+            bytes(70 * 64)
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,9 @@ def test_places_are_those_of_the_ziggurat() -> None:
     extreme = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 1023, 1 << 10, -(1 << 10)])
     drawn = torch.cat([drawn, extreme])
     expected = np.empty(len(drawn))
-    where, place, layer = places_of(drawn.numpy().view(np.uint64).copy(), expected, Scratch.of(len(drawn)))
+    where, place, layer = places_of(
+        drawn.numpy().view(np.uint64).copy(), expected, Scratch.of(len(drawn))
+    )
     z, found, layers = throw(drawn)
     assert torch.equal(z, torch.from_numpy(expected))
     assert torch.equal(found, torch.from_numpy(where))
@@ -79,7 +84,9 @@ def test_draws_are_those_of_the_ziggurat_on_the_words_of_another_implementation(
     stream.fill(secret)
     blocks = 2 * -(-count // 16)
     cipher = Cipher(algorithms.ChaCha20(bytes(secret[:32]), bytes(4) + bytes(secret[32:])), None)
-    by_block = np.frombuffer(cipher.encryptor().update(bytes(64 * blocks)), "<u4").reshape(blocks, 16)
+    by_block = np.frombuffer(cipher.encryptor().update(bytes(64 * blocks)), "<u4").reshape(
+        blocks, 16
+    )
     expected = np.empty(count)
     drawn = np.ascontiguousarray(by_block.T).view(np.uint64).ravel()[:count]
     where, place, layer = places_of(drawn, expected, Scratch.of(count))
@@ -123,7 +130,9 @@ def test_the_law(sample: np.ndarray) -> None:
 
 
 def test_draws_are_unrelated(sample: np.ndarray) -> None:
-    """Neighbours, neighbours in blocks and in words, and the two pieces: false alarm below 1e-6 each."""
+    """Neighbours, neighbours in blocks and in words, and the two pieces: false alarm below 1e-6
+    each.
+    """
     for lag in (1, 2, 8, 16, 62_501, 125_002, 1_000_000, 1_000_001):
         correlation = float(np.mean(sample[lag:] * sample[:-lag]))
         assert abs(correlation) < 5.5 / math.sqrt(sample.size - lag)
@@ -145,8 +154,12 @@ def test_any_number_of_draws(count: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["words", "places", "edges"])
-def test_a_device_that_computes_something_else_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One word, or the width or the edge of one layer, is another by a bit or so: no noise is drawn."""
+def test_a_device_that_computes_something_else_is_refused(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One word, or the width or the edge of one layer, is another by a bit or so: no noise is
+    drawn.
+    """
     on_device.check.cache_clear()
     if wrong == "words":
         original = on_device.words

@@ -1,7 +1,7 @@
 """The stream is AES-256-CTR, never repeats itself, and its coins are exact.
 
-Statistical tests run on seeded streams, so they either always pass or always fail; the stated false-alarm
-probability is what a wrong choice of seed would have cost.
+Statistical tests run on seeded streams, so they either always pass or always fail; the stated
+false-alarm probability is what a wrong choice of seed would have cost.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ def draw(stream: KeyStream, n: int = 64) -> np.ndarray:
     return words
 
 
-# --- the cipher -------------------------------------------------------------------------------------------
+# --- the cipher ----------------------------------------------------------------------------------
 
 
 def test_known_answer_of_nist_sp_800_38a() -> None:
-    """F.5.5, CTR-AES256.Encrypt: its plaintext xor its ciphertext is the keystream of its key and counter."""
+    """F.5.5, CTR-AES256.Encrypt: its plaintext xor its ciphertext is the keystream of its key and
+    counter.
+    """
     key = "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4"
     plaintext = "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
     ciphertext = "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5"
-    keystream = bytes(a ^ b for a, b in zip(bytes.fromhex(plaintext), bytes.fromhex(ciphertext), strict=True))
+    keystream = bytes(
+        a ^ b for a, b in zip(bytes.fromhex(plaintext), bytes.fromhex(ciphertext), strict=True)
+    )
     first = int("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", 16)
 
     assert encrypted_counters(bytes.fromhex(key), first, 2) == keystream
@@ -51,7 +55,9 @@ def encrypted_counters(key: bytes, first: int, count: int) -> bytes:
 
 
 def test_words_are_encrypted_counters() -> None:
-    """Across the boundary of an internal block, in pieces, and for a branch, against ECB done by hand."""
+    """Across the boundary of an internal block, in pieces, and for a branch, against ECB done by
+    hand.
+    """
     stream = KeyStream.from_seed(3, "test")
     branch = stream.branch()
     n = stream_module.BLOCK_WORDS + 100
@@ -72,7 +78,7 @@ def test_fill_writes_bytes_and_checks_words() -> None:
         KeyStream().words(np.empty(8, np.uint64)[::2])
 
 
-# --- never the same words twice ---------------------------------------------------------------------------
+# --- never the same words twice ------------------------------------------------------------------
 
 
 def test_fixed_global_seeds_do_not_fix_the_noise() -> None:
@@ -89,7 +95,9 @@ def test_fixed_global_seeds_do_not_fix_the_noise() -> None:
 def test_a_seed_repeats_and_purposes_differ() -> None:
     assert KeyStream.from_seed(7, "noise").seeded
     assert KeyStream.from_seed(7, "noise").branch().seeded
-    np.testing.assert_array_equal(draw(KeyStream.from_seed(7, "noise")), draw(KeyStream.from_seed(7, "noise")))
+    np.testing.assert_array_equal(
+        draw(KeyStream.from_seed(7, "noise")), draw(KeyStream.from_seed(7, "noise"))
+    )
     streams = [
         KeyStream.from_seed(7, "noise"),
         KeyStream.from_seed(7, "coins"),
@@ -116,7 +124,9 @@ def test_big_seeds_are_not_cut() -> None:
         (1, 2, ValueError, "purpose"),
     ],
 )
-def test_bad_seeds_are_named(seed: object, purpose: object, error: type[Exception], match: str) -> None:
+def test_bad_seeds_are_named(
+    seed: object, purpose: object, error: type[Exception], match: str
+) -> None:
     with pytest.raises(error, match=f"^{match} must be"):
         KeyStream.from_seed(seed, purpose)  # type: ignore[arg-type]
 
@@ -141,7 +151,9 @@ def test_repr_hides_the_key() -> None:
 
 
 def in_forked_child(work) -> bytes:
-    """What `work()` returns in a forked child; the child ends without running anything of pytest's."""
+    """What `work()` returns in a forked child; the child ends without running anything of
+    pytest's.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -167,7 +179,10 @@ def test_a_forked_child_takes_a_new_key() -> None:
     draw(stream, 3)
     held = stream._lock
     with held:  # as if another thread were drawing during the fork; the child must not wait for it
-        children = [in_forked_child(lambda: draw(stream).tobytes() + draw(branch).tobytes()) for _ in range(2)]
+        children = [
+            in_forked_child(lambda: draw(stream).tobytes() + draw(branch).tobytes())
+            for _ in range(2)
+        ]
     words = [np.frombuffer(child, np.uint64) for child in children] + [draw(stream), draw(branch)]
     together = np.concatenate(words)
     assert len(together) == 6 * 64
@@ -214,20 +229,26 @@ def test_bits_are_fair() -> None:
     assert np.abs(ones - (1 << 17)).max() < 6 * math.sqrt(1 << 16)
 
 
-# --- coins ------------------------------------------------------------------------------------------------
+# --- coins ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("q", [1e-6, 1.3e-6, 1 / 3, 0.01, 0.5, 1 - 2**-53, 2.0**-53, 2.0**-54, 5e-324, 0.0, 1.0])
+@pytest.mark.parametrize(
+    "q", [1e-6, 1.3e-6, 1 / 3, 0.01, 0.5, 1 - 2**-53, 2.0**-53, 2.0**-54, 5e-324, 0.0, 1.0]
+)
 def test_threshold_is_the_floor_exactly(q: float) -> None:
     threshold = stream_module._threshold(q)
     assert Fraction(threshold, 2**53) <= Fraction(q) < Fraction(threshold + 1, 2**53)
 
 
 def test_coins_compare_with_the_threshold_to_the_last_bit(monkeypatch) -> None:
-    """The stream is replaced by words just below and just at the threshold, for q of the order of 1e-6."""
+    """The stream is replaced by words just below and just at the threshold, for q of the order of
+    1e-6.
+    """
     q = 1.3e-6
     threshold = stream_module._threshold(q)
-    crafted = np.array([threshold << 11, (threshold << 11) - 1, 0, 2**64 - 1, (threshold - 1) << 11], np.uint64)
+    crafted = np.array(
+        [threshold << 11, (threshold << 11) - 1, 0, 2**64 - 1, (threshold - 1) << 11], np.uint64
+    )
     stream = KeyStream()
     monkeypatch.setattr(stream, "words", lambda out: np.copyto(out, crafted))
     assert stream.coins(5, q).tolist() == [1, 2, 4]
@@ -254,7 +275,9 @@ def test_bad_count_is_named() -> None:
 
 @pytest.mark.parametrize(("n", "q"), [(1000, 0.02), (40_000, 0.001), (50, 0.9)])
 def test_batch_sizes_are_binomial(n: int, q: float) -> None:
-    """Mean within 5.5 of its sigmas, variance n q (1 - q) within 5.5 of its own: false alarm 2 x 4e-8."""
+    """Mean within 5.5 of its sigmas, variance n q (1 - q) within 5.5 of its own: false alarm 2 x
+    4e-8.
+    """
     stream = KeyStream.from_seed(5, "coins")
     trials = 4000 if n < 10_000 else 1000
     sizes = np.array([len(stream.coins(n, q)) for _ in range(trials)])
@@ -264,7 +287,9 @@ def test_batch_sizes_are_binomial(n: int, q: float) -> None:
 
 
 def test_every_record_has_the_same_chance_and_coins_are_independent() -> None:
-    """Heads per record over 2,000 batches as chi-square, and the covariance of neighbours: 1e-7 each."""
+    """Heads per record over 2,000 batches as chi-square, and the covariance of neighbours: 1e-7
+    each.
+    """
     n, q, trials = 200, 0.1, 2000
     stream = KeyStream.from_seed(6, "coins")
     table = np.zeros((trials, n))
@@ -279,7 +304,9 @@ def test_every_record_has_the_same_chance_and_coins_are_independent() -> None:
 
 
 def test_rare_coins_are_not_inflated() -> None:
-    """float32 coins make 1e-6 into 1.013e-6. Ours over 4e7 tosses: 40 expected; the exact test at 1e-6."""
+    """float32 coins make 1e-6 into 1.013e-6. Ours over 4e7 tosses: 40 expected; the exact test at
+    1e-6.
+    """
     heads = KeyStream.from_seed(9, "coins").coins(40_000_000, 1e-6)
     assert stats.binomtest(len(heads), 40_000_000, 1e-6).pvalue > 1e-6
     assert (np.diff(heads) > 0).all()

@@ -1,4 +1,6 @@
-"""AdamBC: Adam where there is no noise, and unbiased by it where there is; it is told the noise that there is."""
+"""AdamBC: Adam where there is no noise, and unbiased by it where there is; it is told the noise
+that there is.
+"""
 
 import math
 from typing import Any
@@ -10,7 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim.noise.correlated import BandedToeplitz, BinaryTree, BufferedToeplitz, Strategy, ToeplitzSquareRoot
+from dpoptim.noise.correlated import (
+    BandedToeplitz,
+    BinaryTree,
+    BufferedToeplitz,
+    Strategy,
+    ToeplitzSquareRoot,
+)
 from dpoptim.noise.correlated.increments import increment_std
 from dpoptim.noise.stream import KeyStream
 from dpoptim.optim import AdamBC
@@ -26,19 +34,29 @@ def moved(optimizer_of: Any, gradients: list[Tensor]) -> Tensor:
 
 
 def test_without_noise_it_is_adam() -> None:
-    gradients = [torch.randn(50, generator=torch.Generator().manual_seed(i)).double() for i in range(20)]
+    gradients = [
+        torch.randn(50, generator=torch.Generator().manual_seed(i)).double() for i in range(20)
+    ]
     ours = moved(lambda ps: AdamBC(ps, lr=0.1, weight_decay=0.01), gradients)
     adam = moved(lambda ps: torch.optim.AdamW(ps, lr=0.1, weight_decay=0.01), gradients)
     assert torch.allclose(ours, adam, rtol=1e-9, atol=1e-12)
 
 
 def test_the_noise_is_taken_off_the_second_moment() -> None:
-    """Coordinates whose gradients are 1 and 5 under noise of 4: Adam moves them unlike, debiased steps are alike."""
+    """Coordinates whose gradients are 1 and 5 under noise of 4: Adam moves them unlike, debiased
+    steps are alike.
+    """
     generator = torch.Generator().manual_seed(0)
     signal = torch.tensor([1.0, 5.0]).double()[:, None].expand(2, 4000)
-    gradients = [signal + 4 * torch.randn(2, 4000, generator=generator).double() for _ in range(300)]
+    gradients = [
+        signal + 4 * torch.randn(2, 4000, generator=generator).double() for _ in range(300)
+    ]
     settings = {"lr": 1.0, "betas": (0.99, 0.99)}
-    debiased = moved(lambda ps: AdamBC(ps, noise_std=4.0, floor=0.01, **settings), gradients).median(1).values
+    debiased = (
+        moved(lambda ps: AdamBC(ps, noise_std=4.0, floor=0.01, **settings), gradients)
+        .median(1)
+        .values
+    )
     plain = moved(lambda ps: torch.optim.Adam(ps, **settings), gradients).median(1).values
     assert float(plain[1] / plain[0]) > 2.5
     assert float(debiased[1] / debiased[0]) < 1.7
@@ -57,14 +75,18 @@ def test_noise_that_changes_is_averaged_as_the_moment_is() -> None:
     assert float(state["second"].mean()) == pytest.approx(state["variance"], rel=0.01)
 
 
-@pytest.mark.parametrize("strategy", [BandedToeplitz(3), BufferedToeplitz(2), ToeplitzSquareRoot()], ids=str)
+@pytest.mark.parametrize(
+    "strategy", [BandedToeplitz(3), BufferedToeplitz(2), ToeplitzSquareRoot()], ids=str
+)
 def test_increments_are_as_noisy_as_stated(strategy: Strategy) -> None:
     steps, size = 8, 60_000
     state = strategy.start(steps, [size], KeyStream.from_seed(3, "test"))
     for step in range(steps):
         buffer = torch.zeros(size, dtype=torch.float64)
         state.add([buffer], 1.0)
-        assert float(buffer.std()) == pytest.approx(increment_std(strategy, steps, step), rel=5 / math.sqrt(2 * size))
+        assert float(buffer.std()) == pytest.approx(
+            increment_std(strategy, steps, step), rel=5 / math.sqrt(2 * size)
+        )
     assert math.isnan(increment_std(BinaryTree(), steps, 3))
 
 
@@ -80,7 +102,9 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_gradients_are_as_noisy_as_optimizers_are_told(name: str) -> None:
     """Records without gradients, so that what is released is noise."""
-    plan = METHODS[name].plan(n=8000, batch_size=2000, epochs=1, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out")
+    plan = METHODS[name].plan(
+        n=8000, batch_size=2000, epochs=1, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    )
     model = nn.Linear(200, 200, bias=False)
     optimizer = AdamBC(model.parameters(), lr=1e-3)
     told = []
@@ -102,11 +126,19 @@ def test_gradients_are_as_noisy_as_optimizers_are_told(name: str) -> None:
 
 
 def test_noise_that_is_not_told_is_refused_before_anything_is_spent() -> None:
-    plan = dpoptim.DPFTRL(1.0, noise="tree").plan(n=8, batch_size=4, epochs=1, noise_multiplier=1.0, delta=1e-5)
+    plan = dpoptim.DPFTRL(1.0, noise="tree").plan(
+        n=8, batch_size=4, epochs=1, noise_multiplier=1.0, delta=1e-5
+    )
     model = nn.Linear(2, 1)
     with dpoptim.Ledger(neighboring="zero-out") as ledger:
         with pytest.raises(ValueError, match="AdamBC asks for the noise of each step"):
-            dpoptim.attach(plan, model, AdamBC(model.parameters()), TensorDataset(torch.zeros(8, 2)), ledger=ledger)
+            dpoptim.attach(
+                plan,
+                model,
+                AdamBC(model.parameters()),
+                TensorDataset(torch.zeros(8, 2)),
+                ledger=ledger,
+            )
         assert not ledger.entries()
 
 
@@ -126,7 +158,9 @@ def test_it_learns() -> None:
     assert float((model(x).argmax(1) == y).float().mean()) > 0.9
 
 
-@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"betas": (1.0, 0.9)}, {"floor": -1.0}, {"noise_std": math.nan}])
+@pytest.mark.parametrize(
+    "wrong", [{"lr": 0.0}, {"betas": (1.0, 0.9)}, {"floor": -1.0}, {"noise_std": math.nan}]
+)
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         AdamBC([nn.Parameter(torch.zeros(1))], **wrong)

@@ -1,4 +1,6 @@
-"""One budget for a pipeline: it adds up, whatever the steps say of their own, and is worth it on raw tables."""
+"""One budget for a pipeline: it adds up, whatever the steps say of their own, and is worth it on
+raw tables.
+"""
 
 from typing import Any
 
@@ -15,15 +17,30 @@ from sklearn.preprocessing import StandardScaler
 import dpoptim
 from dpoptim.accounting import compute_epsilon
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier
-from dpoptim.preprocessing import DPImputer, DPMinMaxScaler, DPOneHot, DPStandardScaler, PrivatePipeline
+from dpoptim.preprocessing import (
+    DPImputer,
+    DPMinMaxScaler,
+    DPOneHot,
+    DPStandardScaler,
+    PrivatePipeline,
+)
 
 
 def people(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Age, income (skewed), rooms, city; gaps; and whether they bought."""
     rng = np.random.default_rng(seed)
-    age, income, rooms = rng.normal(45, 15, n), rng.lognormal(10.5, 0.6, n), rng.integers(1, 9, n).astype(float)
+    age, income, rooms = (
+        rng.normal(45, 15, n),
+        rng.lognormal(10.5, 0.6, n),
+        rng.integers(1, 9, n).astype(float),
+    )
     city = rng.choice(["ulm", "jena", "kiel"], n)
-    score = 0.06 * (age - 45) + 1.2 * (np.log(income) - 10.5) + 0.25 * (rooms - 4) + 1.5 * (city == "kiel")
+    score = (
+        0.06 * (age - 45)
+        + 1.2 * (np.log(income) - 10.5)
+        + 0.25 * (rooms - 4)
+        + 1.5 * (city == "kiel")
+    )
     y = (score + rng.logistic(size=n) * 0.7 > 0.4).astype(int)
     x = np.empty((n, 4), dtype=object)
     for i, column in enumerate((age, income, rooms, city)):
@@ -34,17 +51,26 @@ def people(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def pipeline(last: Any, **settings: Any) -> PrivatePipeline:
     scaler = DPStandardScaler([0, 0, 0], [110, 300_000, 12], missing="mean", noise_seed=5)
-    columns = ColumnTransformer([("numbers", scaler, [0, 1, 2]), ("city", DPOneHot([["jena", "kiel", "ulm"]]), [3])])
-    return PrivatePipeline([("columns", columns), ("last", last)], **{"epsilon": 1.0, "delta": 1e-6, **settings})
+    columns = ColumnTransformer(
+        [("numbers", scaler, [0, 1, 2]), ("city", DPOneHot([["jena", "kiel", "ulm"]]), [3])]
+    )
+    return PrivatePipeline(
+        [("columns", columns), ("last", last)], **{"epsilon": 1.0, "delta": 1e-6, **settings}
+    )
 
 
 def test_raw_columns_within_two_points_of_the_pipeline_without_privacy() -> None:
     x, y = people(20_000)
     x_test, y_test = people(5_000, seed=1)
     model = pipeline(DPLogisticRegression(data_norm=2.5, classes=[0, 1], noise_seed=0)).fit(x, y)
-    numbers, city = [np.nan_to_num(t[:, :3].astype(float), nan=45.0) for t in (x, x_test)], [t[:, 3:] for t in (x, x_test)]
+    numbers, city = (
+        [np.nan_to_num(t[:, :3].astype(float), nan=45.0) for t in (x, x_test)],
+        [t[:, 3:] for t in (x, x_test)],
+    )
     encode = DPOneHot([["jena", "kiel", "ulm"]]).fit(city[0])
-    plain = make_pipeline(StandardScaler(), LogisticRegression()).fit(np.hstack([numbers[0], encode.transform(city[0])]), y)
+    plain = make_pipeline(StandardScaler(), LogisticRegression()).fit(
+        np.hstack([numbers[0], encode.transform(city[0])]), y
+    )
     without = plain.score(np.hstack([numbers[1], encode.transform(city[1])]), y_test)
     assert model.score(x_test, y_test) > without - 0.02
     assert 0.95 < model.privacy_.epsilon <= 1.0
@@ -69,12 +95,18 @@ def test_the_parts_add_up_to_the_whole(relation: str) -> None:
 
 def test_networks_share_the_budget_by_composition() -> None:
     x, y = people(3_000)
-    model = pipeline(DPSGDClassifier(data_norm=2.5, classes=[0, 1], epochs=5, random_state=0), epsilon=2.0).fit(x, y)
+    model = pipeline(
+        DPSGDClassifier(data_norm=2.5, classes=[0, 1], epochs=5, random_state=0), epsilon=2.0
+    ).fit(x, y)
     assert 1.9 < model.privacy_.epsilon <= 2.0
     assert model.privacy_.status == "proven"
     with dpoptim.Ledger(neighboring="add-or-remove-one") as ledger:
         last = DPSGDClassifier(classes=[0, 1], epochs=2, neighboring="add-or-remove-one", n=3000)
-        model = pipeline(last, ledger=ledger).set_params(columns__numbers__neighboring="add-or-remove-one").fit(x, y)
+        model = (
+            pipeline(last, ledger=ledger)
+            .set_params(columns__numbers__neighboring="add-or-remove-one")
+            .fit(x, y)
+        )
         assert len(ledger.entries()) == 2
     assert model.privacy_.epsilon <= 1.0
 
@@ -82,7 +114,9 @@ def test_networks_share_the_budget_by_composition() -> None:
 def test_a_budget_bounds_repeated_fits() -> None:
     x, y = people(1_000)
     with dpoptim.Ledger(neighboring="zero-out", epsilon=1.5, delta=1e-6) as ledger:
-        model = pipeline(DPLogisticRegression(data_norm=2.5, classes=[0, 1]), ledger=ledger).fit(x, y)
+        model = pipeline(DPLogisticRegression(data_norm=2.5, classes=[0, 1]), ledger=ledger).fit(
+            x, y
+        )
         with pytest.raises(dpoptim.BudgetExceeded):
             model.fit(x, y)
     alone = pipeline(DPLogisticRegression(data_norm=2.5, classes=[0, 1], noise_seed=0))
@@ -94,8 +128,14 @@ def test_regression_with_shares_of_ones_own() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(50, 10, (5_000, 2))
     y = x[:, 0] - x[:, 1] + rng.normal(size=5_000)
-    steps = [("fill", DPImputer(0, 100)), ("scale", DPStandardScaler(0, 100)), ("last", DPLinearRegression(target_bound=60))]
-    model = PrivatePipeline(steps, epsilon=1.0, delta=1e-6, shares={"fill": 0.1, "scale": 0.2}).fit(x, y)
+    steps = [
+        ("fill", DPImputer(0, 100)),
+        ("scale", DPStandardScaler(0, 100)),
+        ("last", DPLinearRegression(target_bound=60)),
+    ]
+    model = PrivatePipeline(steps, epsilon=1.0, delta=1e-6, shares={"fill": 0.1, "scale": 0.2}).fit(
+        x, y
+    )
     assert model.score(x, y) > 0.9
     assert model.shares_ == {"fill": 0.1, "scale": 0.2}
     for shares, said in (
@@ -112,13 +152,18 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         pipeline(LogisticRegression()).fit(x, y)
     with pytest.raises(ValueError, match="must have neighboring='replace-one'"):
         pipeline(DPLogisticRegression(neighboring="replace-one")).fit(x, y)
-    free = PrivatePipeline([("scale", DPMinMaxScaler(0, 10)), ("last", DPLogisticRegression(classes=[0, 1]))], delta=1e-5)
+    free = PrivatePipeline(
+        [("scale", DPMinMaxScaler(0, 10)), ("last", DPLogisticRegression(classes=[0, 1]))],
+        delta=1e-5,
+    )
     assert free.fit(np.ones((50, 2)), y[:50]).shares_ == {}
     assert 0.99 < free.privacy_.epsilon <= 1.0
 
 
 def test_defaults_on_raw_units() -> None:
-    """Breast cancer in its raw units: 82.8 % with unit-norm scaling alone, 95.9 % where columns are standardised."""
+    """Breast cancer in its raw units: 82.8 % with unit-norm scaling alone, 95.9 % where columns
+    are standardised.
+    """
     x, y = load_breast_cancer(return_X_y=True)
     upper = 10.0 ** np.ceil(np.log10(x.max(0)))
     scores = []

@@ -1,4 +1,6 @@
-"""The private transformers as their users meet them: what they learn, what they refuse, and scikit-learn's conventions."""
+"""The private transformers as their users meet them: what they learn, what they refuse, and
+scikit-learn's conventions.
+"""
 
 import math
 from typing import Any
@@ -10,7 +12,13 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
-from dpoptim.preprocessing import DPClassCounts, DPImputer, DPMinMaxScaler, DPOneHot, DPStandardScaler
+from dpoptim.preprocessing import (
+    DPClassCounts,
+    DPImputer,
+    DPMinMaxScaler,
+    DPOneHot,
+    DPStandardScaler,
+)
 
 SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
 
@@ -19,8 +27,14 @@ SEEDED: Any = {"epsilon": 1e3, "delta": 1e-3, "noise_seed": 0}
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
-        pytest.param(one, check, id=f"{type(one).__name__}-{getattr(check, 'func', check).__name__}")
-        for toy in (DPStandardScaler(-100, 100, **SEEDED), DPImputer(-100, 100, **SEEDED), DPMinMaxScaler(-100, 100))
+        pytest.param(
+            one, check, id=f"{type(one).__name__}-{getattr(check, 'func', check).__name__}"
+        )
+        for toy in (
+            DPStandardScaler(-100, 100, **SEEDED),
+            DPImputer(-100, 100, **SEEDED),
+            DPMinMaxScaler(-100, 100),
+        )
         for one, check in estimator_checks_generator(toy, legacy=True)
     ],
 )
@@ -52,7 +66,8 @@ def test_the_scaler_finds_means_and_spreads() -> None:
     assert scaler.privacy_.epsilon <= 0.2
     assert scaler.privacy_.status == "proven"
     beyond = scaler.transform([[1e9, -1e9, 0.0]])
-    assert beyond[0, 0] == scaler.transform([[120.0, 0.0, 0.0]])[0, 0]  # values are cut to the public range
+    # values are cut to the public range
+    assert beyond[0, 0] == scaler.transform([[120.0, 0.0, 0.0]])[0, 0]
 
 
 def test_the_imputer_fills_with_means() -> None:
@@ -77,7 +92,8 @@ def test_quantiles() -> None:
     scaler = DPMinMaxScaler(**BOUNDS, quantile=0.05, epsilon=1.0, delta=1e-6, noise_seed=0).fit(x)
     for column in range(3):
         known = x[~np.isnan(x[:, column]), column]
-        # Ranks are of n, a tenth of which is missing; candidates are 1/255 of the public range apart.
+        # Ranks are of n, a tenth of which is missing; candidates are 1/255 of the public range
+        # apart.
         assert 0.01 < (known < scaler.low_[column]).mean() < 0.12
         assert 0.01 < (known > scaler.high_[column]).mean() < 0.12
     assert 0.9 < scaler.privacy_.epsilon <= 1.0
@@ -134,7 +150,10 @@ def test_what_is_learnt_is_charged() -> None:
         settings: Any = {"epsilon": 0.6, "delta": 1e-5, "ledger": ledger}
         DPStandardScaler(**BOUNDS, **settings).fit(x)
         DPMinMaxScaler(**BOUNDS, **settings).fit(x)  # public bounds: free
-        for second in (DPImputer(**BOUNDS, **settings), DPMinMaxScaler(**BOUNDS, quantile=0.1, **settings)):
+        for second in (
+            DPImputer(**BOUNDS, **settings),
+            DPMinMaxScaler(**BOUNDS, quantile=0.1, **settings),
+        ):
             with pytest.raises(dpoptim.BudgetExceeded):
                 second.set_params(epsilon=0.95).fit(x)
         assert [entry.label for entry in ledger.entries()] == ["DPStandardScaler"]

@@ -1,4 +1,6 @@
-"""Attempts to make one record count for more than it is charged, in one pass of accelerated SRGD."""
+"""Attempts to make one record count for more than it is charged, in one pass of accelerated
+SRGD.
+"""
 
 import math
 from typing import Any
@@ -28,7 +30,9 @@ STRANGE = [0.0, 1.0, -3.0, 1e30, -1e300, math.inf, -math.inf, math.nan]
 def data(seed: int) -> Data:
     made = torch.Generator().manual_seed(seed)
     n = STEPS * BATCH
-    return torch.randn(n, FEATURES, generator=made, dtype=torch.float64) * 3, torch.randn(n, generator=made).double()
+    return torch.randn(n, FEATURES, generator=made, dtype=torch.float64) * 3, torch.randn(
+        n, generator=made
+    ).double()
 
 
 def problem(loss: str) -> LinearProblem:
@@ -36,12 +40,16 @@ def problem(loss: str) -> LinearProblem:
 
 
 def sums(records: Data, loss: str, gradient: str, patch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The sums that the gate is handed when what it releases is fixed beforehand: the same history for all data."""
+    """The sums that the gate is handed when what it releases is fixed beforehand: the same history
+    for all data.
+    """
     seen: list[Tensor] = []
 
     def release(self: Gate, given: list[Tensor]) -> list[Tensor]:
         seen.append(given[0].clone())
-        script = torch.full_like(given[0], 0.3 * (-1.0) ** len(seen)) * torch.arange(1, len(given[0]) + 1)
+        script = torch.full_like(given[0], 0.3 * (-1.0) ** len(seen)) * torch.arange(
+            1, len(given[0]) + 1
+        )
         return [script.double()]
 
     with patch.context() as patched:
@@ -93,7 +101,9 @@ def test_the_bound_is_reached() -> None:
 
 
 class Canary:
-    """Many runs in one dimension each, side by side: nobody has a gradient but a canary, whose is the bound (or -bound)."""
+    """Many runs in one dimension each, side by side: nobody has a gradient but a canary, whose is
+    the bound (or -bound).
+    """
 
     def __init__(self, runs: int) -> None:
         self.dimension = runs
@@ -117,7 +127,9 @@ class Canary:
         return torch.zeros_like(w)
 
 
-@pytest.mark.parametrize("mechanism", [None, Independent(), BinaryTree(), ToeplitzSquareRoot()], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism", [None, Independent(), BinaryTree(), ToeplitzSquareRoot()], ids=repr
+)
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_an_audit_of_whole_runs_finds_the_budget(
     mechanism: Strategy | None, relation: str, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +172,11 @@ def test_strange_records_leave_the_result_finite(strange: float) -> None:
     rows, targets = data(3)
     rows[::2] = strange
     result = accelerated_srgd(
-        problem("squared"), (rows, targets), SRGD(STEPS, BATCH, BOUND, 1.0), budget=Budget(1e-5, mu=1.0), noise_seed=0
+        problem("squared"),
+        (rows, targets),
+        SRGD(STEPS, BATCH, BOUND, 1.0),
+        budget=Budget(1e-5, mu=1.0),
+        noise_seed=0,
     )
     assert bool(torch.isfinite(result.weights).all())
 
@@ -168,7 +184,9 @@ def test_strange_records_leave_the_result_finite(strange: float) -> None:
 def test_nothing_but_the_releases_depends_on_the_data() -> None:
     def run(records: Data) -> dict[str, Any]:
         settings = SRGD(STEPS, BATCH, BOUND, 1.0)
-        result = accelerated_srgd(problem("huber"), records, settings, budget=Budget(1e-5, epsilon=1.0), noise_seed=3)
+        result = accelerated_srgd(
+            problem("huber"), records, settings, budget=Budget(1e-5, epsilon=1.0), noise_seed=3
+        )
         return {
             "released": (result.weights, result.average, result.gradient_norms),
             "guarantee": str(result.guarantee),
@@ -193,5 +211,7 @@ def test_every_run_has_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Gate, "__init__", note)
     for _ in range(2):
-        accelerated_srgd(problem("huber"), data(5), SRGD(STEPS, BATCH, BOUND, 1.0), budget=Budget(1e-5, mu=1.0))
+        accelerated_srgd(
+            problem("huber"), data(5), SRGD(STEPS, BATCH, BOUND, 1.0), budget=Budget(1e-5, mu=1.0)
+        )
     assert seeded == [False, False]

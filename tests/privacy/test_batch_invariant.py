@@ -1,6 +1,8 @@
-"""What cancels inside a record is all rounding, and clipping makes it C long: no record may turn that of the others.
+"""What cancels inside a record is all rounding, and clipping makes it C long: no record may turn
+that of the others.
 
-Tries to falsify ``|sum(D) - sum(D')| <= C`` by the place of records in memory, and by how many they are.
+Tries to falsify ``|sum(D) - sum(D')| <= C`` by the place of records in memory, and by how many
+they are.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,10 @@ from dpoptim.gradients.products import Sums, add_weighted_outer, add_weighted_ro
 from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
 from support import LIBRARIES
 
-pytestmark = [pytest.mark.usefixtures("library"), pytest.mark.parametrize("library", LIBRARIES, indirect=True)]
+pytestmark = [
+    pytest.mark.usefixtures("library"),
+    pytest.mark.parametrize("library", LIBRARIES, indirect=True),
+]
 
 
 def cancelling(T: int, p: int, seed: int, size: float = 1e7) -> Tensor:
@@ -62,7 +67,9 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(("T", "p"), [(16, 2), (32, 2), (16, 40)])
 def test_sums_over_positions_do_not_depend_on_place(kind: str, T: int, p: int) -> None:
-    """Losses that take time first send gradients in that order back, and kernels then run across records: 31 C."""
+    """Losses that take time first send gradients in that order back, and kernels then run across
+    records: 31 C.
+    """
     torch.manual_seed(0)
     layer = LAYERS[kind](p)
     for seed in range(4):
@@ -72,10 +79,18 @@ def test_sums_over_positions_do_not_depend_on_place(kind: str, T: int, p: int) -
         def run(rows: int, g: Tensor = g, row: Tensor = row) -> Tensor:
             if kind == "linear bias":
                 x = torch.zeros(rows, T, 1)
-                return clipped_sum(layer, x, lambda out: (out.transpose(0, 1).contiguous() * g[:, None]).sum())
+                return clipped_sum(
+                    layer, x, lambda out: (out.transpose(0, 1).contiguous() * g[:, None]).sum()
+                )
             if kind in ("conv bias", "group norm"):
-                x = torch.zeros(rows, 1, T) if kind == "conv bias" else row[:, None].expand(rows, p, T)
-                return clipped_sum(layer, x, lambda out: (out.permute(2, 1, 0).contiguous() * g[:, :, None]).sum())
+                x = (
+                    torch.zeros(rows, 1, T)
+                    if kind == "conv bias"
+                    else row[:, None].expand(rows, p, T)
+                )
+                return clipped_sum(
+                    layer, x, lambda out: (out.permute(2, 1, 0).contiguous() * g[:, :, None]).sum()
+                )
             x = row.expand(T, rows, p).contiguous().transpose(0, 1)  # time first in memory
             return clipped_sum(layer, x, lambda out: (out * g).sum())
 
@@ -97,7 +112,10 @@ class Uses(nn.Module):
 USES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
     "scale": ((8,), lambda x, p: x * p),
     "number": ((), lambda x, p: x * p),
-    "one for each head": ((4, 1, 1), lambda x, p: (x.unflatten(2, (4, 2)).transpose(1, 2) * p).transpose(1, 2).flatten(2)),
+    "one for each head": (
+        (4, 1, 1),
+        lambda x, p: (x.unflatten(2, (4, 2)).transpose(1, 2) * p).transpose(1, 2).flatten(2),
+    ),
     "one for each position": ((64, 1), lambda x, p: x * p),
     "all positions": ((1, 64, 8), lambda x, p: x * p),
     "spread before": ((8,), lambda x, p: x * (p * 2).expand(64, 8)),
@@ -108,13 +126,18 @@ USES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)])
 @pytest.mark.parametrize("threads", [1, 4], indirect=True)
-def test_bare_parameters_add_up_alike_in_any_company(use: str, order: tuple[int, int, int], threads: None) -> None:
+def test_bare_parameters_add_up_alike_in_any_company(
+    use: str, order: tuple[int, int, int], threads: None
+) -> None:
     """Autograd adds up positions as they lie, and other records decide that: 2 C."""
     T, d = 64, 8
     model = Uses(*USES[use])
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
-        half, factors = torch.randn(T // 2, d, generator=generator), torch.randn(1, d, generator=generator)
+        half, factors = (
+            torch.randn(T // 2, d, generator=generator),
+            torch.randn(1, d, generator=generator),
+        )
         places = torch.randperm(T, generator=generator)
         x = torch.cat([half, half])[places] * 1e7
         g = (torch.cat([torch.ones(T // 2, d), -torch.ones(T // 2, d)]) * factors)[places]
@@ -124,7 +147,9 @@ def test_bare_parameters_add_up_alike_in_any_company(use: str, order: tuple[int,
             inputs[place], slopes[place] = x, g
 
             def loss(output: Tensor, slopes: Tensor = slopes) -> Tensor:
-                return (output.permute(order).contiguous() * slopes.permute(order).contiguous()).sum()
+                return (
+                    output.permute(order).contiguous() * slopes.permute(order).contiguous()
+                ).sum()
 
             sums.append(clipped_sum(model, inputs, loss))
         assert 0.9 < float(sums[0].norm()) <= 1.0  # nothing but rounding, as long as it may be
@@ -137,7 +162,10 @@ def test_rms_norm_does_not_depend_on_the_layout_of_its_input() -> None:
     torch.manual_seed(0)
     layer = nn.RMSNorm(p)
     for seed in range(6):
-        g, row = cancelling(T, p, seed), torch.randn(p, generator=torch.Generator().manual_seed(seed))
+        g, row = (
+            cancelling(T, p, seed),
+            torch.randn(p, generator=torch.Generator().manual_seed(seed)),
+        )
         sums = []
         for rows in (2, 1):
             x = row.expand(rows, T, p).permute(2, 0, 1).contiguous().permute(1, 2, 0)
@@ -148,11 +176,18 @@ def test_rms_norm_does_not_depend_on_the_layout_of_its_input() -> None:
 ORDERS = {"rows": (0, 1, 2), "transposed": (0, 2, 1), "features first": (2, 0, 1)}
 
 
-@pytest.mark.parametrize(("T", "d", "p"), [(30, 16, 1), (64, 16, 1), (16, 48, 1), (100, 7, 50), (100, 5, 33), (42, 33, 34)])
+@pytest.mark.parametrize(
+    ("T", "d", "p"),
+    [(30, 16, 1), (64, 16, 1), (16, 48, 1), (100, 7, 50), (100, 5, 33), (42, 33, 34)],
+)
 @pytest.mark.parametrize("layout", ORDERS)
 @pytest.mark.parametrize("threads", [1, 4], indirect=True)
-def test_a_record_alone_is_rounded_as_in_company(T: int, d: int, p: int, layout: str, threads: None) -> None:
-    """Kernels for one matrix are others than those for several, and strides of a single record are ambiguous: 2.7 C."""
+def test_a_record_alone_is_rounded_as_in_company(
+    T: int, d: int, p: int, layout: str, threads: None
+) -> None:
+    """Kernels for one matrix are others than those for several, and strides of a single record are
+    ambiguous: 2.7 C.
+    """
     order = ORDERS[layout]
     back = [order.index(axis) for axis in range(3)]
     layer = nn.Linear(d, p, bias=False)
@@ -166,12 +201,16 @@ def test_a_record_alone_is_rounded_as_in_company(T: int, d: int, p: int, layout:
         for rows in (3, 2, 1):
             x = a.expand(rows, T, d).permute(order).contiguous().permute(back)
             w = g.expand(rows, T, p).permute(order)
-            sums.append(clipped_sum(layer, x, lambda out, w=w: (out.permute(order).contiguous() * w).sum()))  # type: ignore[misc]
+            sums.append(
+                clipped_sum(layer, x, lambda out, w=w: (out.permute(order).contiguous() * w).sum())
+            )  # type: ignore[misc]
         assert float((sums[0] - sums[1]).norm()) <= 1.0
         assert float((sums[1] - sums[2]).norm()) <= 1.0
 
 
-@pytest.mark.parametrize("sizes", [(32, 32, 32), (33, 64, 128), (128, 1024, 48), (64, 192, 768), (1000, 32, 80)])
+@pytest.mark.parametrize(
+    "sizes", [(32, 32, 32), (33, 64, 128), (128, 1024, 48), (64, 192, 768), (1000, 32, 80)]
+)
 @pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
 @pytest.mark.parametrize("records", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -187,14 +226,22 @@ def test_large_products_do_not_depend_on_their_operands_layout(
     expected = record_products(g, a)
     for left, right in ((turned_g, a), (g, turned_a), (turned_g, turned_a)):
         assert torch.equal(record_products(left, right), expected)
-    for claimed, again in zip(ghost_squared_norms(g, a), ghost_squared_norms(turned_g, turned_a), strict=True):
+    for claimed, again in zip(
+        ghost_squared_norms(g, a), ghost_squared_norms(turned_g, turned_a), strict=True
+    ):
         assert torch.equal(claimed, again)
 
 
-@pytest.mark.parametrize("sizes", [(64, 5, 64), (17, 32, 65), (8, 16, 65), (48, 512, 17), (100, 65, 33), (512, 7, 32)])
+@pytest.mark.parametrize(
+    "sizes", [(64, 5, 64), (17, 32, 65), (8, 16, 65), (48, 512, 17), (100, 65, 33), (512, 7, 32)]
+)
 @pytest.mark.parametrize("threads", [1, 2, 4, 8, 16], indirect=True)
-def test_products_and_claims_of_few_records_are_those_of_many(sizes: tuple[int, int, int], threads: None) -> None:
-    """To the last bit: threads divide few matrices among them, and so add up their products otherwise."""
+def test_products_and_claims_of_few_records_are_those_of_many(
+    sizes: tuple[int, int, int], threads: None
+) -> None:
+    """To the last bit: threads divide few matrices among them, and so add up their products
+    otherwise.
+    """
     torch.manual_seed(0)
     T, p, d = sizes
     for _ in range(20):
@@ -210,11 +257,20 @@ def test_a_last_part_of_one_record_is_rounded_as_a_longer_one(channels: int) -> 
     """Patches of wide images are formed a few records at a time: 2.5 C."""
     T, d = 3136, 64
     generator = torch.Generator().manual_seed(0)
-    half, other = torch.randn(d, T // 2, generator=generator), torch.randn(channels, T // 2, generator=generator)
+    half, other = (
+        torch.randn(d, T // 2, generator=generator),
+        torch.randn(channels, T // 2, generator=generator),
+    )
     places = torch.randperm(T, generator=generator)
-    a, g = torch.cat([half, half], 1)[:, places] * 1e3, torch.cat([other, -other], 1)[:, places] * 1e4
+    a, g = (
+        torch.cat([half, half], 1)[:, places] * 1e3,
+        torch.cat([other, -other], 1)[:, places] * 1e4,
+    )
     layer = nn.Conv1d(d, channels, 1, bias=False)
-    sums = [clipped_sum(layer, a.expand(rows, d, T).contiguous(), lambda out: (out * g).sum()) for rows in (7, 6)]
+    sums = [
+        clipped_sum(layer, a.expand(rows, d, T).contiguous(), lambda out: (out * g).sum())
+        for rows in (7, 6)
+    ]
     assert float((sums[0] - sums[1]).norm()) <= 1.0
 
 
@@ -222,12 +278,21 @@ def test_a_last_part_of_one_record_is_rounded_as_a_longer_one(channels: int) -> 
 def test_long_and_short_groups_share_a_block(block: list[int]) -> None:
     torch.manual_seed(0)
     rows = sum(block)
-    g, a, weights = torch.randn(rows, 70), torch.randn(rows, 65), torch.rand(1, rows, dtype=torch.float64)
+    g, a, weights = (
+        torch.randn(rows, 70),
+        torch.randn(rows, 65),
+        torch.rand(1, rows, dtype=torch.float64),
+    )
     values = torch.randn(rows, 600)
-    total, outer = Sums([torch.empty(600, dtype=torch.float64)]), Sums([torch.empty(70, 65, dtype=torch.float64)])
+    total, outer = (
+        Sums([torch.empty(600, dtype=torch.float64)]),
+        Sums([torch.empty(70, 65, dtype=torch.float64)]),
+    )
     add_weighted_rows(total, values, weights, [block])
     add_weighted_outer(outer, g, a, weights, [block])
-    torch.testing.assert_close(total.settle()[0], weights[0] @ values.double(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        total.settle()[0], weights[0] @ values.double(), rtol=1e-4, atol=1e-4
+    )
     expected = torch.einsum("r,rp,rd->pd", weights[0], g.double(), a.double())
     torch.testing.assert_close(outer.settle()[0], expected, rtol=1e-4, atol=1e-4)
 
@@ -276,5 +341,10 @@ def test_norms_of_few_records_are_read_as_those_of_many(block: int, threads: Non
         together = row_squared_norms(rows, block=block)
         assert bool((together >= rows.double().square().sum(1)).all())
         for records in (1, 2, 3, 9):
-            assert torch.equal(row_squared_norms(rows[7 : 7 + records], block=block), together[7 : 7 + records])
-            assert torch.equal(row_squared_norms(rows[7 : 7 + records].clone(), block=block), together[7 : 7 + records])
+            assert torch.equal(
+                row_squared_norms(rows[7 : 7 + records], block=block), together[7 : 7 + records]
+            )
+            assert torch.equal(
+                row_squared_norms(rows[7 : 7 + records].clone(), block=block),
+                together[7 : 7 + records],
+            )

@@ -1,4 +1,6 @@
-"""Tries to falsify the engine's guarantee: ``|sum(D) - sum(D')| <= C``, whatever the records hold."""
+"""Tries to falsify the engine's guarantee: ``|sum(D) - sum(D')| <= C``, whatever the records
+hold.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,12 +17,32 @@ from dpoptim.clipping import Clipping, SplitClipping
 from dpoptim.gradients import products as products_module
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.products import BLOCK_GROUPS, GROUP_ROWS, Groups, Sums, add_weighted_outer, consecutive_groups, margin
+from dpoptim.gradients.products import (
+    BLOCK_GROUPS,
+    GROUP_ROWS,
+    Groups,
+    Sums,
+    add_weighted_outer,
+    consecutive_groups,
+    margin,
+)
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.summation_groups import number_of_groups
-from support import CASES, LIBRARIES, WITHOUT_ORACLE, Case, by_engine, clipped, joint_norm, vmap_gradients
+from support import (
+    CASES,
+    LIBRARIES,
+    WITHOUT_ORACLE,
+    Case,
+    by_engine,
+    clipped,
+    joint_norm,
+    vmap_gradients,
+)
 
-pytestmark = [pytest.mark.usefixtures("library"), pytest.mark.parametrize("library", LIBRARIES, indirect=True)]
+pytestmark = [
+    pytest.mark.usefixtures("library"),
+    pytest.mark.parametrize("library", LIBRARIES, indirect=True),
+]
 FLOAT_CASES = [case for case in CASES + WITHOUT_ORACLE if not case.integers]
 
 
@@ -61,7 +83,13 @@ KINDS = ["plain", "huge", "largest", "tiny", "zero", "nan", "inf", "copy", "stee
 )
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda case: case.name)
 def test_removing_one_adversarial_record(
-    case: Case, kinds: list[str], seed: int, exponent: int, style: str, dtype: torch.dtype, removed: int
+    case: Case,
+    kinds: list[str],
+    seed: int,
+    exponent: int,
+    style: str,
+    dtype: torch.dtype,
+    removed: int,
 ) -> None:
     torch.manual_seed(seed)
     model = case.build().to(dtype)
@@ -69,7 +97,8 @@ def test_removing_one_adversarial_record(
     x = poison(x, kinds)
     clipping = Clipping(10.0**exponent, style)
     keep = [i for i in range(8) if i != removed]
-    # "sum": under a mean, autograd itself scales by the realised batch, and the forward pass rounds differently.
+    # "sum": under a mean, autograd itself scales by the realised batch, and the forward pass
+    # rounds differently.
     whole = by_engine(model, x, target, clipping, capacity=8, reduction="sum")
     without = by_engine(model, x[keep], target[keep], clipping, capacity=8, reduction="sum")
     assert all(torch.isfinite(s).all() for s in whole)
@@ -85,7 +114,9 @@ def test_a_record_that_is_not_finite_counts_as_zero(case: Case) -> None:
         bad = poison(x, ["plain", "plain", kind, "plain", "plain", "plain", "plain", "plain"])
         keep = [0, 1, 3, 4, 5, 6, 7]
         with_bad = by_engine(model, bad, target, Clipping(0.1), capacity=8, reduction="sum")
-        without = by_engine(model, x[keep], target[keep], Clipping(0.1), capacity=8, reduction="sum")
+        without = by_engine(
+            model, x[keep], target[keep], Clipping(0.1), capacity=8, reduction="sum"
+        )
         assert joint_norm([a - b for a, b in zip(with_bad, without, strict=True)]) <= 1e-6
 
 
@@ -101,7 +132,9 @@ def test_a_single_record_never_exceeds_the_bound() -> None:
 
 
 class Linear(nn.Module):
-    """Per-record gradient = the record itself, so that a test controls every bit of what is summed."""
+    """Per-record gradient = the record itself, so that a test controls every bit of what is
+    summed.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -113,20 +146,26 @@ class Linear(nn.Module):
 
 @pytest.mark.parametrize("rows", [300, 800, 9_194, 65_536])
 def test_rounding_of_a_large_batch_stays_inside_the_margin(rows: int) -> None:
-    """The record sums where ordered float32 moved by 1.49 C (9,194 records) and an aligned product by 5e-4 C."""
+    """The record sums where ordered float32 moved by 1.49 C (9,194 records) and an aligned product
+    by 5e-4 C.
+    """
     torch.manual_seed(0)
     size = 3
     model = Linear(size)
     direction = torch.randn(size)
     direction /= direction.norm()
-    x = direction.repeat(rows, 1) * (1 + torch.rand(rows, 1))  # all aligned: errors add up instead of cancelling
+    # all aligned: errors add up instead of cancelling
+    x = direction.repeat(rows, 1) * (1 + torch.rand(rows, 1))
     labels = torch.randint(0, number_of_groups(rows, None), (rows,)).sort().values
     sums = {}
     for name, batch, label in (("with", x, labels), ("without", x[1:], labels[1:])):
         engine = Engine(model, Clipping(1.0), capacity=rows, reduction="sum")
         engine.attach()
         sizes = label.bincount().tolist()
-        engine.begin_microbatch(len(batch), groups=[sizes[i : i + BLOCK_GROUPS] for i in range(0, len(sizes), BLOCK_GROUPS)])
+        engine.begin_microbatch(
+            len(batch),
+            groups=[sizes[i : i + BLOCK_GROUPS] for i in range(0, len(sizes), BLOCK_GROUPS)],
+        )
         model(batch).sum().backward()
         sums[name] = engine.split(engine.take())
         engine.detach()
@@ -135,8 +174,9 @@ def test_rounding_of_a_large_batch_stays_inside_the_margin(rows: int) -> None:
 
 
 def test_the_factor_of_a_mean_stays_inside_the_margin() -> None:
-    """1/B and 1/(B + 1) round all gradients, norms and products anew. Nothing is proved for means: this was the worst case
-    (1.05 C) when the margin was 6 u B and norms were summed in blocks of 1,024."""
+    """1/B and 1/(B + 1) round all gradients, norms and products anew. Nothing is proved for means:
+    this was the worst case (1.05 C) when the margin was 6 u B and norms were summed in blocks of
+    1,024."""
     rows, slope = 17_993, 1.579
     model = nn.Linear(1, 1024, bias=False)
     sums = []
@@ -173,14 +213,18 @@ def test_records_that_cancel_inside_are_bounded_under_a_sum(joining: int) -> Non
 
 
 def test_records_that_cancel_inside_are_not_bounded_under_a_mean() -> None:
-    """What `products` says of means is so: one more turns what all others leave of themselves from nothing into C each."""
+    """What `products` says of means is so: one more turns what all others leave of themselves from
+    nothing into C each.
+    """
     assert max(moved_by_cancelling(joining, "mean") for joining in range(100, 110)) > 100
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("size", [1e18, 1e20, 1e25])
 def test_a_longer_record_changes_no_others_formula(size: float, reduction: Reduction) -> None:
-    """Padding to two positions: records of huge gradients on tiny inputs once counted only beside a longer one (995 C)."""
+    """Padding to two positions: records of huge gradients on tiny inputs once counted only beside
+    a longer one (995 C).
+    """
     model = nn.Linear(1, 1, bias=False)
     sums = []
     for length in (1, 2):
@@ -199,7 +243,9 @@ def test_a_longer_record_changes_no_others_formula(size: float, reduction: Reduc
 
 @pytest.mark.parametrize("size", [1.0, 1e18, 1e19, 1e20, 1e30])
 def test_a_layer_that_a_record_does_not_use_leaves_it_as_it_is(size: float) -> None:
-    """One record sends the batch through an expert; the others have the gradient zero there, and inputs of any size."""
+    """One record sends the batch through an expert; the others have the gradient zero there, and
+    inputs of any size.
+    """
     main, expert = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
     model = nn.ModuleList([main, expert])
     sums = []
@@ -229,7 +275,9 @@ def weighted_outer(g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> Ten
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 100),
 )
-def test_products_err_by_less_than_the_theorem_says(rows: int, dtype: torch.dtype, seed: int) -> None:
+def test_products_err_by_less_than_the_theorem_says(
+    rows: int, dtype: torch.dtype, seed: int
+) -> None:
     """Each group errs by at most gamma_{s+2} times the sum of its terms' norms."""
     torch.manual_seed(seed)
     g, a = torch.randn(rows, 4, dtype=dtype), torch.randn(rows, 6, dtype=dtype)
@@ -260,7 +308,9 @@ def test_two_sums_are_formed_together_within_the_errors_of_one(
     rows = sum(map(sum, sizes))
     g, a = torch.randn(rows, 70, dtype=dtype), torch.randn(rows, 65, dtype=dtype)
     first, other = torch.rand(2, rows, dtype=torch.float64)
-    kind = torch.multinomial(torch.tensor(shares, dtype=torch.float64), max(rows, 1), replacement=True)[:rows]
+    kind = torch.multinomial(
+        torch.tensor(shares, dtype=torch.float64), max(rows, 1), replacement=True
+    )[:rows]
     second = torch.stack([0 * first, 3 * first, other]).gather(0, kind[None])[0]
     weights = torch.stack([first, second])
     sums = Sums([torch.full((70, 65), math.nan, dtype=torch.float64) for _ in range(2)], DIRECTIONS)
@@ -277,12 +327,15 @@ def test_each_direction_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> N
     """Error feedback must not cost a second product where no record needs one."""
     multiplied: list[int] = []
 
-    def counted(honest: Callable[..., Tensor], left: Tensor, right: Tensor, **options: Tensor | None) -> Tensor:
+    def counted(
+        honest: Callable[..., Tensor], left: Tensor, right: Tensor, **options: Tensor | None
+    ) -> Tensor:
         product = honest(left, right, **options)
         multiplied.append(len(product))
         return product
 
-    for owner, name in ((torch, "mm"), (products_module, "transposed_product")):  # by the processor
+    # by the processor
+    for owner, name in ((torch, "mm"), (products_module, "transposed_product")):
         monkeypatch.setattr(owner, name, partial(counted, getattr(owner, name)))
     g, a, first = torch.randn(160, 70), torch.randn(160, 65), torch.rand(160, dtype=torch.float64)
     for second, products in ((0 * first, [70]), (3 * first, [70]), (first, [140])):
@@ -303,7 +356,9 @@ def test_each_direction_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_record_moves_both_sums_of_error_feedback_by_their_bounds(
     seed: int, spread: float, residual: float, removed: int, kind: str
 ) -> None:
-    """Gradients shorter than C1, between C1 and R, and longer than R, beside one record that is there or is not."""
+    """Gradients shorter than C1, between C1 and R, and longer than R, beside one record that is
+    there or is not.
+    """
     torch.manual_seed(seed)
     model = nn.Linear(80, 60)
     x = torch.randn(200, 80) * 10 ** (spread * (torch.rand(200, 1) - 1))
@@ -332,19 +387,27 @@ def test_the_margin_is_what_the_theorem_asks_for() -> None:
     worst = 2 * depths * unit / (1 - (GROUP_ROWS + 2) * unit) * GROUP_ROWS
     for rows in (1, 176, 10_000, 190_000):
         adding_groups = 2 * (rows / GROUP_ROWS + 1) * 2.0**-53 * rows
-        assert worst + adding_groups + (4 + 1 + NORM_BLOCK + 4) * unit * rows <= margin(torch.float32, rows)
+        assert worst + adding_groups + (4 + 1 + NORM_BLOCK + 4) * unit * rows <= margin(
+            torch.float32, rows
+        )
 
 
 @pytest.mark.parametrize("sizes", [(100,), (1, 99, 30), (160, 5, 160), (161,), (3, 400, 2)])
 def test_a_groups_sum_is_the_same_wherever_the_group_stands(sizes: tuple[int, ...]) -> None:
-    """Condition 3 of the theorem: to the last bit, for aligned and unaligned rows, small and large products."""
+    """Condition 3 of the theorem: to the last bit, for aligned and unaligned rows, small and large
+    products.
+    """
     torch.manual_seed(0)
     for p, d in ((1, 3), (10, 785), (64, 64), (257, 33)):
         g, a = torch.randn(sum(sizes), p), torch.randn(sum(sizes), d)
         weights = torch.rand(sum(sizes), dtype=torch.float64)
         alone = []
         for rows in (slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))):
-            alone.append(weighted_outer(g[rows].clone(), a[rows].clone(), weights[rows], [[rows.stop - rows.start]]))
+            alone.append(
+                weighted_outer(
+                    g[rows].clone(), a[rows].clone(), weights[rows], [[rows.stop - rows.start]]
+                )
+            )
         together = weighted_outer(g, a, weights, [[size] for size in sizes])
         expected = torch.zeros(p, d, dtype=torch.float64)
         for total in alone:
@@ -361,7 +424,11 @@ def test_a_groups_sum_is_the_same_wherever_the_group_stands(sizes: tuple[int, ..
 )
 def test_norms_are_never_read_low(entries: int, exponent: int, spread: int, seed: int) -> None:
     torch.manual_seed(seed)
-    x = (torch.randn(5, entries).double() * 10.0**exponent * 10.0 ** -(spread * torch.rand(5, entries).double())).float()
+    x = (
+        torch.randn(5, entries).double()
+        * 10.0**exponent
+        * 10.0 ** -(spread * torch.rand(5, entries).double())
+    ).float()
     true = x.double().square().sum(1)
     read = row_squared_norms(x)
     assert bool((read >= true).all())
@@ -370,7 +437,9 @@ def test_norms_are_never_read_low(entries: int, exponent: int, spread: int, seed
 
 
 class LinearLoss(nn.Module):
-    """A layer and a loss that is linear in its output, so that a test chooses both factors of the gradient."""
+    """A layer and a loss that is linear in its output, so that a test chooses both factors of the
+    gradient.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -380,7 +449,9 @@ class LinearLoss(nn.Module):
         return self.layer(x)
 
 
-def cotangent_sum(model: nn.Module, x: Tensor, g: Tensor, clip_norm: float, capacity: int) -> list[Tensor]:
+def cotangent_sum(
+    model: nn.Module, x: Tensor, g: Tensor, clip_norm: float, capacity: int
+) -> list[Tensor]:
     """The engine's sum where record i's gradient is ``sum_t outer(g[i, t], x[i, t])``."""
     engine = Engine(model, Clipping(clip_norm), capacity=capacity, reduction="sum")
     engine.attach()
@@ -392,8 +463,12 @@ def cotangent_sum(model: nn.Module, x: Tensor, g: Tensor, clip_norm: float, capa
         engine.detach()
 
 
-def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alternating signs nearly cancel inside each record; one more record pushes the batch over the memory cap."""
+def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alternating signs nearly cancel inside each record; one more record pushes the batch over
+    the memory cap.
+    """
     torch.manual_seed(0)
     inputs, T, rows = 64, 32, 40
     monkeypatch.setattr("dpoptim.gradients.per_sample_grads.MEMORY_CAP", inputs * inputs * rows)
@@ -406,8 +481,12 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(monkeypa
     assert joint_norm([a - b for a, b in zip(stored, formed_again, strict=True)]) <= 1.0
 
 
-def test_how_sums_are_formed_does_not_depend_on_how_many_records_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept gradients and those formed again are summed otherwise: every group's rounding would change (1.6 C at 2^20)."""
+def test_how_sums_are_formed_does_not_depend_on_how_many_records_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kept gradients and those formed again are summed otherwise: every group's rounding would
+    change (1.6 C at 2^20).
+    """
     monkeypatch.setattr("dpoptim.gradients.per_sample_grads.MEMORY_CAP", 8 * 8 * 40)
     measured, kept = SequenceOuter.squared_norms, []
 
@@ -425,7 +504,9 @@ def test_how_sums_are_formed_does_not_depend_on_how_many_records_there_are(monke
 
 
 def test_clip_factors_do_not_depend_on_how_long_others_are() -> None:
-    """Padding a batch with zeros to the length of one record leaves every other record's factor as it was."""
+    """Padding a batch with zeros to the length of one record leaves every other record's factor as
+    it was.
+    """
     torch.manual_seed(0)
     rows, inputs = 100, 66
     model = LinearLoss(inputs, inputs)
@@ -447,7 +528,9 @@ def test_clip_factors_do_not_depend_on_how_long_others_are() -> None:
 def test_one_record_with_extreme_factors_adds_at_most_the_bound(
     x_exponent: int, g_exponent: int, clip_exponent: int, positions: int, seed: int
 ) -> None:
-    """Denormal inputs against enormous output gradients and the other way round: products may not vanish unmeasured."""
+    """Denormal inputs against enormous output gradients and the other way round: products may not
+    vanish unmeasured.
+    """
     torch.manual_seed(seed)
     model = LinearLoss(32, 24)
     x = (torch.randn(1, positions, 32).double() * 10.0**x_exponent).float()
@@ -462,11 +545,14 @@ def cheaply_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """Claim all norms of sequences first; or form one record's gradients after the other's."""
     way = {request.param: True}
     monkeypatch.setattr(
-        "dpoptim.gradients.engine.choose_formula", lambda per_sample_grad, *public: replace(per_sample_grad, **way)
+        "dpoptim.gradients.engine.choose_formula",
+        lambda per_sample_grad, *public: replace(per_sample_grad, **way),
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     size=st.integers(-8, 12),
     residue=st.integers(-9, 0),
@@ -475,19 +561,28 @@ def cheaply_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     seed=st.integers(0, 50),
 )
 @pytest.mark.usefixtures("cheaply_measured")
-def test_a_wrong_claim_never_breaks_the_bound(size: int, residue: int, clip_exponent: int, records: int, seed: int) -> None:
-    """SequenceOuter that all but cancel: the Gram form's rounding is larger than the gradient that is left."""
+def test_a_wrong_claim_never_breaks_the_bound(
+    size: int, residue: int, clip_exponent: int, records: int, seed: int
+) -> None:
+    """SequenceOuter that all but cancel: the Gram form's rounding is larger than the gradient that
+    is left.
+    """
     torch.manual_seed(seed)
     model = LinearLoss(32, 24)
     signs = torch.tensor([1.0, -1.0]).repeat(8)[None, :, None]
-    x = 10.0**size * (torch.randn(records, 1, 32) * signs + 10.0**residue * torch.randn(records, 16, 32))
+    x = 10.0**size * (
+        torch.randn(records, 1, 32) * signs + 10.0**residue * torch.randn(records, 16, 32)
+    )
     g = torch.ones(records, 16, 24) + 10.0**residue * torch.randn(records, 16, 24)
     clip_norm = 10.0**clip_exponent
     for one in range(records):
         total = cotangent_sum(model, x[one : one + 1], g[one : one + 1], clip_norm, 1)
         assert joint_norm(total) <= clip_norm
     keep = range(1, records)
-    whole, without = (cotangent_sum(model, x[rows], g[rows], clip_norm, records) for rows in (range(records), keep))
+    whole, without = (
+        cotangent_sum(model, x[rows], g[rows], clip_norm, records)
+        for rows in (range(records), keep)
+    )
     assert joint_norm([a - b for a, b in zip(whole, without, strict=True)]) <= clip_norm
 
 
@@ -500,14 +595,20 @@ def test_cheaply_measured_norms_give_the_same_sum() -> None:
     clipping = Clipping(float(torch.cat([t.flatten(1) for t in truth], 1).norm(dim=1).median()))
     expected = clipped(truth, clipping, 40)
     sums = by_engine(model, x, target, clipping, capacity=40)
-    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(expected)
+    assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= 3e-5 * joint_norm(
+        expected
+    )
     x[3, 2, 1] = math.nan
     x[5] = math.inf
-    assert all(bool(torch.isfinite(s).all()) for s in by_engine(model, x, target, clipping, capacity=40))
+    assert all(
+        bool(torch.isfinite(s).all()) for s in by_engine(model, x, target, clipping, capacity=40)
+    )
 
 
 def test_the_clipped_record_by_an_independent_formula() -> None:
-    """g min(1, C / |g|) in float64, without any of the engine's own code, but for the margin given up."""
+    """g min(1, C / |g|) in float64, without any of the engine's own code, but for the margin given
+    up.
+    """
     torch.manual_seed(0)
     x, g = torch.randn(50, 32), torch.randn(50, 24)
     gradients = g.double()[:, :, None] * x.double()[:, None, :]
@@ -547,7 +648,9 @@ def test_a_batch_of_bad_records_sums_to_zero() -> None:
 @pytest.mark.parametrize("length", [2.0**54.5, 2.0**58, 2.0**61.9, 2.0**63.5, 1e25, 1e30])
 @pytest.mark.parametrize("layer", ["outer", "positions", "formed"])
 def test_huge_gradients_under_a_mean_do_not_count_all_or_nothing(length: float, layer: str) -> None:
-    """Where float32 ends, 1/B decided whether all records counted: one more moved the sum by 996 C."""
+    """Where float32 ends, 1/B decided whether all records counted: one more moved the sum by 996
+    C.
+    """
     B = 600
     kinds: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         "outer": (lambda: nn.Linear(1, 2, bias=False), (1,)),
@@ -556,7 +659,8 @@ def test_huge_gradients_under_a_mean_do_not_count_all_or_nothing(length: float, 
     }
     build, shape = kinds[layer]
     model, x = build(), torch.ones(B, *shape)
-    for scaled in (1.0, B, B - 0.5):  # thresholds on the gradient of the mean, and on the records' own
+    # thresholds on the gradient of the mean, and on the records' own
+    for scaled in (1.0, B, B - 0.5):
         w = torch.tensor(min(length * scaled, 1e37))
         found = []
         for rows in (B, B - 1):
@@ -570,13 +674,20 @@ def test_huge_gradients_under_a_mean_do_not_count_all_or_nothing(length: float, 
 
 
 @pytest.mark.parametrize("shape", [(16, 7, 5), (12, 5, 7), (8, 5, 17)])
-def test_records_that_cancel_inside_do_not_depend_on_their_place(shape: tuple[int, int, int]) -> None:
-    """All rounding, clipped to C: products that round by place let one record turn all others (79 C)."""
+def test_records_that_cancel_inside_do_not_depend_on_their_place(
+    shape: tuple[int, int, int],
+) -> None:
+    """All rounding, clipped to C: products that round by place let one record turn all others (79
+    C).
+    """
     T, d, p = shape
     layer, B = nn.Linear(d, p, bias=False), 80
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
-        half, other = torch.randn(T // 2, d, generator=generator), torch.randn(T // 2, p, generator=generator)
+        half, other = (
+            torch.randn(T // 2, d, generator=generator),
+            torch.randn(T // 2, p, generator=generator),
+        )
         order = torch.randperm(T, generator=generator)
         a = (torch.cat([half, half])[order] * 1e7).expand(B, T, d)
         g = (torch.cat([other, -other])[order] * 1e7).expand(B, T, p)
@@ -591,12 +702,19 @@ def test_records_that_cancel_inside_do_not_depend_on_their_place(shape: tuple[in
         assert float((found[0] - found[1]).norm()) <= 1.0
 
 
-@pytest.mark.parametrize("rule", [Clipping(1.0, "automatic"), Clipping(1e6, "automatic"), Clipping(1e6), Clipping(1.0)])
 @pytest.mark.parametrize(
-    ("size", "slope"), [(0.0, 1e37), (0.0, 3e38), (1e-38, 3e37), (3e-39, 3e38), (1e37, 0.0), (3e38, 1e-45)]
+    "rule", [Clipping(1.0, "automatic"), Clipping(1e6, "automatic"), Clipping(1e6), Clipping(1.0)]
 )
-def test_a_weight_carries_no_factor_of_a_product_to_infinity(size: float, slope: float, rule: Clipping) -> None:
-    """Enormous gradients beside inputs that are zero or next to it: the sum became NaN, or infinite."""
+@pytest.mark.parametrize(
+    ("size", "slope"),
+    [(0.0, 1e37), (0.0, 3e38), (1e-38, 3e37), (3e-39, 3e38), (1e37, 0.0), (3e38, 1e-45)],
+)
+def test_a_weight_carries_no_factor_of_a_product_to_infinity(
+    size: float, slope: float, rule: Clipping
+) -> None:
+    """Enormous gradients beside inputs that are zero or next to it: the sum became NaN, or
+    infinite.
+    """
     model = nn.Linear(1, 4, bias=False)
     for left_out in (1.0, math.nan):  # beside a record that does not count, too
         engine = Engine(model, rule, capacity=3, reduction="sum")
@@ -626,7 +744,9 @@ def test_squares_that_underflow_in_float64_are_not_read_as_zero(bag: bool) -> No
 
 
 def test_who_is_left_out_changes_no_other_records_layout() -> None:
-    """LayerNorm's gradients may be views; leaving a record out made copies, which another kernel sums (1.05 C)."""
+    """LayerNorm's gradients may be views; leaving a record out made copies, which another kernel
+    sums (1.05 C).
+    """
     rows = 64_000
     torch.manual_seed(0)
     model = nn.LayerNorm(513)

@@ -1,4 +1,6 @@
-"""Tries to falsify the estimators' guarantee: what is released before noise moves by at most the bound."""
+"""Tries to falsify the estimators' guarantee: what is released before noise moves by at most the
+bound.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,19 +13,27 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import dpoptim.estimators.networks
-from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDClassifier, DPSGDRegressor
+from dpoptim.estimators import (
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPSGDClassifier,
+    DPSGDRegressor,
+)
 from dpoptim.gate import FilteredGate
 
 HOSTILE = [1e300, -1e300, 1e-300, 3.4e38, 0.0, 1e6]
 
 
 def released_sums(estimator: Any, x: np.ndarray, y: np.ndarray) -> list[tuple[Tensor, float]]:
-    """The first sum that reaches the gate, without noise, and its bound: later ones depend on the first's noise."""
+    """The first sum that reaches the gate, without noise, and its bound: later ones depend on the
+    first's noise.
+    """
     seen: list[tuple[Tensor, float]] = []
 
     def spy(self: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
         seen.append((total.clone(), norm_bound))
-        return torch.ones_like(total)  # what is released does not depend on the data, so all steps can be compared
+        # what is released does not depend on the data, so all steps can be compared
+        return torch.ones_like(total)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FilteredGate, "release_sum", spy)
@@ -39,7 +49,9 @@ def released_sums(estimator: Any, x: np.ndarray, y: np.ndarray) -> list[tuple[Te
     dtype=st.sampled_from([np.float32, np.float64]),
     kind=st.sampled_from(["logistic", "softmax", "squared", "huber"]),
 )
-def test_one_row_moves_every_sum_by_at_most_the_bound(hostile: Sequence[float], seed: int, dtype: Any, kind: str) -> None:
+def test_one_row_moves_every_sum_by_at_most_the_bound(
+    hostile: Sequence[float], seed: int, dtype: Any, kind: str
+) -> None:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(30, 6)).astype(dtype)
     with np.errstate(over="ignore"):
@@ -48,14 +60,20 @@ def test_one_row_moves_every_sum_by_at_most_the_bound(hostile: Sequence[float], 
         classes = 2 if kind == "logistic" else 4
         y = rng.integers(0, classes, 30)
         y[:classes] = range(classes)
-        estimator: Any = DPLogisticRegression(1.0, 1e-3, data_norm=2.0, classes=range(classes), steps=4)
+        estimator: Any = DPLogisticRegression(
+            1.0, 1e-3, data_norm=2.0, classes=range(classes), steps=4
+        )
     else:
         y = rng.normal(size=30) * 3
         y[0] = 1e30
-        estimator = DPLinearRegression(1.0, 1e-3, data_norm=2.0, target_bound=2.0, loss=kind, steps=4)
+        estimator = DPLinearRegression(
+            1.0, 1e-3, data_norm=2.0, target_bound=2.0, loss=kind, steps=4
+        )
     other, labels = x.copy(), y.copy()
     other[0], labels[0] = rng.normal(size=6), y[1]
-    for (a, bound), (b, _) in zip(released_sums(estimator, x, y), released_sums(estimator, other, labels), strict=True):
+    for (a, bound), (b, _) in zip(
+        released_sums(estimator, x, y), released_sums(estimator, other, labels), strict=True
+    ):
         assert float((a - b).norm()) <= 2 * bound  # replace-one: twice the bound of one record
         assert bool(torch.isfinite(a).all())
 
@@ -67,14 +85,22 @@ def test_predictions_do_not_depend_on_anything_but_weights() -> None:
     x[5] *= 1e6
     other = x.copy()
     other[5] *= 1e3  # clipped to the same row
-    fits = [DPLogisticRegression(1.0, 1e-4, classes=[0, 1], noise_seed=3).fit(table, y) for table in (x, other)]
+    fits = [
+        DPLogisticRegression(1.0, 1e-4, classes=[0, 1], noise_seed=3).fit(table, y)
+        for table in (x, other)
+    ]
     np.testing.assert_allclose(fits[0].coef_, fits[1].coef_, rtol=1e-9)
-    public = [{k: v for k, v in vars(fit).items() if k not in ("coef_", "intercept_", "_weights")} for fit in fits]
+    public = [
+        {k: v for k, v in vars(fit).items() if k not in ("coef_", "intercept_", "_weights")}
+        for fit in fits
+    ]
     assert repr(public[0]) == repr(public[1])
 
 
 def test_networks_see_only_clipped_rows() -> None:
-    """Replay: with a seed, two tables that give the same clipped rows and targets give the same network."""
+    """Replay: with a seed, two tables that give the same clipped rows and targets give the same
+    network.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 3)), rng.normal(size=200)
     x[5] *= 2.0**20
@@ -83,13 +109,17 @@ def test_networks_see_only_clipped_rows() -> None:
     other[5] *= 2.0**10
     targets[5] = 1e30
     settings: Any = {"epochs": 2, "noise_seed": 3, "random_state": 0, "target_bound": 1.0}
-    fits = [DPSGDRegressor(1.0, 1e-4, **settings).fit(*table) for table in ((x, y), (other, targets))]
+    fits = [
+        DPSGDRegressor(1.0, 1e-4, **settings).fit(*table) for table in ((x, y), (other, targets))
+    ]
     probe = rng.normal(size=(20, 3))
     np.testing.assert_array_equal(fits[0].predict(probe), fits[1].predict(probe))
 
 
 def test_a_hidden_number_of_records_decides_nothing() -> None:
-    """Under add-or-remove-one, batch, steps and noise were once computed from the table: 1.680 with 7,695 rows."""
+    """Under add-or-remove-one, batch, steps and noise were once computed from the table: 1.680
+    with 7,695 rows.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(1201, 3)), rng.integers(0, 2, 1201)
     plans: list[Any] = []
@@ -103,7 +133,9 @@ def test_a_hidden_number_of_records_decides_nothing() -> None:
         patch.setattr(dpoptim.estimators.networks, "attach", spy)
         said = []
         for rows in (1201, 1200):
-            model = DPSGDClassifier(1.0, n=1200, neighboring="add-or-remove-one", classes=[0, 1], epochs=1, noise_seed=0)
+            model = DPSGDClassifier(
+                1.0, n=1200, neighboring="add-or-remove-one", classes=[0, 1], epochs=1, noise_seed=0
+            )
             said.append(model.fit(x[:rows], y[:rows]).privacy_)
     assert plans[0] == plans[1]
     assert plans[0].n == 1200

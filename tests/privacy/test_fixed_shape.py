@@ -1,5 +1,6 @@
-"""Tries to falsify the theorem in `training.slots`: with a fixed shape, one record moves the sum by at most C, to the last
-bit of everybody else's part, with as many threads as servers have, on the kernels that failed without it."""
+"""Tries to falsify the theorem in `training.slots`: with a fixed shape, one record moves the sum
+by at most C, to the last bit of everybody else's part, with as many threads as servers have, on
+the kernels that failed without it."""
 
 from collections.abc import Callable
 
@@ -29,11 +30,17 @@ def cancelling(shape: tuple[int, ...], dtype: torch.dtype, axis: int) -> Tensor:
     """Records that are alike in all their positions, of which the features are on this axis."""
     generator = torch.Generator().manual_seed(3)
     one = [size if i == axis else 1 for i, size in enumerate(shape)]
-    return torch.randn(SLOTS, *one, generator=generator, dtype=dtype).expand(SLOTS, *shape).contiguous()
+    return (
+        torch.randn(SLOTS, *one, generator=generator, dtype=dtype)
+        .expand(SLOTS, *shape)
+        .contiguous()
+    )
 
 
 def slopes_of(output: Tensor, axis: int) -> Tensor:
-    """Slopes that cancel over the positions of each record: what remains of its gradient is rounding, and is clipped."""
+    """Slopes that cancel over the positions of each record: what remains of its gradient is
+    rounding, and is clipped.
+    """
     generator = torch.Generator().manual_seed(5)
     slopes = torch.randn(output.shape, generator=generator, dtype=output.dtype)
     positions = [i for i in range(1, slopes.dim()) if i != axis + 1]
@@ -76,7 +83,10 @@ def test_a_record_more_takes_an_empty_slot_and_moves_nobody(name: str, reduction
         present[joined] = True
         for row in (1e4 * x[joined], torch.full_like(x[joined], torch.inf)):
             given[joined] = row
-            moved = [a - b for a, b in zip(step(model, given, present, axis, reduction), without, strict=True)]
+            moved = [
+                a - b
+                for a, b in zip(step(model, given, present, axis, reduction), without, strict=True)
+            ]
             assert joint_norm(moved) <= C
 
 
@@ -84,11 +94,16 @@ def test_a_record_more_takes_an_empty_slot_and_moves_nobody(name: str, reduction
 @pytest.mark.usefixtures("threads")
 def test_what_lies_in_an_empty_slot_is_not_seen() -> None:
     torch.manual_seed(0)
-    model, present = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(800, 5)), torch.ones(SLOTS).bool()
+    model, present = (
+        nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(800, 5)),
+        torch.ones(SLOTS).bool(),
+    )
     present[3:9] = False
     x = cancelling((1, 12, 12), torch.float32, 0)
     found = []
     for filled in (0.0, 7.0, torch.inf):
         x[3:9] = filled
         found.append([s.clone() for s in step(model, x, present, 0, "mean")])
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    assert all(
+        torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True)
+    )

@@ -1,4 +1,6 @@
-"""Try to falsify the guarantee of other libraries' loops: one record more or less, padded batches, noise switched off."""
+"""Try to falsify the guarantee of other libraries' loops: one record more or less, padded batches,
+noise switched off.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,14 @@ class Without(Sentences):
 
 def released_sum(data: Sentences, folder: Path, losses: Any = None) -> Tensor:
     """What one step of the trainer adds up, all records taking part and no noise."""
-    plan = dpoptim.DPSGD(clip_norm=C).plan(n=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0, delta=1e-4)
+    plan = dpoptim.DPSGD(clip_norm=C).plan(
+        n=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0, delta=1e-4
+    )
     model = causal().double()
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=4, report_to=[], use_cpu=True, save_strategy="no",
+        output_dir=str(folder), per_device_train_batch_size=4, report_to=[], use_cpu=True,
+        save_strategy="no",
         lr_scheduler_type="constant", disable_tqdm=True,
     )  # fmt: skip
     PrivateTrainer(
@@ -51,7 +56,9 @@ def released_sum(data: Sentences, folder: Path, losses: Any = None) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("removed", [0, 3])  # the longest, and another
-def test_one_padded_record_moves_the_sum_by_at_most_the_clip_norm(removed: int, tmp_path: Path) -> None:
+def test_one_padded_record_moves_the_sum_by_at_most_the_clip_norm(
+    removed: int, tmp_path: Path
+) -> None:
     whole = released_sum(Without(None, longest=0), tmp_path / "whole")
     part = released_sum(Without(removed, longest=0), tmp_path / "part")
     distance = float((whole - part).norm())
@@ -60,7 +67,9 @@ def test_one_padded_record_moves_the_sum_by_at_most_the_clip_norm(removed: int, 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_mean_over_the_batchs_tokens_is_refused(tmp_path: Path) -> None:
-    """The model's own loss, spread over the records: each record's term depends on how long the others are."""
+    """The model's own loss, spread over the records: each record's term depends on how long the
+    others are.
+    """
 
     def coupled(model: Any, inputs: Any) -> Tensor:
         each = torch.ones(len(inputs["input_ids"]), dtype=torch.float64) / len(inputs["input_ids"])

@@ -13,14 +13,16 @@ import pytest
 import dpoptim
 from dpoptim.accounting.events import event_to_json
 
-# One process imports and plans; every run is a fork of it, so that twenty runs do not pay for twenty imports of torch.
+# One process imports and plans; every run is a fork of it, so that twenty runs do not pay for
+# twenty imports of torch.
 NURSERY = """
 import os, sys, torch, dpoptim
 from torch.utils.data import TensorDataset
 
 torch.set_num_threads(1)  # a fork does not inherit a thread pool
 torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports half of torch
-plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=50, batch_size=10, steps=10_000, noise_multiplier=5.0, delta=1e-5)
+plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+    n=50, batch_size=10, steps=10_000, noise_multiplier=5.0, delta=1e-5)
 
 def run():
     torch.manual_seed(0)
@@ -33,7 +35,8 @@ def run():
         for x, y in private.batches():
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-            # The first release leaves the process: from here on somebody else has seen a noisy step.
+            # The first release leaves the process: from here on somebody else has seen a noisy
+            # step.
             print("released", private.steps_done, flush=True)
 
 for line in sys.stdin:
@@ -48,15 +51,23 @@ for line in sys.stdin:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL (POSIX)")
 def test_sigkill_at_a_random_step_never_undercounts(tmp_path: Path) -> None:
-    """Twenty runs on one ledger, each killed somewhere between its start and its hundredth step."""
+    """Twenty runs on one ledger, each killed somewhere between its start and its hundredth
+    step.
+    """
     path = tmp_path / "ledger.sqlite"
     expected = event_to_json(
-        dpoptim.DPSGD(clip_norm=1.0).plan(n=50, batch_size=10, steps=10_000, noise_multiplier=5.0, delta=1e-5).event
+        dpoptim.DPSGD(clip_norm=1.0)
+        .plan(n=50, batch_size=10, steps=10_000, noise_multiplier=5.0, delta=1e-5)
+        .event
     )
     runs_that_released = 0
     chance = random.Random(0)
     with subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", NURSERY, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     ) as nursery:
         assert nursery.stdin is not None
         assert nursery.stdout is not None
@@ -76,6 +87,7 @@ def test_sigkill_at_a_random_step_never_undercounts(tmp_path: Path) -> None:
                 entries = ledger.entries()
                 assert len(entries) >= runs_that_released
                 assert all(event_to_json(e.event) == expected for e in entries)
-                assert all(e.state == "open" for e in entries)  # none was completed, all of them count
+                # none was completed, all of them count
+                assert all(e.state == "open" for e in entries)
         nursery.stdin.close()
     assert runs_that_released >= 8

@@ -19,7 +19,8 @@ from scipy.stats import norm
 from dpoptim.accounting.budget import filter_order
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger
 
-RELATIONS = {"add-or-remove-one": 1.0, "zero-out": 1.0, "replace-one": 2.0}  # sensitivity over the bound
+# sensitivity over the bound
+RELATIONS = {"add-or-remove-one": 1.0, "zero-out": 1.0, "replace-one": 2.0}
 
 
 def hockey_stick(mu: float, epsilon: float | np.ndarray) -> float | np.ndarray:
@@ -50,11 +51,14 @@ def renyi_of(event: dp.DpEvent, order: float, sensitivity: float) -> float:
     x = np.linspace(-40 * noise, 40 * noise + order, 400_001)
     without = norm.logpdf(x, scale=noise)
     ratio = log_ratio(x)
-    # Minus one where that matters; far out, where the ratio overflows, in one exponential with the density.
+    # Minus one where that matters; far out, where the ratio overflows, in one exponential with the
+    # density.
     moments = [
         integrate.simpson(
             np.where(
-                power * ratio < 1, np.expm1(np.minimum(power * ratio, 1)) * np.exp(without), np.exp(power * ratio + without)
+                power * ratio < 1,
+                np.expm1(np.minimum(power * ratio, 1)) * np.exp(without),
+                np.exp(power * ratio + without),
             ),
             x=x,
         )
@@ -64,10 +68,14 @@ def renyi_of(event: dp.DpEvent, order: float, sensitivity: float) -> float:
 
 
 def epsilon_of_renyi(renyi: float, delta: float, order: float) -> float:
-    """The least epsilon for which the tail bound of Canonne, Kamath & Steinke, Prop. 12, is at most delta."""
+    """The least epsilon for which the tail bound of Canonne, Kamath & Steinke, Prop. 12, is at
+    most delta.
+    """
 
     def excess(epsilon: float) -> float:
-        log_delta = (order - 1) * (renyi - epsilon) - math.log(order - 1) + order * math.log1p(-1 / order)
+        log_delta = (
+            (order - 1) * (renyi - epsilon) - math.log(order - 1) + order * math.log1p(-1 / order)
+        )
         return log_delta - math.log(delta)
 
     return float(optimize.brentq(excess, -1e3, 1e5, xtol=1e-12))
@@ -76,7 +84,9 @@ def epsilon_of_renyi(renyi: float, delta: float, order: float) -> float:
 gaussians = st.floats(1.0, 60.0).map(dp.GaussianDpEvent)
 laplaces = st.floats(2.0, 60.0).map(dp.LaplaceDpEvent)
 sampled = st.builds(
-    lambda rate, noise, steps: dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps),
+    lambda rate, noise, steps: dp.SelfComposedDpEvent(
+        dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps
+    ),
     st.sampled_from([0.001, 0.01, 0.1]),
     st.floats(0.8, 6.0),
     st.integers(1, 200),
@@ -89,7 +99,9 @@ sampled = st.builds(
     budget=st.sampled_from([(0.5, 1e-5), (2.0, 1e-5), (8.0, 1e-6)]),
     data=st.data(),
 )
-def test_admitted_runs_keep_within_the_budget(relation: str, budget: tuple[float, float], data: st.DataObject) -> None:
+def test_admitted_runs_keep_within_the_budget(
+    relation: str, budget: tuple[float, float], data: st.DataObject
+) -> None:
     epsilon, delta = budget
     kinds = gaussians | laplaces if relation == "replace-one" else gaussians | laplaces | sampled
     events = data.draw(st.lists(kinds, min_size=2, max_size=8))
@@ -122,7 +134,8 @@ def test_basic_filter_keeps_within_the_budget(noises: list[float]) -> None:
     mus = [2 / entry.event.noise_multiplier for entry in ledger.entries()]
     if len(mus) > 1:
         shares = [
-            optimize.brentq(lambda e, mu=mu, i=i: hockey_stick(mu, e) - 1e-5 * 0.5**i, 0, 50) for i, mu in enumerate(mus, 1)
+            optimize.brentq(lambda e, mu=mu, i=i: hockey_stick(mu, e) - 1e-5 * 0.5**i, 0, 50)
+            for i, mu in enumerate(mus, 1)
         ]
         assert sum(shares) <= 3 + 1e-9
     assert hockey_stick(math.hypot(*mus), 3) <= 1e-5 * (1 + 1e-9)
@@ -149,11 +162,14 @@ def largest_second(first: float, epsilon: float, delta: float) -> float:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (4.0, 1e-3)])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_second_run_chosen_by_the_first_ones_output(epsilon: float, delta: float, share: float) -> None:
+def test_second_run_chosen_by_the_first_ones_output(
+    epsilon: float, delta: float, share: float
+) -> None:
     """The strategy "spend all that is left iff the first output was telling", evaluated exactly.
 
-    delta of the adaptive pair is the average, over the first output, of the second run's hockey stick at
-    what is left of epsilon; the rule takes whichever is worse for privacy, to stop or to go on.
+    delta of the adaptive pair is the average, over the first output, of the second run's hockey
+    stick at what is left of epsilon; the rule takes whichever is worse for privacy, to stop or to
+    go on.
     """
     full = optimize.brentq(lambda mu: hockey_stick(mu, epsilon) - delta, 1e-3, 20)
     first = share * 0.9 * full
@@ -173,7 +189,9 @@ def test_what_was_reserved_never_shrinks() -> None:
     reserved = [0.0]
     for noise in itertools.chain([4.0], np.geomspace(60, 3, 12)):
         try:
-            made = ledger.reserve(dp.GaussianDpEvent(float(noise)), neighboring="add-or-remove-one", label="x")
+            made = ledger.reserve(
+                dp.GaussianDpEvent(float(noise)), neighboring="add-or-remove-one", label="x"
+            )
         except BudgetExceeded:
             break
         reserved.append(ledger.remaining().reserved)

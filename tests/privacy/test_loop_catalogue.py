@@ -1,4 +1,6 @@
-"""Ordinary loops in which records meet: each is refused, or named among what is taken on trust. None is silent."""
+"""Ordinary loops in which records meet: each is refused, or named among what is taken on trust.
+None is silent.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +29,12 @@ def table() -> TensorDataset:
 
 
 def attach(model: nn.Module, records: Dataset[Any], **options: Any) -> Any:
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5)
-    return dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), records, **options)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    return dpoptim.attach(
+        plan, model, torch.optim.SGD(model.parameters(), lr=0.1), records, **options
+    )
 
 
 def each(model: nn.Module, batch: Any) -> Tensor:
@@ -59,13 +65,17 @@ def triplet(model: nn.Module, b: Any) -> Tensor:
 
 def centre(model: nn.Module, b: Any) -> Tensor:
     z = model(b[0])
-    centres = torch.stack([z[b[1] == k].mean(0) if bool((b[1] == k).any()) else z[0] * 0 for k in range(CLASSES)])
+    centres = torch.stack(
+        [z[b[1] == k].mean(0) if bool((b[1] == k).any()) else z[0] * 0 for k in range(CLASSES)]
+    )
     return (z - centres[b[1]]).square().sum(1)
 
 
 def distillation(model: nn.Module, b: Any) -> Tensor:
     z = model(b[0])
-    return F.kl_div(z.log_softmax(1), z.detach().mean(0, keepdim=True).softmax(1).expand_as(z), reduction="none").sum(1)
+    return F.kl_div(
+        z.log_softmax(1), z.detach().mean(0, keepdim=True).softmax(1).expand_as(z), reduction="none"
+    ).sum(1)
 
 
 IN_THE_LOSS: dict[str, Loss] = {
@@ -77,10 +87,18 @@ IN_THE_LOSS: dict[str, Loss] = {
     "centre loss": centre,
     "distillation from the batch": distillation,
     "standardised inputs": lambda m, b: each(m, ((b[0] - b[0].mean(0)) / (b[0].std(0) + 1), b[1])),
-    "centred scores": lambda m, b: F.cross_entropy((s := m(b[0])) - s.mean(0), b[1], reduction="none"),
-    "scores normalised over the batch": lambda m, b: -m(b[0]).log_softmax(0).gather(1, b[1][:, None])[:, 0],
-    "class-balanced weights": lambda m, b: each(m, b) / torch.bincount(b[1], minlength=CLASSES)[b[1]],
-    "class weights inside a mean": lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=torch.tensor([1.0, 9.0, 0.1])),
+    "centred scores": lambda m, b: F.cross_entropy(
+        (s := m(b[0])) - s.mean(0), b[1], reduction="none"
+    ),
+    "scores normalised over the batch": lambda m, b: (
+        -m(b[0]).log_softmax(0).gather(1, b[1][:, None])[:, 0]
+    ),
+    "class-balanced weights": lambda m, b: (
+        each(m, b) / torch.bincount(b[1], minlength=CLASSES)[b[1]]
+    ),
+    "class weights inside a mean": lambda m, b: F.cross_entropy(
+        m(b[0]), b[1], weight=torch.tensor([1.0, 9.0, 0.1])
+    ),
     "hard mining": lambda m, b: each(m, b).topk(2).values.mean(),
     "hard mining by a mask": lambda m, b: (w := each(m, b)) * (w >= w.detach().median()),
     "trimmed mean": lambda m, b: each(m, b).sort().values[:-1].mean(),
@@ -145,7 +163,9 @@ class Sequences(Dataset[Any]):
 
 
 def padded(batch: list[Any]) -> tuple[Tensor, Tensor]:
-    return pad_sequence([x for x, _ in batch], batch_first=True), torch.tensor([y for _, y in batch])
+    return pad_sequence([x for x, _ in batch], batch_first=True), torch.tensor(
+        [y for _, y in batch]
+    )
 
 
 def cut_to_the_shortest(batch: list[Any]) -> tuple[Tensor, Tensor]:
@@ -163,7 +183,12 @@ def mixup(batch: list[Any]) -> tuple[Tensor, Tensor]:
     return 0.6 * x + 0.4 * x.flip(0), y
 
 
-COLLATES = {"padding": padded, "cutting": cut_to_the_shortest, "standardising": standardised, "mixup": mixup}
+COLLATES = {
+    "padding": padded,
+    "cutting": cut_to_the_shortest,
+    "standardising": standardised,
+    "mixup": mixup,
+}
 
 
 class Pooled(nn.Module):
@@ -186,11 +211,19 @@ def test_couplings_in_the_collate_function_are_found_or_named(name: str) -> None
     assert trusted[1].startswith("collate_fn not checked")
 
 
-BY_THE_LOOP = ["ReduceLROnPlateau on a loss", "early stopping", "best checkpoint", "printed losses", "resampling by loss"]
+BY_THE_LOOP = [
+    "ReduceLROnPlateau on a loss",
+    "early stopping",
+    "best checkpoint",
+    "printed losses",
+    "resampling by loss",
+]
 
 
 def test_what_a_loop_does_with_what_it_saw_is_named() -> None:
-    """No code can see it: schedulers on private losses, stopping, choosing checkpoints, logs, samplers."""
+    """No code can see it: schedulers on private losses, stopping, choosing checkpoints, logs,
+    samplers.
+    """
     assert len(BY_THE_LOOP) + len(IN_THE_LOSS) + len(IN_THE_MODEL) + len(COLLATES) >= 40
     with attach(classifier(), table(), loss=each) as private:
         trusted = " ".join(item.text for item in private.basis if item.kind == "trusted")

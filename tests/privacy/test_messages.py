@@ -1,4 +1,6 @@
-"""No message says anything of the records: the rule of `dpoptim.errors`, over every message of the package."""
+"""No message says anything of the records: the rule of `dpoptim.errors`, over every message of the
+package.
+"""
 
 import ast
 import re
@@ -18,14 +20,15 @@ from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDCl
 from dpoptim.methods.low_quantile import private_low_quantile
 
 SOURCE = Path(dpoptim.__file__).parent
-# Public by what they are: reproductions and audits run on made-up or public data, theory and the command
-# line on settings; a file's reader speaks to its owner, before anything is released.
+# Public by what they are: reproductions and audits run on made-up or public data, theory and the
+# command line on settings; a file's reader speaks to its owner, before anything is released.
 PUBLIC = ("reproduce/", "audit/", "theory/", "cli.py", "data/", "accounting/", "noise/")
 SIZES = {"shape", "item", "tolist", "size", "numel", "sum", "mean", "unique"}
 FUNCTIONS = {"len", "int", "float", "max", "min", "sum"}
 # What looks like a figure computed from records, and is none, with the reason.
 ALLOWED = {
-    ("estimators/table.py", "len(found)"): "of classes, which are public or said to be taken as public",
+    ("estimators/table.py", "len(found)"): "of classes, which are public or said to be taken as "
+    "public",
     ("gate.py", "error"): "of the ledger, which holds public entries",
     ("gradients/layers/fallback.py", "len(tensors)"): "inputs of a module",
     ("methods/low_quantile.py", "len(numbers)"): "n is public under the relations that it takes",
@@ -35,12 +38,15 @@ ALLOWED = {
     ("runs/command.py", "error"): "of a public hold-out or of the settings",
     ("runs/predict.py", "error"): "of new records, by whoever has them",
     ("runs/saved_model.py", "error"): "of the file system",
-    ("solvers/objective.py", "[len(part) for part in data]"): "n is public under the relations that it takes",
+    ("solvers/objective.py", "[len(part) for part in data]"): "n is public under the relations "
+    "that it takes",
     ("solvers/releases.py", "tuple(w0.shape)"): "a starting point",
-    ("solvers/stream.py", "[len(part) for part in data]"): "n is public under the relations that it takes",
+    ("solvers/stream.py", "[len(part) for part in data]"): "n is public under the relations that "
+    "it takes",
     ("training/check.py", "len(records)"): "of the batch that the caller made up",
     ("training/check.py", "tuple(losses.shape)"): "of the batch that the caller made up",
-    ("training/loss_check.py", "error"): "our own words on where records meet, of made-up and of a public number of records",
+    ("training/loss_check.py", "error"): "our own words on where records meet, of made-up and of "
+    "a public number of records",
     ("training/refusals.py", "len(missing) - 1"): "of parameters",
 }
 
@@ -51,7 +57,11 @@ def is_figure(expression: ast.expr) -> bool:
     for node in ast.walk(expression):
         if isinstance(node, ast.Attribute) and node.attr in SIZES:
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in FUNCTIONS
+        ):
             return True
         if isinstance(node, ast.Name) and node.id in ("error", "exc", "rows"):
             return not quoted(expression)
@@ -63,7 +73,9 @@ def quoted(expression: ast.expr) -> bool:
 
 
 def figures(text: str) -> Iterator[str]:
-    """What the messages of a file compute and print: in errors that are raised or made, and in warnings."""
+    """What the messages of a file compute and print: in errors that are raised or made, and in
+    warnings.
+    """
     for node in ast.walk(ast.parse(text)):
         called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
         if isinstance(node, ast.Raise) or called.endswith(("Error", "Warning", "warn", "refusal")):
@@ -96,10 +108,14 @@ def test_the_search_finds_what_it_looks_for() -> None:
 
 def attached(model: nn.Module, rows: int, feed: Callable[[Any], Any], method: Any = None) -> None:
     """One step of a private run on ``rows`` records, all of them in the batch."""
-    plan = (method or dpoptim.DPSGD(1.0)).plan(n=100, batch_size=100, steps=2, noise_multiplier=1.0, delta=1e-5)
+    plan = (method or dpoptim.DPSGD(1.0)).plan(
+        n=100, batch_size=100, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(rows, 4), torch.zeros(rows))
-    with dpoptim.attach(plan, model, optimizer, data, loss_reduction="sum", noise_seed=0) as private:
+    with dpoptim.attach(
+        plan, model, optimizer, data, loss_reduction="sum", noise_seed=0
+    ) as private:
         for x, _ in private.batches():
             feed((private, model, x))
             optimizer.step()
@@ -124,24 +140,38 @@ FAILURES: dict[str, Callable[[int], Any]] = {
     "losses of the wrong shape": lambda rows: attached(
         nn.Sequential(nn.Linear(4, 1)), rows, few_losses, dpoptim.ValueClippedSGD(1.0)
     ),
-    "an input without a record axis": lambda rows: attached(nn.Sequential(nn.Linear(4, 1)), rows, flat),
-    "rows that were not delivered": lambda rows: attached(
-        nn.Sequential(nn.Linear(4, 1)), rows, lambda p: p[1](torch.cat([p[2], p[2]])).sum().backward()
+    "an input without a record axis": lambda rows: attached(
+        nn.Sequential(nn.Linear(4, 1)), rows, flat
     ),
-    "labels outside the classes": lambda rows: DPLogisticRegression(classes=[0, 1]).fit(*table_of(rows)),
+    "rows that were not delivered": lambda rows: attached(
+        nn.Sequential(nn.Linear(4, 1)),
+        rows,
+        lambda p: p[1](torch.cat([p[2], p[2]])).sum().backward(),
+    ),
+    "labels outside the classes": lambda rows: DPLogisticRegression(classes=[0, 1]).fit(
+        *table_of(rows)
+    ),
     "labels outside the classes of a network": lambda rows: DPSGDClassifier(
         classes=[0, 1], n=100, neighboring="add-or-remove-one"
     ).fit(*table_of(rows)),
-    "unequal lengths": lambda rows: DPLinearRegression(target_bound=1.0).fit(table_of(rows)[0], table_of(rows)[1][1:]),
-    "a quantile of two columns": lambda rows: private_low_quantile(np.ones((rows, 2)), 0.5, epsilon=1.0, low=0.1, high=10),
+    "unequal lengths": lambda rows: DPLinearRegression(target_bound=1.0).fit(
+        table_of(rows)[0], table_of(rows)[1][1:]
+    ),
+    "a quantile of two columns": lambda rows: private_low_quantile(
+        np.ones((rows, 2)), 0.5, epsilon=1.0, low=0.1, high=10
+    ),
     "token losses of one axis": lambda rows: dpoptim.losses.per_sample_mean(torch.ones(rows), None),
-    "a mask of another shape": lambda rows: dpoptim.losses.per_sample_mean(torch.ones(rows, 3), torch.ones(rows, 2)),
+    "a mask of another shape": lambda rows: dpoptim.losses.per_sample_mean(
+        torch.ones(rows, 3), torch.ones(rows, 2)
+    ),
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_messages_are_the_same_on_other_records(failure: str) -> None:
-    """Replay of the errors that private values reach: the same text whatever the number of records is."""
+    """Replay of the errors that private values reach: the same text whatever the number of records
+    is.
+    """
     said = []
     for rows in (61, 79):
         with pytest.raises((ValueError, dpoptim.PrivacyError, RuntimeError)) as caught:

@@ -31,7 +31,8 @@ ALLOWED = {
     "training/made_up.py": {"randn", "randint"},  # made-up records
     "training/records.py": {"randn", "randint"},  # made-up records for testing the loss
     "training/isolation.py": {"randn", "random."},  # made-up records; fork_rng
-    "training/fixed_noise.py": {"bernoulli", "randperm", "random."},  # names of operators whose results it fixes
+    # names of operators whose results it fixes
+    "training/fixed_noise.py": {"bernoulli", "randperm", "random."},
     "training/quiet.py": {"random."},  # torch.random.fork_rng: leaves the user's generator alone
     "evaluation/intervals.py": {
         "default_rng",
@@ -41,7 +42,8 @@ ALLOWED = {
     },  # a bootstrap of released numbers
     "audit/statistics.py": {"add_normal"},  # looks at what it would be given
     "audit/replay.py": {"np.random", "random."},  # seeds the global generators and restores them
-    "audit/one_run.py": {"default_rng", "np.random", "random."},  # coins of the canaries; restores the global generators
+    # coins of the canaries; restores the global generators
+    "audit/one_run.py": {"default_rng", "np.random", "random."},
     "audit/two_worlds.py": {"default_rng", "np.random"},  # coins of the canaries
     "audit/turns.py": {"default_rng", "np.random"},  # parts of canaries that are not there
     "audit/sensitivity.py": {"randn"},  # adversarial records
@@ -51,7 +53,8 @@ ALLOWED = {
     "reproduce/kl_losses.py": {"randn", "random."},  # made-up data, and a network's first weights
     "reproduce/dice_cases.py": {"random."},  # a network's first weights
     "reproduce/das_networks.py": {"random."},  # a network's first weights
-    "reproduce/fang.py": {"random.", "randperm"},  # a network's first weights; shuffles public data
+    # a network's first weights; shuffles public data
+    "reproduce/fang.py": {"random.", "randperm"},
     "audit/method_detectors.py": {"randn"},  # made-up weights
     "estimators/networks.py": {"random.", "randint"},  # a network's first weights
     "training/memory.py": {"random."},  # fork_rng, so that trial passes leave no trace
@@ -89,7 +92,9 @@ def test_only_the_gate_charges() -> None:
 def test_only_the_gate_starts_correlated_noise() -> None:
     for name, text in sources().items():
         if not name.startswith("noise/correlated/") and name != "gate.py":
-            assert not re.search(r"\.start\([^)]|[A-Z]\w*(?<!Sensitive)State\(|_correlated", text), name
+            assert not re.search(
+                r"\.start\([^)]|[A-Z]\w*(?<!Sensitive)State\(|_correlated", text
+            ), name
             if name not in HOLD_SECRETS:
                 assert "secret_state" not in text, name
     assert "strategy.start(" in sources()["gate.py"]

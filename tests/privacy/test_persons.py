@@ -12,12 +12,16 @@ from dpoptim.unit import Unit
 
 
 def plan_for_persons(n: int = 8) -> dpoptim.Plan:
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=n, batch_size=n, steps=1, noise_multiplier=1.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=n, batch_size=n, steps=1, noise_multiplier=1.0, delta=1e-5
+    )
     return replace(plan, unit=Unit("person", 3))
 
 
 def test_the_plan_says_whom_it_protects() -> None:
-    records = dpoptim.DPSGD(clip_norm=1.0).plan(n=1000, batch_size=100, steps=10, noise_multiplier=1.0, delta=1e-5)
+    records = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=1000, batch_size=100, steps=10, noise_multiplier=1.0, delta=1e-5
+    )
     persons = replace(records, unit=Unit("person", 8))
     assert "per person" in str(persons.guarantee)
     assert "per person" not in str(records.guarantee)
@@ -32,12 +36,20 @@ def test_a_plan_for_persons_does_not_run_on_records() -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.zeros(16, 2), torch.zeros(16))
-    with pytest.raises(ValueError, match=r"protects persons with at most 3 rows.*persons=..., rows_per_record=3"):
+    with pytest.raises(
+        ValueError,
+        match=r"protects persons with at most 3 rows.*persons=..., "
+        r"rows_per_record=3",
+    ):
         dpoptim.attach(plan_for_persons(), model, optimizer, data)
     owners = np.arange(16) % 8
     with pytest.raises(ValueError, match="rows_per_record=3"):
-        dpoptim.attach(plan_for_persons(), model, optimizer, data, persons=owners, rows_per_record=4)
-    with dpoptim.attach(plan_for_persons(), model, optimizer, data, persons=owners, rows_per_record=3) as private:
+        dpoptim.attach(
+            plan_for_persons(), model, optimizer, data, persons=owners, rows_per_record=4
+        )
+    with dpoptim.attach(
+        plan_for_persons(), model, optimizer, data, persons=owners, rows_per_record=3
+    ) as private:
         texts = [each.text for each in private.basis]
         assert len(set(texts)) == len(texts)
 

@@ -17,7 +17,9 @@ def released_sum(seed: int | None, dropout: float, first: int) -> tuple[Tensor, 
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=RECORDS, steps=1, noise_multiplier=0, delta=1e-5
+    )
     if seed is not None:
         torch.manual_seed(seed)
     with dpoptim.attach(plan, model, optimizer, TensorDataset(x[first:], y[first:])) as private:

@@ -17,11 +17,15 @@ N = 40
 
 
 def run(x: Tensor, y: Tensor, *, zero_loss_for: int = -1, q: float = 0.3) -> dict[str, Any]:
-    """One seeded run; everything that a caller can see of it, apart from the batches that the loop itself handles."""
+    """One seeded run; everything that a caller can see of it, apart from the batches that the loop
+    itself handles.
+    """
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=round(q * N), steps=8, noise_multiplier=1.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=round(q * N), steps=8, noise_multiplier=1.0, delta=1e-5
+    )
     output, trajectory = io.StringIO(), []
     data = TensorDataset(x, y, torch.arange(len(x)))
     with (
@@ -62,18 +66,25 @@ def problem() -> tuple[Tensor, Tensor]:
 def test_nothing_but_the_model_depends_on_a_record(kind: str) -> None:
     x, y = problem()
     other = x.clone()
-    other[5] = {"other": torch.ones(3), "huge": torch.full((3,), 1e30), "nan": torch.full((3,), math.nan)}[kind]
+    other[5] = {
+        "other": torch.ones(3),
+        "huge": torch.full((3,), 1e30),
+        "nan": torch.full((3,), math.nan),
+    }[kind]
     compare(run(x, y), run(other, y))
 
 
 def test_a_record_with_zero_gradient_changes_nothing_at_all() -> None:
-    """The realised batch size is nowhere in the update: with and without the record, bit by bit the same model."""
+    """The realised batch size is nowhere in the update: with and without the record, bit by bit
+    the same model.
+    """
     x, y = problem()
     with_record = run(x, y, zero_loss_for=N - 1)
     without = run(x[:-1], y[:-1])  # the last record: the others keep their coins in the first step
     compare(with_record, without)
     first = (with_record["trajectory"][0] - without["trajectory"][0]).abs().max()
-    assert float(first) <= 1e-6  # the mean over the batch divides by B and multiplies back: last bits only
+    # the mean over the batch divides by B and multiplies back: last bits only
+    assert float(first) <= 1e-6
 
 
 def test_one_record_moves_one_step_by_at_most_the_bound() -> None:
@@ -85,4 +96,5 @@ def test_one_record_moves_one_step_by_at_most_the_bound() -> None:
     a, b = run(x, y, q=1.0), run(other, y, q=1.0)
     learning_rate, expected_batch = 0.1, N
     moved = float((a["trajectory"][0] - b["trajectory"][0]).norm())
-    assert moved <= learning_rate * 2 * 1.0 / expected_batch * (1 + 1e-5)  # replaced: once out, once in
+    # replaced: once out, once in
+    assert moved <= learning_rate * 2 * 1.0 / expected_batch * (1 + 1e-5)

@@ -1,4 +1,6 @@
-"""Try to falsify the solvers' guarantee: adversarial records and losses, and the papers' own book-keeping."""
+"""Try to falsify the solvers' guarantee: adversarial records and losses, and the papers' own
+book-keeping.
+"""
 
 import math
 from collections.abc import Callable
@@ -23,28 +25,43 @@ EXTREME = st.sampled_from([0.0, 1e-30, 1e30, -1e200, float("inf"), float("nan"),
 
 
 class Worlds:
-    """Watches a run on one data set and evaluates every question on a neighbouring one, for the same transcript."""
+    """Watches a run on one data set and evaluates every question on a neighbouring one, for the
+    same transcript.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, neighbour: Objective) -> None:
         self.squared_mu = 0.0  # sum over releases of (distance of the means / noise)^2
         self.total = self.other = torch.zeros(0)
-        clipped_sum, release_sum, select = Objective.clipped_sum, FilteredGate.release_sum, FilteredGate.select
+        clipped_sum, release_sum, select = (
+            Objective.clipped_sum,
+            FilteredGate.release_sum,
+            FilteredGate.select,
+        )
 
         def watched_sum(objective: Objective, terms: list, bound: float) -> Tensor:
-            self.total, self.other = clipped_sum(objective, terms, bound), clipped_sum(neighbour, terms, bound)
+            self.total, self.other = (
+                clipped_sum(objective, terms, bound),
+                clipped_sum(neighbour, terms, bound),
+            )
             self.penalty = objective.n * objective.problem.penalty_gradient(terms[0][1])
             return self.total
 
-        def watched_release(gate: FilteredGate, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
+        def watched_release(
+            gate: FilteredGate, total: Tensor, *, norm_bound: float, mu: float
+        ) -> Tensor:
             if total.numel() == 1 and self.total.numel() != 1:  # a norm
-                distance = abs(float((self.total + self.penalty).norm() - (self.other + self.penalty).norm()))
+                distance = abs(
+                    float((self.total + self.penalty).norm() - (self.other + self.penalty).norm())
+                )
             else:
                 distance = float((self.total - self.other).norm())
             assert distance <= gate.neighbours_differ_by * norm_bound
             self.squared_mu += (distance / gate.deviation(norm_bound, mu)) ** 2
             return release_sum(gate, total, norm_bound=norm_bound, mu=mu)
 
-        def watched_select(gate: FilteredGate, scores: list, *, norm_bound: float, epsilon: float) -> int:
+        def watched_select(
+            gate: FilteredGate, scores: list, *, norm_bound: float, epsilon: float
+        ) -> int:
             self.squared_mu += selection_mu(epsilon) ** 2
             return select(gate, scores, norm_bound=norm_bound, epsilon=epsilon)
 
@@ -56,8 +73,13 @@ class Worlds:
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("neighboring", ["zero-out", "replace-one"])
 @settings(max_examples=12, deadline=None)
-@given(record=st.lists(EXTREME, min_size=FEATURES, max_size=FEATURES), label=st.sampled_from([0, 1, -7, 10**9]))
-def test_no_record_moves_a_run_by_more_than_its_budget(name: str, neighboring: str, record: list[float], label: int) -> None:
+@given(
+    record=st.lists(EXTREME, min_size=FEATURES, max_size=FEATURES),
+    label=st.sampled_from([0, 1, -7, 10**9]),
+)
+def test_no_record_moves_a_run_by_more_than_its_budget(
+    name: str, neighboring: str, record: list[float], label: int
+) -> None:
     x, y = records()
     x, y = x.clone(), y.clone()
     x[3], y[3] = torch.tensor(record, dtype=torch.float64), label
@@ -105,11 +127,15 @@ def undefined(s: Tensor, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [steep, rough, jumps, undefined])
-@pytest.mark.parametrize("name", ["spider", "proximal_point", "adaptive_gd_theorem", "select_stationary"])
+@pytest.mark.parametrize(
+    "name", ["spider", "proximal_point", "adaptive_gd_theorem", "select_stationary"]
+)
 def test_the_guarantee_needs_no_assumption_on_the_loss(
     monkeypatch: pytest.MonkeyPatch, loss: Callable[[Tensor, Tensor], Tensor], name: str
 ) -> None:
-    """Not Lipschitz, not smooth, not continuous, not even defined: clipping makes it so, and nothing crashes."""
+    """Not Lipschitz, not smooth, not continuous, not even defined: clipping makes it so, and
+    nothing crashes.
+    """
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     x = records(n=40)[0]
@@ -124,12 +150,18 @@ def test_the_guarantee_needs_no_assumption_on_the_loss(
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_the_whole_budget_is_on_the_ledger_before_the_first_draw(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_whole_budget_is_on_the_ledger_before_the_first_draw(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     order = []
     with Ledger(neighboring="zero-out") as ledger:
         reserve, add_normal = ledger.reserve, gate_module.add_normal
-        monkeypatch.setattr(ledger, "reserve", lambda *a, **k: (order.append("charge"), reserve(*a, **k))[1])
-        monkeypatch.setattr(gate_module, "add_normal", lambda *a: (order.append("noise"), add_normal(*a))[1])
+        monkeypatch.setattr(
+            ledger, "reserve", lambda *a, **k: (order.append("charge"), reserve(*a, **k))[1]
+        )
+        monkeypatch.setattr(
+            gate_module, "add_normal", lambda *a: (order.append("noise"), add_normal(*a))[1]
+        )
         SOLVERS[name](logistic(), BUDGET, ledger=ledger)
     assert order[0] == "charge"
     assert order.count("charge") == 1
@@ -141,7 +173,9 @@ def test_the_filter_is_asked_before_the_noise_is_drawn(monkeypatch: pytest.Monke
     add_normal = gate_module.add_normal
     releases = Releases(logistic(), Budget(delta=1e-5, rho=1.0), noise_seed=1)
     inner = releases._gate.filter
-    monkeypatch.setattr(gate_module, "add_normal", lambda *a: (spent.append(inner.spent**2 / 2), add_normal(*a))[1])
+    monkeypatch.setattr(
+        gate_module, "add_normal", lambda *a: (spent.append(inner.spent**2 / 2), add_normal(*a))[1]
+    )
     w = torch.zeros(FEATURES + 1, dtype=torch.float64)
     releases.gradient(w, lipschitz=1.0, rho=0.25)
     releases.gradient_norm(w, lipschitz=1.0, rho=0.5)
@@ -162,12 +196,18 @@ def test_what_a_long_penalty_rounds_is_covered(monkeypatch: pytest.MonkeyPatch) 
         return 0.0
 
     monkeypatch.setattr(FilteredGate, "release_norm", release_norm)
-    monkeypatch.setattr(FilteredGate, "select", lambda gate, scores, *, norm_bound, epsilon: bounds.append(norm_bound) or 0)
+    monkeypatch.setattr(
+        FilteredGate,
+        "select",
+        lambda gate, scores, *, norm_bound, epsilon: bounds.append(norm_bound) or 0,
+    )
     w = torch.zeros(1, dtype=torch.float64)
     for last in (0.0, 1.0):
         data = torch.ones(9)
         data[-1] = last
-        releases = Releases(Objective(CanaryProblem(1, capacity=9, slope=1e17 / 9), (data,)), BUDGET)
+        releases = Releases(
+            Objective(CanaryProblem(1, capacity=9, slope=1e17 / 9), (data,)), BUDGET
+        )
         releases.gradient_norm(w, lipschitz=1.0, rho=0.01)
         releases.least_gradient([w], lipschitz=1.0, rho=0.01)
     assert norms[1] - norms[0] > 8  # of a record clipped to 1
@@ -176,7 +216,9 @@ def test_what_a_long_penalty_rounds_is_covered(monkeypatch: pytest.MonkeyPatch) 
 
 def test_norms_are_right_at_both_ends_of_float64() -> None:
     for size in (5e-324, 1e-200, 1.0, 1e200, 1e307):
-        assert accurate_norm(torch.tensor([3 * size, -4 * size], dtype=torch.float64)) == pytest.approx(5 * size, rel=1e-15)
+        assert accurate_norm(
+            torch.tensor([3 * size, -4 * size], dtype=torch.float64)
+        ) == pytest.approx(5 * size, rel=1e-15)
     assert accurate_norm(torch.zeros(3, dtype=torch.float64)) == 0
 
 
@@ -184,11 +226,20 @@ def test_noise_of_all_kinds_has_the_stated_size() -> None:
     """500 draws each; the chance of a false alarm is below 1e-6 (and the seed is fixed)."""
     with Ledger(neighboring="replace-one") as ledger:
         noise = gate_module.KeyStream.from_seed(1, "test")
-        gate = FilteredGate(mu=1e3, neighboring="replace-one", ledger=ledger, noise=noise, label="test")
+        gate = FilteredGate(
+            mu=1e3, neighboring="replace-one", ledger=ledger, noise=noise, label="test"
+        )
         total = torch.full((4,), 50.0, dtype=torch.float64)
-        sums = torch.stack([gate.release_sum(total, norm_bound=1.5, mu=3.0) for _ in range(500)]) - 50
-        norms = torch.tensor([gate.release_norm(total, norm_bound=1.5, mu=3.0) for _ in range(500)]) - 100
-        chosen = torch.tensor([gate.select([0.0, 2.0, 4.0], norm_bound=1.0, epsilon=2.0) for _ in range(4000)])
+        sums = (
+            torch.stack([gate.release_sum(total, norm_bound=1.5, mu=3.0) for _ in range(500)]) - 50
+        )
+        norms = (
+            torch.tensor([gate.release_norm(total, norm_bound=1.5, mu=3.0) for _ in range(500)])
+            - 100
+        )
+        chosen = torch.tensor(
+            [gate.select([0.0, 2.0, 4.0], norm_bound=1.0, epsilon=2.0) for _ in range(4000)]
+        )
     assert float(sums.square().mean()) == pytest.approx(1.0, rel=5 * math.sqrt(2 / 2000))
     assert float(norms.square().mean()) == pytest.approx(1.0, rel=5 * math.sqrt(2 / 500))
     shares = torch.bincount(chosen, minlength=3) / 4000
@@ -196,7 +247,7 @@ def test_noise_of_all_kinds_has_the_stated_size() -> None:
     assert float((shares - weights / weights.sum()).abs().max()) < 5 * math.sqrt(0.25 / 4000)
 
 
-# ---- the papers' own book-keeping ------------------------------------------------------------------------------
+# ---- the papers' own book-keeping ---------------------------------------------------------------
 
 PRINTED = {
     "n": 1000,
@@ -219,8 +270,12 @@ def test_lemma_8_proves_twice_what_theorem_1_states() -> None:
 
 
 @pytest.mark.parametrize(("m", "costs"), [(1, 9 / 16), (2, 9 / 4)])
-def test_the_loop_as_printed_makes_one_step_more_and_breaks_replace_one(m: int, costs: float) -> None:
-    """``while t <= T_k`` runs T_k + 1 times; at kappa = 2 (T_k = 1) the printed noise costs 9/16 or 9/4 of rho."""
+def test_the_loop_as_printed_makes_one_step_more_and_breaks_replace_one(
+    m: int, costs: float
+) -> None:
+    """``while t <= T_k`` runs T_k + 1 times; at kappa = 2 (T_k = 1) the printed noise costs 9/16
+    or 9/4 of rho.
+    """
     schedule = spider_schedule(**PRINTED, kl_exponent=2.0).longest()
     n, rho, K = PRINTED["n"], PRINTED["rho"], len(schedule)
     total = 0.0
@@ -236,15 +291,20 @@ def test_the_loop_as_printed_makes_one_step_more_and_breaks_replace_one(m: int, 
     assert total == pytest.approx(costs * rho)
 
 
-def test_a_negative_norm_is_undercharged_by_the_paper_and_stops_our_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_negative_norm_is_undercharged_by_the_paper_and_stops_our_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     n, d, rho, log = 10_000, 2, 1.0, math.log(10_000 / 0.05)
-    norm = -1 / (math.sqrt(n) * rho**0.25)  # one standard deviation of the noise below a gradient of zero
+    # one standard deviation of the noise below a gradient of zero
+    norm = -1 / (math.sqrt(n) * rho**0.25)
     noise = max(norm / math.sqrt(d * log), 2 / (n * math.sqrt(rho)))  # line 4
     drawn = (1 / n) ** 2 / (2 * noise**2)
     charged = min(d * log / (n * norm) ** 2, rho / 2) + math.sqrt(rho) / n  # line 6
     assert drawn > 40 * charged
 
-    monkeypatch.setattr(FilteredGate, "release_norm", lambda self, total, **k: (self._pay(k["mu"]), -200.0)[1])
+    monkeypatch.setattr(
+        FilteredGate, "release_norm", lambda self, total, **k: (self._pay(k["mu"]), -200.0)[1]
+    )
     result = adaptive_gd(logistic(), None, BUDGET, lipschitz=1.0, smoothness=1.0, noise_seed=1)
     assert [step.kind for step in result.trace] == ["norm"]
     assert result.weights.equal(torch.zeros(FEATURES + 1, dtype=torch.float64))

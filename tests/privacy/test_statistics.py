@@ -1,4 +1,6 @@
-"""Tries to falsify what is promised of released statistics: sums, histograms, and the sums of a regression."""
+"""Tries to falsify what is promised of released statistics: sums, histograms, and the sums of a
+regression.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,10 +44,13 @@ def sums_seen() -> Iterator[list[tuple[Tensor, float]]]:
     seed=st.integers(0, 1000),
     bound=st.sampled_from([1e-3, 1.0, 7.3, 1e9]),
 )
-def test_one_record_moves_a_bounded_sum_by_its_bound(hostile: list[float], seed: int, bound: float) -> None:
+def test_one_record_moves_a_bounded_sum_by_its_bound(
+    hostile: list[float], seed: int, bound: float
+) -> None:
     rows = np.random.default_rng(seed).normal(size=(40, 3)) * bound
     rows[0] = hostile
-    rows[1] = np.array([1.0, 1.0, 1.0]) * bound * (1 + 1e-15) / 3**0.5  # as long as the bound, but for rounding
+    # as long as the bound, but for rounding
+    rows[1] = np.array([1.0, 1.0, 1.0]) * bound * (1 + 1e-15) / 3**0.5
     whole = bounded_sum(rows, bound)
     assert np.isfinite(whole).all()
     for left_out in (0, 1, 5):
@@ -55,8 +60,12 @@ def test_one_record_moves_a_bounded_sum_by_its_bound(hostile: list[float], seed:
 
 
 @settings(max_examples=25, deadline=None)
-@given(hostile=st.lists(st.sampled_from(HOSTILE), min_size=4, max_size=4), seed=st.integers(0, 1000))
-def test_one_record_moves_the_sums_of_a_regression_by_their_bound(hostile: list[float], seed: int) -> None:
+@given(
+    hostile=st.lists(st.sampled_from(HOSTILE), min_size=4, max_size=4), seed=st.integers(0, 1000)
+)
+def test_one_record_moves_the_sums_of_a_regression_by_their_bound(
+    hostile: list[float], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(30, 3)), rng.normal(size=30)
     x[0], y[0] = hostile[:3], hostile[3]
@@ -64,7 +73,9 @@ def test_one_record_moves_the_sums_of_a_regression_by_their_bound(hostile: list[
     empty[0], nothing[0] = np.nan, 0.0  # a record that counts as zero
     with sums_seen() as seen:
         for table in ((x, y), (empty, nothing)):
-            sufficient_statistics(LinearModel("squared", 3), table, Budget(1e-5, mu=1.0), radius=1.5, target_bound=0.7)
+            sufficient_statistics(
+                LinearModel("squared", 3), table, Budget(1e-5, mu=1.0), radius=1.5, target_bound=0.7
+            )
     (one, bound), (other, _) = seen
     assert float((one - other).norm()) <= bound
     assert bound < 1.4143
@@ -81,7 +92,9 @@ def audited(release: Any, neighboring: str = "zero-out", trials: int = 16_000) -
     return separate(world, low=lowest(neighboring), confidence=1 - 1e-6, seed=3).mu
 
 
-def of_a_sum(presence: float, seed: int, trials: int, *, fault: float = 1.0, neighboring: str = "zero-out") -> None:
+def of_a_sum(
+    presence: float, seed: int, trials: int, *, fault: float = 1.0, neighboring: str = "zero-out"
+) -> None:
     """Every entry a trial: the record is as long as the bound in each of them."""
     release_sum(
         np.full(trials, presence),
@@ -115,5 +128,6 @@ def test_it_is_charged_before_it_is_drawn() -> None:
 
 def test_a_histogram_moves_by_its_bound() -> None:
     assert histogram_bound("zero-out") == 1.0
-    # The gate's noise under replace-one is for twice the bound: sqrt 2, as one record leaves a bin and enters another.
+    # The gate's noise under replace-one is for twice the bound: sqrt 2, as one record leaves a bin
+    # and enters another.
     assert 2 * histogram_bound("replace-one") == pytest.approx(2**0.5)

@@ -1,4 +1,6 @@
-"""Tries to falsify that a record moves the sum by at most C with *all* its rows, whatever these hold."""
+"""Tries to falsify that a record moves the sum by at most C with *all* its rows, whatever these
+hold.
+"""
 
 import pytest
 import torch
@@ -35,7 +37,14 @@ def poison(x: torch.Tensor, how: str) -> torch.Tensor:
     return x
 
 
-def sums(model: nn.Module, x: torch.Tensor, target: torch.Tensor, rows: RowsOfRecords, bound: float, present: torch.Tensor):
+def sums(
+    model: nn.Module,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    rows: RowsOfRecords,
+    bound: float,
+    present: torch.Tensor,
+):
     engine = Engine(model, Clipping(bound), capacity=RECORDS, reduction="sum", rows=rows)
     engine.attach()
     try:
@@ -46,7 +55,11 @@ def sums(model: nn.Module, x: torch.Tensor, target: torch.Tensor, rows: RowsOfRe
         engine.detach()
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(
     how=st.sampled_from(["plain", "cancel", "agree", "huge", "one nan", "one inf", "steep"]),
     seed=st.integers(0, 1000),
@@ -75,7 +88,9 @@ def test_removing_a_record_of_adversarial_rows(
             for name in ("KEPT_GRADIENTS", "FEW_POSITIONS", "WORTH_A_CALL", "LARGE_KERNEL"):
                 patch.setattr(choose_formula_module, name, -1)
         whole = sums(model, x, target, RowsOfRecords(K, reduction), bound, present)
-        without = sums(model, x[rows], target[rows], RowsOfRecords(K, reduction), bound, present[keep])
+        without = sums(
+            model, x[rows], target[rows], RowsOfRecords(K, reduction), bound, present[keep]
+        )
     assert all(torch.isfinite(s).all() for s in whole)
     assert joint_norm([a - b for a, b in zip(whole, without, strict=True)]) <= bound
 
@@ -93,4 +108,6 @@ def test_what_fills_a_record_up_is_not_seen(case: Case) -> None:
     for target_of_absent in (0.0, 1e9, torch.nan):
         target[~present.reshape(-1)] = target_of_absent
         found.append([s.clone() for s in sums(model, x, target, RowsOfRecords(K), 0.1, present)])
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    assert all(
+        torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True)
+    )

@@ -1,4 +1,6 @@
-"""Nothing that a forward pass writes leaves with the model, or meets other records: it is found by value, whoever writes."""
+"""Nothing that a forward pass writes leaves with the model, or meets other records: it is found by
+value, whoever writes.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +23,13 @@ def data() -> TensorDataset:
     return TensorDataset(torch.randn(N, FEATURES), torch.randint(0, CLASSES, (N,)))
 
 
-def train(model: nn.Module, each: Callable[[Any, Tensor, Tensor, torch.optim.Optimizer], None] | None = None) -> None:
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-5)
+def train(
+    model: nn.Module,
+    each: Callable[[Any, Tensor, Tensor, torch.optim.Optimizer], None] | None = None,
+) -> None:
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-5
+    )
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with dpoptim.attach(plan, model, optimizer, data()) as private:
         for x, y in private.batches():
@@ -113,7 +120,9 @@ WAYS = [
 
 @pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
 def test_no_way_of_writing_passes_a_release(write: Callable[[Writer, Tensor], None]) -> None:
-    """A VQ code book released a record to 5e-7 under epsilon = 1: `_version` does not see writes through ``.data``."""
+    """A VQ code book released a record to 5e-7 under epsilon = 1: `_version` does not see writes
+    through ``.data``.
+    """
     model = Writer(write).eval()  # made-up records are not written: attaching passes
 
     def each(private: Any, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
@@ -132,7 +141,9 @@ def test_no_way_of_writing_passes_a_release(write: Callable[[Writer, Tensor], No
 
 @pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
 def test_no_way_of_writing_passes_the_end(write: Callable[[Writer, Tensor], None]) -> None:
-    """After the last step a look at the model, in training mode: what it writes leaves with the state dict."""
+    """After the last step a look at the model, in training mode: what it writes leaves with the
+    state dict.
+    """
     model = Writer(write).eval()
 
     def each(private: Any, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
@@ -173,7 +184,9 @@ def test_initialising_by_the_first_batch_is_found() -> None:
         private.backward(F.cross_entropy(model(x), y, reduction="none"))
         optimizer.step()
 
-    with pytest.raises(dpoptim.PrivacyError, match="'shift' was changed between the delivery of a batch"):
+    with pytest.raises(
+        dpoptim.PrivacyError, match="'shift' was changed between the delivery of a batch"
+    ):
         train(model, each)
 
 
@@ -190,10 +203,16 @@ def test_parameters_are_the_callers_between_batches() -> None:
 
 
 HOOKS: dict[str, Callable[[nn.Module], Any]] = {
-    "backward": lambda m: m.register_full_backward_hook(lambda m, gi, go: tuple(g and g.mean(0, keepdim=True) for g in gi)),
-    "backward before": lambda m: m.register_full_backward_pre_hook(lambda m, go: (go[0] - go[0].mean(0),)),
+    "backward": lambda m: m.register_full_backward_hook(
+        lambda m, gi, go: tuple(g and g.mean(0, keepdim=True) for g in gi)
+    ),
+    "backward before": lambda m: m.register_full_backward_pre_hook(
+        lambda m, go: (go[0] - go[0].mean(0),)
+    ),
     "forward": lambda m: m.register_forward_hook(lambda m, x, out: out - out.mean(0)),
-    "forward before": lambda m: m.register_forward_pre_hook(lambda m, x: (x[0] - x[0].mean(0),), prepend=True),
+    "forward before": lambda m: m.register_forward_pre_hook(
+        lambda m, x: (x[0] - x[0].mean(0),), prepend=True
+    ),
     "everywhere": lambda m: nn.modules.module.register_module_forward_hook(lambda m, x, out: out),
     "gradient": lambda m: m.weight.register_hook(lambda g: g),
 }
@@ -231,9 +250,14 @@ def test_a_forward_pass_that_is_replaced_later_is_refused() -> None:
         train(inner, each)
 
 
-def test_large_frozen_parameters_are_read_in_turn_and_all_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_frozen_parameters_are_read_in_turn_and_all_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(model_watch, "READ_AT_ONCE", 1)
-    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES).requires_grad_(False) for _ in range(8)), nn.Linear(FEATURES, 3))
+    model = nn.Sequential(
+        *(nn.Linear(FEATURES, FEATURES).requires_grad_(False) for _ in range(8)),
+        nn.Linear(FEATURES, 3),
+    )
     reads: list[str] = []
     honest = Values.changed
 
@@ -256,7 +280,10 @@ def test_large_frozen_parameters_are_read_in_turn_and_all_at_the_end(monkeypatch
         train(model, each)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64],
+)
 @pytest.mark.parametrize("shape", [(), (3,), (7, 5), (33, 1021), (2, 3, 4, 5), (20_001,)])
 def test_values_see_every_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -269,7 +296,13 @@ def test_values_see_every_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
     for t in layouts:
         values = Values([("t", t)])
         assert values.changed() is None
-        flat = t.reshape(-1) if t.is_contiguous() else t.T.reshape(-1) if t.dim() == 2 else t.permute(0, 2, 3, 1).reshape(-1)
+        flat = (
+            t.reshape(-1)
+            if t.is_contiguous()
+            else t.T.reshape(-1)
+            if t.dim() == 2
+            else t.permute(0, 2, 3, 1).reshape(-1)
+        )
         raw = flat.view(torch.uint8)
         for place in {0, len(raw) // 2, len(raw) - 1}:
             if raw.data_ptr() != t.data_ptr():

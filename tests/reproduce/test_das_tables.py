@@ -1,4 +1,6 @@
-"""Tables of clip norms: a filter that is what it says, and every row of a table with and without it."""
+"""Tables of clip norms: a filter that is what it says, and every row of a table with and without
+it.
+"""
 
 import csv
 
@@ -18,19 +20,33 @@ def test_the_filter_is_a_preconditioner_that_damps_what_is_rough() -> None:
     assert eigenvalues.max() == pytest.approx(1)
     image = torch.ones(6, 6, dtype=torch.float64)
     flat = torch.cat([image.flatten(), torch.tensor([3.0])])
-    assert torch.allclose(flat @ filtered, flat), "neither a constant image nor the intercept changes"
+    assert torch.allclose(flat @ filtered, flat), (
+        "neither a constant image nor the intercept changes"
+    )
     image[::2, ::2] = image[1::2, 1::2] = -1
     rough = torch.cat([image.flatten(), torch.zeros(1)])
     assert (rough @ filtered).norm() < 0.2 * rough.norm()
 
 
-@pytest.mark.parametrize("smoothing", [None, smooth_pixels(2, cutoff=1.0)], ids=["plain", "smoothed"])
+@pytest.mark.parametrize(
+    "smoothing", [None, smooth_pixels(2, cutoff=1.0)], ids=["plain", "smoothed"]
+)
 def test_every_row_of_a_table_learns(tmp_path, smoothing) -> None:
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(3, (2500,), generator=generator)
     x = torch.randn(2500, 4, generator=generator) / 2 + 2 * torch.eye(4)[y]
-    case = Case("blobs", LinearModel("softmax", features=4, outputs=3), 0.0, x[:2000], y[:2000], x[2000:], y[2000:])
-    rows = das_table(tmp_path, case, Recipe(steps=(1.0, 2.0), smoothing=smoothing), seeds=2, epsilons=(4.0,))
+    case = Case(
+        "blobs",
+        LinearModel("softmax", features=4, outputs=3),
+        0.0,
+        x[:2000],
+        y[:2000],
+        x[2000:],
+        y[2000:],
+    )
+    rows = das_table(
+        tmp_path, case, Recipe(steps=(1.0, 2.0), smoothing=smoothing), seeds=2, epsilons=(4.0,)
+    )
     assert rows[-1].clipped_at == PRIVATE
     assert min(row.accuracy for row in rows) > 80  # a third by chance
     with (tmp_path / "das_blobs.csv").open() as file:

@@ -16,7 +16,10 @@ from dpoptim.runs.train import accuracy
 
 
 def test_clipping_is_biased_and_error_feedback_is_not(tmp_path: Path) -> None:
-    endings = {ending.method: ending for ending in bias_of_clipping(tmp_path, clip_norms=(0.5,), passes=400)}
+    endings = {
+        ending.method: ending
+        for ending in bias_of_clipping(tmp_path, clip_norms=(0.5,), passes=400)
+    }
     assert endings["clipped"].x == pytest.approx(-0.75, abs=0.01)
     for name in ("DiceSGD, R infinite", "DiceSGD, R finite"):
         assert endings[name].x == pytest.approx(0, abs=0.01)
@@ -46,7 +49,8 @@ def test_the_comparison_promises_what_its_rows_say(tmp_path: Path) -> None:
     with (tmp_path / "dice_table.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows) == 5
     for row in rows:
-        assert row.learning_rate == 1.0 or row.method == dice_table.PUBLISHED  # the other stays where it is
+        # the other stays where it is
+        assert row.learning_rate == 1.0 or row.method == dice_table.PUBLISHED
         assert row.noise > 0
         assert not math.isnan(row.standard_deviation)
         if row.method == dice_table.PUBLISHED:
@@ -58,21 +62,33 @@ def test_the_comparison_promises_what_its_rows_say(tmp_path: Path) -> None:
         assert plan.neighboring == "zero-out"
 
 
-def test_the_ablations_hold_what_is_not_varied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dice_ablations.PANELS, "fig2", ("clip_norm", (0.3, 1.0), "feedback", (0.0, 1.0)))
+def test_the_ablations_hold_what_is_not_varied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        dice_ablations.PANELS, "fig2", ("clip_norm", (0.3, 1.0), "feedback", (0.0, 1.0))
+    )
     cells = dice_ablations.dice_ablations(tmp_path, made_up_case(), seeds=1, panels=("fig2",))
-    assert [(cell.clip_norm, cell.feedback) for cell in cells] == [(0.3, 0.0), (0.3, 1.0), (1.0, 0.0), (1.0, 1.0)]
+    assert [(cell.clip_norm, cell.feedback) for cell in cells] == [
+        (0.3, 0.0),
+        (0.3, 1.0),
+        (1.0, 0.0),
+        (1.0, 1.0),
+    ]
     assert {cell.residual for cell in cells} == {2.0}
     assert (tmp_path / "dice_ablations.png").stat().st_size > 1000
 
 
 def test_texts_for_the_small_gpt(tmp_path: Path) -> None:
     for name in ("devset.csv", "testset_w_refs.csv"):
-        (tmp_path / name).write_text("mr,ref\n" + '"name[Blue Spice], area[riverside]",Blue Spice is by the river.\n' * 4)
+        (tmp_path / name).write_text(
+            "mr,ref\n" + '"name[Blue Spice], area[riverside]",Blue Spice is by the river.\n' * 4
+        )
     case = restaurant_gpt(tmp_path)
     x, following = case.training
     assert x.shape == following.shape == (4, 47)
     assert torch.equal(x[:, 1:], following[:, :-1])
-    assert -9 < case.score(case.model_and_optimizer(1e-3, 1.0)[0], *case.test) < -5  # chance is -log(1024)
+    # chance is -log(1024)
+    assert -9 < case.score(case.model_and_optimizer(1e-3, 1.0)[0], *case.test) < -5
     with pytest.raises(FileNotFoundError, match="E2E"):
         restaurant_gpt(tmp_path / "nowhere")

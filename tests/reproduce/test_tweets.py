@@ -11,7 +11,9 @@ from dpoptim.reproduce import tweets
 def folder(path: Path, labels: str = "0\n1\n0\n") -> Path:
     (path / "mapping.txt").write_text("0\tanger\n1\tjoy\n")
     for part in ("train", "test"):
-        (path / f"{part}_text.txt").write_text("so angry\na line\u2028with its own break \nno\n", encoding="utf-8")
+        (path / f"{part}_text.txt").write_text(
+            "so angry\na line\u2028with its own break \nno\n", encoding="utf-8"
+        )
         (path / f"{part}_labels.txt").write_text(labels)
     return path
 

@@ -11,7 +11,14 @@ import pytest
 from dpoptim import DPFTRL, DPSGD, DiceSGD, Guarantee, Plan
 from dpoptim.accounting.accountant import tradeoff_curve
 from dpoptim.assumptions import Assumption
-from dpoptim.runs.certificate import best_guess, certificate, percent_up, reading, verdict, write_certificate
+from dpoptim.runs.certificate import (
+    best_guess,
+    certificate,
+    percent_up,
+    reading,
+    verdict,
+    write_certificate,
+)
 from dpoptim.runs.report import report
 from dpoptim.runs.result import Scores
 from finished_run import SEEDED, UNPROVEN, small_run
@@ -42,7 +49,8 @@ def test_its_command_names_every_number_exactly() -> None:
     result = small_run(noise_multiplier=1.2345678901234567)
     command = certificate(result)["verify"]
     assert command == (
-        "dpoptim account --n 1000 --batch-size 100 --steps 20 --noise-multiplier 1.2345678901234567 "
+        "dpoptim account --n 1000 --batch-size 100 --steps 20 --noise-multiplier "
+        "1.2345678901234567 "
         "--delta 1e-05 --neighboring add-or-remove-one"
     )
 
@@ -65,11 +73,15 @@ def test_the_best_guess_is_what_the_trade_off_curve_allows(neighboring: str) -> 
     allowed = 1 - float(errors.min()) / 2
     guess = best_guess(plan, plan.guarantee)
     assert allowed - 1e-3 <= guess <= allowed + 5e-3
-    assert guess < (math.exp(plan.guarantee.epsilon) + 1e-5) / (1 + math.exp(plan.guarantee.epsilon))
+    assert guess < (math.exp(plan.guarantee.epsilon) + 1e-5) / (
+        1 + math.exp(plan.guarantee.epsilon)
+    )
 
 
 def test_the_best_guess_of_one_gaussian_is_known_exactly() -> None:
-    """One full-batch step with z = 2 tells N(0, 1) from N(1/2, 1): right with probability Phi(1/4)."""
+    """One full-batch step with z = 2 tells N(0, 1) from N(1/2, 1): right with probability
+    Phi(1/4).
+    """
     from dpoptim import DPSGD
 
     plan = DPSGD(clip_norm=1.0).plan(n=10, batch_size=10, steps=1, noise_multiplier=2, delta=1e-5)
@@ -108,7 +120,9 @@ def test_what_is_not_proven_is_not_claimed() -> None:
     proven = small_run()
     guarantee = proven.guarantee
     cases = {
-        "marked": replace(proven, guarantee=replace(guarantee, notes=("one", SEEDED)), basis=(UNPROVEN,)),
+        "marked": replace(
+            proven, guarantee=replace(guarantee, notes=("one", SEEDED)), basis=(UNPROVEN,)
+        ),
         "unproven": replace(proven, basis=(*proven.basis, UNPROVEN)),
         "none": small_run(noise_multiplier=0),
     }
@@ -119,7 +133,9 @@ def test_what_is_not_proven_is_not_claimed() -> None:
         assert data["attacker"] is None
         assert "at most" not in data["guarantee"]["reading"]
     counterexample = replace(guarantee, status="unproven (counterexample known)")
-    assert verdict(replace(proven, guarantee=counterexample)).title == "Unproven (counterexample known)"
+    assert verdict(replace(proven, guarantee=counterexample)).title == (
+        "Unproven (counterexample known)"
+    )
     assert certificate(cases["marked"])["guarantee"]["notes"] == ["one", SEEDED]
     assert certificate(cases["unproven"])["basis"]["unproven"] == [UNPROVEN.text]
 
@@ -137,7 +153,9 @@ def test_without_noise_there_is_no_number_and_no_plan() -> None:
 def test_an_infinite_clip_norm_fits_strict_json() -> None:
     from dpoptim import DPSGD
 
-    plan = DPSGD(clip_norm=math.inf).plan(n=1000, batch_size=100, steps=20, noise_multiplier=0, delta=1e-5)
+    plan = DPSGD(clip_norm=math.inf).plan(
+        n=1000, batch_size=100, steps=20, noise_multiplier=0, delta=1e-5
+    )
     data = certificate(replace(small_run(), plan=plan, guarantee=plan.guarantee))
     json.dumps(data, allow_nan=False)
     assert data["settings"]["clip_norm"] == "inf"
@@ -151,14 +169,22 @@ def test_accuracy_is_there_only_with_scores_and_says_public() -> None:
     alone = certificate(replace(result, comparison_scores=None))["accuracy"]
     assert alone["without_privacy"] is None
     for none in (None, Scores(())):
-        assert certificate(replace(result, private_scores=none, comparison_scores=None))["accuracy"] is None
+        assert (
+            certificate(replace(result, private_scores=none, comparison_scores=None))["accuracy"]
+            is None
+        )
 
 
 def test_every_basis_is_under_its_kind() -> None:
     result = replace(
-        small_run(), basis=(Assumption("trusted", "a"), Assumption("enforced", "b"), Assumption("trusted", "c"))
+        small_run(),
+        basis=(Assumption("trusted", "a"), Assumption("enforced", "b"), Assumption("trusted", "c")),
     )
-    assert certificate(result)["basis"] == {"enforced": ["b"], "trusted": ["a", "c"], "unproven": []}
+    assert certificate(result)["basis"] == {
+        "enforced": ["b"],
+        "trusted": ["a", "c"],
+        "unproven": [],
+    }
 
 
 def test_its_guarantee_can_be_read_back() -> None:
@@ -168,7 +194,9 @@ def test_its_guarantee_can_be_read_back() -> None:
     assert Guarantee.from_json({name: stored[name] for name in names}) == result.guarantee
 
 
-def test_a_full_disk_leaves_the_old_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "certificate.json"
     path.write_text("old")
 
@@ -182,7 +210,9 @@ def test_a_full_disk_leaves_the_old_certificate(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_claim_without_a_proof_is_never_dressed_up() -> None:
-    """DiceSGD's published accounting: no curve, no attacker, no command that would print a smaller number."""
+    """DiceSGD's published accounting: no curve, no attacker, no command that would print a smaller
+    number.
+    """
     with pytest.warns(UserWarning, match="theorem is false"):
         method = DiceSGD(clip_norm=1.0, accounting="paper")
     plan = method.plan(n=1000, batch_size=20, steps=40, epsilon=1.0, delta=1e-5)
@@ -207,7 +237,12 @@ def test_runs_that_are_one_gaussian(method: DiceSGD | DPFTRL) -> None:
     assert data["verdict"]["for_release"] is True
     assert data["verify"].startswith("dpoptim account --n 1000 --batch-size 1000 --steps 1 ")
     full = DPSGD(clip_norm=1.0).plan(
-        n=1000, batch_size=1000, steps=1, noise_multiplier=plan.noise_multiplier, delta=1e-5, neighboring="zero-out"
+        n=1000,
+        batch_size=1000,
+        steps=1,
+        noise_multiplier=plan.noise_multiplier,
+        delta=1e-5,
+        neighboring="zero-out",
     )
     assert full.guarantee.epsilon == plan.guarantee.epsilon
     assert "disjoint batches" in data["settings"]["sampling"]

@@ -1,4 +1,6 @@
-"""``dpoptim evaluate``: near the truth on private records, charged first, and one record or person moves it little."""
+"""``dpoptim evaluate``: near the truth on private records, charged first, and one record or person
+moves it little.
+"""
 
 import json
 import re
@@ -22,7 +24,9 @@ BUDGET: Any = {"epsilon": 1.0, "delta": 1e-5, "noise_seed": 0}
 
 
 def run(*args: object, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, [str(arg) for arg in args])
+    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(
+        app, [str(arg) for arg in args]
+    )
     assert result.exit_code == code, (result.output, result.exception)
     return re.sub(r"\s+", " ", result.output)
 
@@ -69,7 +73,17 @@ def test_it_is_charged_before_it_is_drawn(trained: dict[str, Path], tmp_path: Pa
     ledger = tmp_path / "holdout.sqlite"
     with dpoptim.Ledger(ledger, epsilon=1.5, delta=1e-5, neighboring="zero-out"):
         pass
-    options = ("evaluate", trained["record"], table, "--epsilon", 1, "--delta", 1e-5, "--ledger", ledger)
+    options = (
+        "evaluate",
+        trained["record"],
+        table,
+        "--epsilon",
+        1,
+        "--delta",
+        1e-5,
+        "--ledger",
+        ledger,
+    )
     assert "no ledger" not in run(*options)
     refused = run(*options, code=2)
     assert "accuracy" not in refused
@@ -91,8 +105,12 @@ def test_a_new_ledger_and_one_of_another_unit(trained: dict[str, Path], tmp_path
         assert len(after.entries()) == 1
 
 
-def test_one_person_moves_one_count_however_many_their_records(trained: dict[str, Path], tmp_path: Path) -> None:
-    """Neighbouring tables under the same noise; the person's 80 records are of one outcome, first or last or between."""
+def test_one_person_moves_one_count_however_many_their_records(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
+    """Neighbouring tables under the same noise; the person's 80 records are of one outcome, first
+    or last or between.
+    """
     others = records(200, 5)
     hostile = [["V", "somebody", "90", "0", "60", "220", "south", "yes", "ill"]] * 80
     options: Any = {**BUDGET, "neighboring": "add-or-remove-one", "n": 50}
@@ -112,14 +130,18 @@ def test_one_person_moves_one_count_however_many_their_records(trained: dict[str
     assert np.abs(counted.confusion - base.confusion).sum() == pytest.approx(80, abs=1e-3)
 
 
-def test_a_record_goes_through_the_model_by_itself(trained: dict[str, Path], tmp_path: Path) -> None:
+def test_a_record_goes_through_the_model_by_itself(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
     """To the last bit: whoever else is there."""
     saved = load_model(trained["record"])
     assert isinstance(saved.encoding, Schema)
     rows = records(40, 6)
     together, _ = outputs_and_targets(saved, saved.encoding, write_table(tmp_path / "a.csv", rows))
     for i in (0, 17, 39):
-        alone, _ = outputs_and_targets(saved, saved.encoding, write_table(tmp_path / "b.csv", rows[i : i + 1]))
+        alone, _ = outputs_and_targets(
+            saved, saved.encoding, write_table(tmp_path / "b.csv", rows[i : i + 1])
+        )
         assert (together[i] == alone[0]).all()
 
 
@@ -129,7 +151,17 @@ def test_numbers_are_scored_in_their_units(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("x,price\n" + "".join(f"{a:.3f},{1000 * a + 500:.1f}\n" for a in x))
     run(
-        *("train", "--data", path, "--target", "price", "--task", "regression", "--target-bounds", "0,11000"),
+        *(
+            "train",
+            "--data",
+            path,
+            "--target",
+            "price",
+            "--task",
+            "regression",
+            "--target-bounds",
+            "0,11000",
+        ),
         *("--epsilon", 8, "--delta", 1e-5, "--out", tmp_path / "run"),
     )
     public = predict_file(tmp_path / "run", path, tmp_path / "p.csv", public=True).score
@@ -141,16 +173,28 @@ def test_numbers_are_scored_in_their_units(tmp_path: Path) -> None:
     assert found.squared_error.low <= error <= found.squared_error.high
 
 
-def test_what_cannot_be_scored_is_refused_before_it_is_charged(trained: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_refused_before_it_is_charged(
+    trained: dict[str, Path], tmp_path: Path
+) -> None:
     ledger = tmp_path / "l.sqlite"
     table = write_table(tmp_path / "h.csv", records(30, 5))
     without_target = write_table(tmp_path / "x.csv", records(30, 5), ("age", "income"))
     options = ("--epsilon", 1, "--delta", 1e-5, "--ledger", ledger)
     assert "has no column" in run("evaluate", trained["record"], without_target, *options, code=2)
-    assert "does not exist" in run("evaluate", trained["record"], tmp_path / "no.csv", *options, code=2)
-    assert "n is missing" in run(
-        "evaluate", trained["record"], table, "--neighboring", "add-or-remove-one", *options[:4], code=2
+    assert "does not exist" in run(
+        "evaluate", trained["record"], tmp_path / "no.csv", *options, code=2
     )
-    assert "epsilon" in run("evaluate", trained["record"], table, "--epsilon", -1, *options[2:], code=2)
+    assert "n is missing" in run(
+        "evaluate",
+        trained["record"],
+        table,
+        "--neighboring",
+        "add-or-remove-one",
+        *options[:4],
+        code=2,
+    )
+    assert "epsilon" in run(
+        "evaluate", trained["record"], table, "--epsilon", -1, *options[2:], code=2
+    )
     with dpoptim.Ledger(ledger) as after:
         assert not after.entries()

@@ -19,7 +19,18 @@ def run(*args: str, code: int = 0) -> str:
 
 def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
     text = run(
-        *("train", "--data", "digits", "--features", "scattering", "--epsilon", "8", "--epochs", "10", "--no-compare"),
+        *(
+            "train",
+            "--data",
+            "digits",
+            "--features",
+            "scattering",
+            "--epsilon",
+            "8",
+            "--epochs",
+            "10",
+            "--no-compare",
+        ),
         *("--cache", str(tmp_path / "cache"), "--noise-seed", "1", "--out", str(tmp_path / "run")),
     )
     assert float(re.search(r"accuracy, private ([\d.]+)%", text).group(1)) > 80  # type: ignore[union-attr]
@@ -27,7 +38,13 @@ def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").iterdir())) == 1
     images, labels = load_digits(return_X_y=True)
     np.savez(tmp_path / "new.npz", x=images[:200].reshape(-1, 8, 8))
-    run("predict", str(tmp_path / "run"), str(tmp_path / "new.npz"), "--out", str(tmp_path / "p.csv"))
+    run(
+        "predict",
+        str(tmp_path / "run"),
+        str(tmp_path / "new.npz"),
+        "--out",
+        str(tmp_path / "p.csv"),
+    )
     predicted = [line.split(",")[0] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
     assert np.mean([a == str(b) for a, b in zip(predicted, labels, strict=False)]) > 0.8
 
@@ -35,7 +52,16 @@ def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:
 def test_tables_have_no_scattering(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
     text = run(
-        *("train", "--data", str(tmp_path / "t.csv"), "--target", "y", "--data-is-public", "--features", "scattering"),
+        *(
+            "train",
+            "--data",
+            str(tmp_path / "t.csv"),
+            "--target",
+            "y",
+            "--data-is-public",
+            "--features",
+            "scattering",
+        ),
         code=2,
     )
     assert "is for images" in text

@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and --resume: nothing saved before is lost, one charge, and the end is that of the whole run."""
+"""Ctrl-C, SIGTERM and --resume: nothing saved before is lost, one charge, and the end is that of
+the whole run.
+"""
 
 import os
 import signal
@@ -14,7 +16,18 @@ import dpoptim
 from dpoptim.cli import app
 from dpoptim.runs import interrupted
 
-OPTIONS = ["train", "--data", "digits", "--epochs", "6", "--no-compare", "--batch-size", "400", "--noise-seed", "3"]
+OPTIONS = [
+    "train",
+    "--data",
+    "digits",
+    "--epochs",
+    "6",
+    "--no-compare",
+    "--batch-size",
+    "400",
+    "--noise-seed",
+    "3",
+]
 
 
 def run(*options: str) -> Any:
@@ -38,7 +51,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_goes_on_upon_its_charge(number: int, stop_after: Any, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_upon_its_charge(
+    number: int, stop_after: Any, tmp_path: Path
+) -> None:
     folder, ledger = tmp_path / "run", tmp_path / "digits.sqlite"
     charged = ["--ledger", str(ledger), "--budget", "2.5,1e-4", "--out", str(folder)]
     stop_after(5, number)
@@ -62,20 +77,27 @@ def test_a_stopped_run_goes_on_upon_its_charge(number: int, stop_after: Any, tmp
 
 
 def test_what_the_loop_remembers_comes_back(stop_after: Any, tmp_path: Path) -> None:
-    """The averaged model of a run without noise, stopped and resumed, is that of the whole run, but for who took part."""
+    """The averaged model of a run without noise, stopped and resumed, is that of the whole run,
+    but for who took part.
+    """
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    every = ["--noise-multiplier", "0", "--delta", "1e-5", "--batch-size", "1438"]  # all records in every step
+    # all records in every step
+    every = ["--noise-multiplier", "0", "--delta", "1e-5", "--batch-size", "1438"]
     assert run(*every, "--out", str(whole)).exit_code == 0
     stop_after(3)
     assert run(*every, "--out", str(parts)).exit_code == 130
     stop_after(-1)
     assert run(*every, "--out", str(parts), "--resume").exit_code == 0
-    first, second = (torch.load(path / "model.pt", weights_only=True)["state_dict"] for path in (whole, parts))
+    first, second = (
+        torch.load(path / "model.pt", weights_only=True)["state_dict"] for path in (whole, parts)
+    )
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_an_unfinished_run_saves_by_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unfinished_run_saves_by_the_clock(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     saved: list[int] = []
     original = interrupted.SavedRun._save
 

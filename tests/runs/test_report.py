@@ -108,13 +108,24 @@ def test_accuracies_are_shown_only_with_scores_and_said_to_be_public(run: RunRes
 
 @pytest.mark.parametrize(
     ("private", "comparison"),
-    [((0.5,), (0.5,)), ((0.5,), None), (None, (0.9, 0.95)), ((0.0, 0.0), (1.0, 1.0)), ((0.1,) * 300, (0.2,) * 3)],
+    [
+        ((0.5,), (0.5,)),
+        ((0.5,), None),
+        (None, (0.9, 0.95)),
+        ((0.0, 0.0), (1.0, 1.0)),
+        ((0.1,) * 300, (0.2,) * 3),
+    ],
 )
 def test_it_copes_with_any_scores(
     run: RunResult, private: tuple[float, ...] | None, comparison: tuple[float, ...] | None
 ) -> None:
     scores = [None if each is None else Scores(each) for each in (private, comparison)]
-    assert Page(report(replace(run, private_scores=scores[0], comparison_scores=scores[1]))).tags.count("svg") == 4
+    assert (
+        Page(
+            report(replace(run, private_scores=scores[0], comparison_scores=scores[1]))
+        ).tags.count("svg")
+        == 4
+    )
 
 
 def test_hostile_names_stay_text(run: RunResult) -> None:
@@ -150,7 +161,11 @@ def test_what_is_unproven_is_said_first(run: RunResult) -> None:
     assert page.text.index(UNPROVEN.text) < page.text.index("Enforced in code")
     assert "are not a guarantee" in page.text
     status = "unproven (counterexample known)"
-    known = Page(report(replace(run, guarantee=replace(run.guarantee, status=status, notes=("see the notes",)))))
+    known = Page(
+        report(
+            replace(run, guarantee=replace(run.guarantee, status=status, notes=("see the notes",)))
+        )
+    )
     assert "Unproven (counterexample known)" in known.text
     assert "see the notes" in known.text
     assert "What an attacker can do" not in known.text
@@ -179,7 +194,9 @@ def test_the_plans_delta_may_lie_outside_the_usual_range(run: RunResult, delta: 
     assert power_of_ten(delta) in page.text
 
 
-def test_the_same_run_makes_the_same_bytes_and_leaves_matplotlib_alone(run: RunResult, tmp_path: Path) -> None:
+def test_the_same_run_makes_the_same_bytes_and_leaves_matplotlib_alone(
+    run: RunResult, tmp_path: Path
+) -> None:
     before = dict(mpl.rcParams)
     write_report(tmp_path / "a.html", run)
     mpl.rcParams["font.size"] = 31  # the user's settings do not reach the report
@@ -194,7 +211,14 @@ def test_the_same_run_makes_the_same_bytes_and_leaves_matplotlib_alone(run: RunR
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1e-5, "10⁻⁵"), (1e-10, "10⁻¹⁰"), (1.0 / 60000, "1.67 × 10⁻⁵"), (0.0, "0"), (9.999e-6, "10⁻⁵"), (1.0, "10⁰")],
+    [
+        (1e-5, "10⁻⁵"),
+        (1e-10, "10⁻¹⁰"),
+        (1.0 / 60000, "1.67 × 10⁻⁵"),
+        (0.0, "0"),
+        (9.999e-6, "10⁻⁵"),
+        (1.0, "10⁰"),
+    ],
 )
 def test_powers_of_ten(value: float, text: str) -> None:
     assert power_of_ten(value) == text

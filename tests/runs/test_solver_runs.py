@@ -18,19 +18,37 @@ def test_n_is_the_number_of_records_that_are_divided_by(tmp_path: Path) -> None:
     """--n 100000 on 800 rows promised the noise of 100,000 and added that of 800."""
     table = tmp_path / "table.csv"
     table.write_text("a,b,y\n" + "".join(f"{i % 7 / 7},{i % 5 / 5},{i % 2}\n" for i in range(80)))
-    settings = ["--data", str(table), "--target", "y", "--classes", "0,1", "--epsilon", "1", "--delta", "1e-5"]
-    code, said = train(*settings, "--method", "noisy-gd", "--n", "1000", "--out", str(tmp_path / "run"))
+    settings = [
+        "--data",
+        str(table),
+        "--target",
+        "y",
+        "--classes",
+        "0,1",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-5",
+    ]
+    code, said = train(
+        *settings, "--method", "noisy-gd", "--n", "1000", "--out", str(tmp_path / "run")
+    )
     assert code == 2
     assert "--n 1000 is not the number of records" in said
     assert not (tmp_path / "run" / "certificate.json").exists()
 
 
 def test_a_solver_that_releases_many_sums_does_not_promise_one(tmp_path: Path) -> None:
-    code, said = train("--data", "digits", "--method", "noisy-gd", "--epsilon", "4", "--out", str(tmp_path))
+    code, said = train(
+        "--data", "digits", "--method", "noisy-gd", "--epsilon", "4", "--out", str(tmp_path)
+    )
     assert code == 0, said
     enforced = json.loads((tmp_path / "certificate.json").read_text())["basis"]["enforced"]
     assert not any("at most 1 noisy" in text for text in enforced)
     assert any("for as long as the one budget pays" in text for text in enforced)
     plan = WholeRun("noisy-gd", 1.0).plan(n=80, epsilon=1.0, delta=1e-5)
     assert "at most" not in plan.describe().replace("adds at most", "")
-    assert "at most 3 noisy sums" in DPSGD(1.0).plan(n=9, batch_size=3, steps=3, epsilon=1.0, delta=1e-5).describe()
+    assert (
+        "at most 3 noisy sums"
+        in DPSGD(1.0).plan(n=9, batch_size=3, steps=3, epsilon=1.0, delta=1e-5).describe()
+    )

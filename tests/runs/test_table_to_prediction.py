@@ -37,12 +37,28 @@ def four_commands(folder: Path, rows: int, *, person: bool, n: int) -> float:
     schema.write_text(completed(schema.read_text(), person))
     run("schema", "check", str(schema))
     text = run(
-        *("train", "--data", str(data), "--schema", str(schema), "--epsilon", "2", "--delta", "1e-6"),
+        *(
+            "train",
+            "--data",
+            str(data),
+            "--schema",
+            str(schema),
+            "--epsilon",
+            "2",
+            "--delta",
+            "1e-6",
+        ),
         *("--n", str(n), "--out", str(out), "--noise-seed", "7"),
     )
     assert ("per person" in text) is person
     new = records(rows, 2)
-    run("predict", str(out), str(write_table(folder / "new.csv", new, COLUMNS[::-1])), "--out", str(folder / "p.csv"))
+    run(
+        "predict",
+        str(out),
+        str(write_table(folder / "new.csv", new, COLUMNS[::-1])),
+        "--out",
+        str(folder / "p.csv"),
+    )
     with (folder / "p.csv").open(newline="") as file:
         predicted = [row["prediction"] for row in csv.DictReader(file)]
     return float(np.mean([a == b[-1] for a, b in zip(predicted, new, strict=True)]))
@@ -59,7 +75,9 @@ def without_privacy(rows: int) -> float:
     def split(seed: int) -> tuple[np.ndarray, list[str]]:  # type: ignore[type-arg]
         table = records(rows, seed)
         numbers = [[float(v) if v not in ("", "NA") else np.nan for v in row[2:6]] for row in table]
-        return np.array([[*a, *row[6:8]] for a, row in zip(numbers, table, strict=True)], object), [r[-1] for r in table]
+        return np.array([[*a, *row[6:8]] for a, row in zip(numbers, table, strict=True)], object), [
+            r[-1] for r in table
+        ]
 
     numbers = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
     columns = ColumnTransformer([("n", numbers, [0, 1, 2, 3]), ("c", OneHotEncoder(), [4, 5])])
@@ -71,7 +89,9 @@ def without_privacy(rows: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("person", "n", "points"), [(False, 20_000, 2), (True, 5_000, 4)])
-def test_four_commands_come_close_to_training_without_privacy(tmp_path: Path, person: bool, n: int, points: int) -> None:
+def test_four_commands_come_close_to_training_without_privacy(
+    tmp_path: Path, person: bool, n: int, points: int
+) -> None:
     """At epsilon 2 for everything."""
     private = four_commands(tmp_path, 20_000, person=person, n=n)
     assert private >= without_privacy(20_000) - points / 100
@@ -97,7 +117,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_table(folder / "t.csv", records(400, 1))
     (folder / "s.toml").write_text(SCHEMA)
     run(
-        *("train", "--data", str(data), "--schema", str(folder / "s.toml"), "--epsilon", "8", "--delta", "1e-4"),
+        *(
+            "train",
+            "--data",
+            str(data),
+            "--schema",
+            str(folder / "s.toml"),
+            "--epsilon",
+            "8",
+            "--delta",
+            "1e-4",
+        ),
         *("--epochs", "2", "--out", str(folder / "run")),
     )
     return folder / "run"
@@ -123,22 +153,37 @@ def test_prediction_is_by_column_name_and_record_by_record(trained: Path, tmp_pa
 def test_scores_need_public_truth(trained: Path, tmp_path: Path) -> None:
     table = str(write_table(tmp_path / "a.csv", records(60, 3)))
     assert "(accuracy" not in run("predict", str(trained), table, "--out", str(tmp_path / "p.csv"))
-    assert "(accuracy" in run("predict", str(trained), table, "--out", str(tmp_path / "p.csv"), "--data-is-public")
+    assert "(accuracy" in run(
+        "predict", str(trained), table, "--out", str(tmp_path / "p.csv"), "--data-is-public"
+    )
 
 
 def test_what_cannot_be_predicted_is_refused(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.csv"
     out.write_text("kept")
     short = write_table(tmp_path / "a.csv", records(5, 3), ("age", "bmi"))
-    assert "has no column 'income'" in run("predict", str(trained), str(short), "--out", str(out), code=2)
+    assert "has no column 'income'" in run(
+        "predict", str(trained), str(short), "--out", str(out), code=2
+    )
     bad = write_table(tmp_path / "b.csv", [["V", "P", "old", "1", "2", "3", "north", "no", "ill"]])
-    assert "column 'age' is not a number" in run("predict", str(trained), str(bad), "--out", str(out), code=2)
-    assert "does not exist" in run("predict", str(trained), str(tmp_path / "no.csv"), "--out", str(out), code=2)
+    assert "column 'age' is not a number" in run(
+        "predict", str(trained), str(bad), "--out", str(out), code=2
+    )
+    assert "does not exist" in run(
+        "predict", str(trained), str(tmp_path / "no.csv"), "--out", str(out), code=2
+    )
     assert "does not exist" in run("predict", str(tmp_path), str(bad), "--out", str(out), code=2)
     (tmp_path / "model.pt").write_bytes(b"damaged")
-    assert "no model that dpoptim train wrote" in run("predict", str(tmp_path), str(bad), "--out", str(out), code=2)
+    assert "no model that dpoptim train wrote" in run(
+        "predict", str(tmp_path), str(bad), "--out", str(out), code=2
+    )
     assert out.read_text() == "kept"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "model.pt", "p.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.csv",
+        "b.csv",
+        "model.pt",
+        "p.csv",
+    ]
 
 
 def test_a_number_is_predicted_in_its_units(tmp_path: Path) -> None:
@@ -147,15 +192,42 @@ def test_a_number_is_predicted_in_its_units(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("x,price\n" + "".join(f"{a:.3f},{1000 * a + 500:.1f}\n" for a in x))
     text = run(
-        *("train", "--data", str(path), "--target", "price", "--task", "regression", "--data-is-public"),
+        *(
+            "train",
+            "--data",
+            str(path),
+            "--target",
+            "price",
+            "--task",
+            "regression",
+            "--data-is-public",
+        ),
         *("--epsilon", "4", "--delta", "1e-5", "--n", "1600", "--out", str(tmp_path / "run")),
     )
     assert "R2, private" in text
-    assert run("predict", str(tmp_path / "run"), str(path), "--out", str(tmp_path / "p.csv"), "--data-is-public")
+    assert run(
+        "predict",
+        str(tmp_path / "run"),
+        str(path),
+        "--out",
+        str(tmp_path / "p.csv"),
+        "--data-is-public",
+    )
     predicted = np.array([float(line) for line in (tmp_path / "p.csv").read_text().split()[1:]])
     assert np.abs(predicted - (1000 * x + 500)).mean() < 1000
     assert load_model(tmp_path / "run").target_bounds is not None
-    refused = run("train", "--data", str(path), "--target", "price", "--task", "regression", "--delta", "1e-5", code=2)
+    refused = run(
+        "train",
+        "--data",
+        str(path),
+        "--target",
+        "price",
+        "--task",
+        "regression",
+        "--delta",
+        "1e-5",
+        code=2,
+    )
     assert "--target-bounds is missing" in refused
 
 
@@ -163,16 +235,44 @@ def test_the_npz_that_everybody_has(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (300, 8, 8), dtype=np.uint8)
     labels = (images[:, :, :4].mean((1, 2)) > images[:, :, 4:].mean((1, 2))).astype(np.uint8)
-    np.savez(tmp_path / "mnist.npz", x_train=images[:250], y_train=labels[:250], x_test=images[250:], y_test=labels[250:])
+    np.savez(
+        tmp_path / "mnist.npz",
+        x_train=images[:250],
+        y_train=labels[:250],
+        x_test=images[250:],
+        y_test=labels[250:],
+    )
     text = run(
-        *("train", "--data", str(tmp_path / "mnist.npz"), "--data-is-public", "--epsilon", "8", "--delta", "1e-4"),
+        *(
+            "train",
+            "--data",
+            str(tmp_path / "mnist.npz"),
+            "--data-is-public",
+            "--epsilon",
+            "8",
+            "--delta",
+            "1e-4",
+        ),
         *("--epochs", "2", "--out", str(tmp_path / "run"), "--model", "cnn"),
     )
     assert "accuracy, private" in text
-    run("predict", str(tmp_path / "run"), str(tmp_path / "mnist.npz"), "--out", str(tmp_path / "p.csv"))
+    run(
+        "predict",
+        str(tmp_path / "run"),
+        str(tmp_path / "mnist.npz"),
+        "--out",
+        str(tmp_path / "p.csv"),
+    )
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 51  # of x_test
     np.savez(tmp_path / "other.npz", x=np.zeros((3, 9, 9), np.uint8))
-    text = run("predict", str(tmp_path / "run"), str(tmp_path / "other.npz"), "--out", str(tmp_path / "p.csv"), code=2)
+    text = run(
+        "predict",
+        str(tmp_path / "run"),
+        str(tmp_path / "other.npz"),
+        "--out",
+        str(tmp_path / "p.csv"),
+        code=2,
+    )
     assert "records have shape (9, 9)" in text
 
 

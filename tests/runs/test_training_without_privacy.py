@@ -1,4 +1,6 @@
-"""The comparison without privacy is as good as scikit-learn's, so that the price of privacy is not made to look low."""
+"""The comparison without privacy is as good as scikit-learn's, so that the price of privacy is not
+made to look low.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,16 @@ def scores(data: Data, name: str) -> tuple[float, ...]:
 def test_linear_models_match_scikit_learn_in_any_units(scale: float) -> None:
     x, y = load_breast_cancer(return_X_y=True)
     data = hold_out_fifth(
-        Data("cancer", (x * scale).astype(np.float32), y.astype(np.int64), None, None, ("0", "1"), public=True), 0
+        Data(
+            "cancer",
+            (x * scale).astype(np.float32),
+            y.astype(np.int64),
+            None,
+            None,
+            ("0", "1"),
+            public=True,
+        ),
+        0,
     )
     assert data.x_test is not None
     reference = make_pipeline(StandardScaler(), LogisticRegression()).fit(data.x, data.y)
@@ -37,14 +48,26 @@ def test_linear_models_match_scikit_learn_in_any_units(scale: float) -> None:
 def test_numbers_are_predicted_as_by_least_squares() -> None:
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(500, 3)) * [1, 1e3, 1e-3]).astype(np.float32)
-    y = np.clip(0.2 * x[:, 0] + 2e-4 * x[:, 1] + 100 * x[:, 2] + 0.01 * rng.normal(size=500), -1, 1).astype(np.float32)
-    data = hold_out_fifth(Data("made up", x, y, None, None, (), public=True, target_bounds=(-1, 1)), 0)
+    y = np.clip(
+        0.2 * x[:, 0] + 2e-4 * x[:, 1] + 100 * x[:, 2] + 0.01 * rng.normal(size=500), -1, 1
+    ).astype(np.float32)
+    data = hold_out_fifth(
+        Data("made up", x, y, None, None, (), public=True, target_bounds=(-1, 1)), 0
+    )
     assert scores(data, "softmax")[-1] > 0.95
     assert scores(data, "mlp")[-1] > 0.9
 
 
 def test_private_data_is_refused() -> None:
-    data = Data("made up", np.zeros((4, 2), np.float32), np.zeros(4, np.int64), None, None, ("0", "1"), public=False)
+    data = Data(
+        "made up",
+        np.zeros((4, 2), np.float32),
+        np.zeros(4, np.int64),
+        None,
+        None,
+        ("0", "1"),
+        public=False,
+    )
     for each in (data, replace(data, public=True)):
         with pytest.raises(ValueError, match="needs data declared public"):
             scores(each, "softmax")

@@ -61,7 +61,11 @@ def test_every_entry_that_the_plan_determines_is_compared(tmp_path: Path) -> Non
     folder = saved(tmp_path)
     document = json.loads((folder / "certificate.json").read_text())
     verify_run(folder)
-    determined = [path for path in leaves(document) if path[0] not in FREE and path[:2] != ("basis", "trusted")]
+    determined = [
+        path
+        for path in leaves(document)
+        if path[0] not in FREE and path[:2] != ("basis", "trusted")
+    ]
     assert len(determined) > 60
     for path in determined:
         changed = json.loads(json.dumps(document))
@@ -70,7 +74,9 @@ def test_every_entry_that_the_plan_determines_is_compared(tmp_path: Path) -> Non
             inside = inside[name]
         value = inside[path[-1]]
         other: Any = value * 1.001 if isinstance(value, float) else "household"
-        inside[path[-1]] = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else other
+        inside[path[-1]] = (
+            not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else other
+        )
         (folder / "certificate.json").write_text(json.dumps(with_digest(changed)))
         if path[:2] == ("basis", "enforced"):
             expected = "basis.enforced lacks"
@@ -112,7 +118,9 @@ def test_flipped_bytes_are_seen_or_mean_nothing(tmp_path: Path) -> None:
     passed = 0
     for _ in range(300):
         place = chance.randrange(len(good))
-        path.write_bytes(good[:place] + bytes([good[place] ^ (1 << chance.randrange(8))]) + good[place + 1 :])
+        path.write_bytes(
+            good[:place] + bytes([good[place] ^ (1 << chance.randrange(8))]) + good[place + 1 :]
+        )
         try:
             found = verify_run(folder)
         except ValueError:
@@ -124,7 +132,9 @@ def test_flipped_bytes_are_seen_or_mean_nothing(tmp_path: Path) -> None:
 
 def test_seeded_noise_cannot_be_left_out(tmp_path: Path) -> None:
     result = small_run()
-    seeded = Assumption("unproven", "noise and sampling were seeded: whoever knows the seed sees the data")
+    seeded = Assumption(
+        "unproven", "noise and sampling were seeded: whoever knows the seed sees the data"
+    )
     guarantee = replace(result.guarantee, notes=(SEEDED,))
     folder = saved(tmp_path, guarantee=guarantee, basis=(*result.basis, seeded))
     verify_run(folder)
@@ -135,7 +145,9 @@ def test_seeded_noise_cannot_be_left_out(tmp_path: Path) -> None:
 
 def test_a_run_without_noise_promises_nothing(tmp_path: Path) -> None:
     result = small_run(noise_multiplier=0)
-    folder = saved(tmp_path, plan=result.plan, guarantee=result.guarantee, ledger=None, basis=result.basis)
+    folder = saved(
+        tmp_path, plan=result.plan, guarantee=result.guarantee, ledger=None, basis=result.basis
+    )
     assert verify_run(folder).certificate["verdict"]["kind"] == "none"
 
 
@@ -146,7 +158,9 @@ def test_another_model_is_noticed(tmp_path: Path) -> None:
         verify_run(saved(tmp_path, model_sha256=digest))
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[]", b"[" * 50_000, b'{"format": 1}', b"{}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"{", b"[]", b"[" * 50_000, b'{"format": 1}', b"{}"]
+)
 @pytest.mark.parametrize("name", ["plan.json", "certificate.json"])
 def test_files_that_are_something_else(tmp_path: Path, name: str, content: bytes) -> None:
     folder = saved(tmp_path)
@@ -160,9 +174,26 @@ def test_files_that_are_something_else(tmp_path: Path, name: str, content: bytes
 def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
     folder, ledger = tmp_path / "run", tmp_path / "digits.ledger"
     short = ["--epochs", 1, "--batch-size", 512] if method == "dp-sgd" else []
-    run("train", "--method", method, "--epsilon", 4, "--out", folder, "--ledger", ledger, "--no-compare", *short)
+    run(
+        "train",
+        "--method",
+        method,
+        "--epsilon",
+        4,
+        "--out",
+        folder,
+        "--ledger",
+        ledger,
+        "--no-compare",
+        *short,
+    )
     said = run("verify", folder, "--ledger", ledger)
-    for part in ("epsilon=", "model.pt is the model", "the ledger holds its charge, committed", "unchecked"):
+    for part in (
+        "epsilon=",
+        "model.pt is the model",
+        "the ledger holds its charge, committed",
+        "unchecked",
+    ):
         assert part in said
     shown = run("ledger", ledger, "--verify")
     digest = re.search(r"digest\s+([0-9a-f]{64})", shown)
@@ -184,7 +215,11 @@ def test_the_commands_on_a_real_run(tmp_path: Path, method: str) -> None:
 def test_signatures(tmp_path: Path) -> None:
     folder = saved(tmp_path / "run")
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    private, public, foreign = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "foreign.pem"
+    private, public, foreign = (
+        tmp_path / "key.pem",
+        tmp_path / "public.pem",
+        tmp_path / "foreign.pem",
+    )
     plain = serialization.NoEncryption()
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     private.write_bytes(key.private_bytes(pem, pkcs8, plain))

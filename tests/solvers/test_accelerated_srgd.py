@@ -1,4 +1,6 @@
-"""Accelerated-DP-SRGD against a transcription of Algorithm 1, against Nesterov's method, and its settings."""
+"""Accelerated-DP-SRGD against a transcription of Algorithm 1, against Nesterov's method, and its
+settings.
+"""
 
 import math
 from collections.abc import Iterator
@@ -10,8 +12,20 @@ import torch
 from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy, ToeplitzSquareRoot
-from dpoptim.solvers.accelerated_srgd import SRGD, SRGDResult, accelerated_srgd, suggested_settings, theorem_settings
+from dpoptim.noise.correlated import (
+    BinaryTree,
+    BufferedToeplitz,
+    Independent,
+    Strategy,
+    ToeplitzSquareRoot,
+)
+from dpoptim.solvers.accelerated_srgd import (
+    SRGD,
+    SRGDResult,
+    accelerated_srgd,
+    suggested_settings,
+    theorem_settings,
+)
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
@@ -28,16 +42,26 @@ def made_up(n: int = STEPS * BATCH, seed: int = 0) -> tuple[torch.Tensor, torch.
 
 
 def logistic(l2: float = 0.0, capacity: int = 10**4) -> LinearProblem:
-    return LinearProblem(LinearModel("logistic", FEATURES, intercept=False), capacity=capacity, l2=l2)
+    return LinearProblem(
+        LinearModel("logistic", FEATURES, intercept=False), capacity=capacity, l2=l2
+    )
 
 
 def gradient(w: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
-    """As the clipped sum has it: every record is scaled by 1 - 2^-22, whatever the bound, for rounding's sake."""
+    """As the clipped sum has it: every record is scaled by 1 - 2^-22, whatever the bound, for
+    rounding's sake.
+    """
     return (1 - 2.0**-22) * x.numpy().T @ (1 / (1 + np.exp(-x.numpy() @ w)) - y.numpy()) / len(x)
 
 
 def algorithm_1(
-    x: torch.Tensor, y: torch.Tensor, beta: float, *, recursive: bool, accelerated: bool, radius: float = math.inf
+    x: torch.Tensor,
+    y: torch.Tensor,
+    beta: float,
+    *,
+    recursive: bool,
+    accelerated: bool,
+    radius: float = math.inf,
 ) -> np.ndarray:
     """Line by line, with eta_t = t + 1 and tau_t = eta_t / sum of etas."""
 
@@ -80,11 +104,15 @@ def test_without_noise_it_is_algorithm_1(recursive: bool, accelerated: bool, rad
 
 
 def test_on_full_batches_it_is_nesterovs_method() -> None:
-    """In two sequences, with the third eliminated: recursive gradients telescope to the exact ones."""
+    """In two sequences, with the third eliminated: recursive gradients telescope to the exact
+    ones.
+    """
     x, y = made_up(50)
     steps, beta = 30, 1.3
     settings = SRGD(steps, 50, clip_norm=1e6, beta=beta)
-    found = accelerated_srgd(logistic(), (x.repeat(steps, 1), y.repeat(steps)), settings, budget=None).weights
+    found = accelerated_srgd(
+        logistic(), (x.repeat(steps, 1), y.repeat(steps)), settings, budget=None
+    ).weights
     point, previous = np.zeros(FEATURES), np.zeros(FEATURES)
     for t in range(steps):
         g = gradient(point, x, y)
@@ -102,23 +130,31 @@ def test_acceleration_is_faster_on_a_badly_conditioned_problem() -> None:
     errors = {}
     for accelerated in (True, False):
         settings = SRGD(60, 3, clip_norm=1e6, beta=1.0, accelerated=accelerated)
-        w = accelerated_srgd(problem, (x.repeat(60, 1), y.repeat(60)), settings, budget=None).weights
+        w = accelerated_srgd(
+            problem, (x.repeat(60, 1), y.repeat(60)), settings, budget=None
+        ).weights
         errors[accelerated] = float((x @ w - y).square().mean())
     assert errors[True] < errors[False] / 5
 
 
 def test_any_module_will_do() -> None:
-    """A network's clipped differences of gradients come from the recorder; here a network that is a linear model."""
+    """A network's clipped differences of gradients come from the recorder; here a network that is
+    a linear model.
+    """
     x, y = made_up()
     module = torch.nn.Linear(FEATURES, 1, bias=False).double()
     torch.nn.init.zeros_(module.weight)
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.binary_cross_entropy_with_logits(output[:, 0], target, reduction="none")
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            output[:, 0], target, reduction="none"
+        )
 
     settings = SRGD(STEPS, BATCH, clip_norm=1.5, beta=1.0)
     found = [
-        accelerated_srgd(problem, (x, y), settings, budget=Budget(1e-5, mu=5.0), noise_seed=2).weights
+        accelerated_srgd(
+            problem, (x, y), settings, budget=Budget(1e-5, mu=5.0), noise_seed=2
+        ).weights
         for problem in (ModuleProblem(module, loss, capacity=BATCH), logistic())
     ]
     np.testing.assert_allclose(*found, atol=1e-5)  # the two leave different margins for rounding
@@ -129,7 +165,12 @@ def test_the_public_penalty_is_exact() -> None:
     settings = SRGD(STEPS, BATCH, clip_norm=1e4, beta=1.0)
     l2 = 0.3
     found = accelerated_srgd(logistic(l2), (x, y), settings, budget=None).weights
-    w, z, estimate, previous = np.zeros(FEATURES), np.zeros(FEATURES), np.zeros(FEATURES), np.zeros(FEATURES)
+    w, z, estimate, previous = (
+        np.zeros(FEATURES),
+        np.zeros(FEATURES),
+        np.zeros(FEATURES),
+        np.zeros(FEATURES),
+    )
     for t in range(STEPS):
         batch = slice(t * BATCH, (t + 1) * BATCH)
         estimate = estimate + (t + 1) * gradient(w, x[batch], y[batch])
@@ -142,13 +183,19 @@ def test_the_public_penalty_is_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    "mechanism", [None, BinaryTree("honaker"), ToeplitzSquareRoot(), ToeplitzSquareRoot(True)], ids=repr
+    "mechanism",
+    [None, BinaryTree("honaker"), ToeplitzSquareRoot(), ToeplitzSquareRoot(True)],
+    ids=repr,
 )
 def test_the_noise_of_the_prefix_sums(mechanism: Strategy | None) -> None:
-    """No gradients, 20,000 parameters: the estimates are bare noise with the standard deviation of the mechanism."""
+    """No gradients, 20,000 parameters: the estimates are bare noise with the standard deviation of
+    the mechanism.
+    """
     problem = Nothing(20_000)
     settings = SRGD(8, 5, clip_norm=3.0, beta=1.0, mechanism=mechanism)
-    result = accelerated_srgd(problem, (torch.zeros(40),), settings, budget=Budget(1e-5, mu=2.0), noise_seed=1)
+    result = accelerated_srgd(
+        problem, (torch.zeros(40),), settings, budget=Budget(1e-5, mu=2.0), noise_seed=1
+    )
     expected = 3.0 / (2.0 * 5) * (mechanism or BufferedToeplitz()).prefix_std(8)
     found = np.array(result.gradient_norms) * np.arange(1, 9) / math.sqrt(problem.dimension)
     np.testing.assert_allclose(found, expected, rtol=6 / math.sqrt(2 * problem.dimension))
@@ -159,10 +206,17 @@ def test_the_noise_of_independent_gradients() -> None:
     settings = SRGD(8, 5, clip_norm=3.0, beta=1.0, gradient="independent")
     for relation, factor in (("zero-out", 1.0), ("replace-one", 2.0)):
         result = accelerated_srgd(
-            problem, (torch.zeros(40),), settings, budget=Budget(1e-5, rho=2.0), neighboring=relation, noise_seed=1
+            problem,
+            (torch.zeros(40),),
+            settings,
+            budget=Budget(1e-5, rho=2.0),
+            neighboring=relation,
+            noise_seed=1,
         )
         found = np.array(result.gradient_norms) / math.sqrt(problem.dimension)
-        np.testing.assert_allclose(found, factor * 3.0 / (2.0 * 5), rtol=6 / math.sqrt(2 * problem.dimension))
+        np.testing.assert_allclose(
+            found, factor * 3.0 / (2.0 * 5), rtol=6 / math.sqrt(2 * problem.dimension)
+        )
 
 
 class Nothing:
@@ -210,7 +264,10 @@ def test_the_budget_is_what_is_charged_once(relation: str) -> None:
 def test_budgets_in_all_currencies_agree() -> None:
     mu = 0.7
     epsilon = gdp_epsilon(mu, 1e-5)
-    found = [run(budget=Budget(1e-5, **b)).guarantee.epsilon for b in ({"mu": mu}, {"rho": mu**2 / 2}, {"epsilon": epsilon})]
+    found = [
+        run(budget=Budget(1e-5, **b)).guarantee.epsilon
+        for b in ({"mu": mu}, {"rho": mu**2 / 2}, {"epsilon": epsilon})
+    ]
     np.testing.assert_allclose(found, epsilon, rtol=1e-6)
 
 
@@ -240,8 +297,16 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="another batch"):
         run(neighboring="add-or-remove-one")
     with pytest.raises(ValueError, match="capacity=20"):
-        accelerated_srgd(logistic(capacity=19), made_up(), SRGD(STEPS, BATCH, 2.0, 1.0), budget=None)
-    for name, value in {"steps": 0, "batch_size": 2.5, "clip_norm": math.inf, "beta": 0.0, "gradient": "none"}.items():
+        accelerated_srgd(
+            logistic(capacity=19), made_up(), SRGD(STEPS, BATCH, 2.0, 1.0), budget=None
+        )
+    for name, value in {
+        "steps": 0,
+        "batch_size": 2.5,
+        "clip_norm": math.inf,
+        "beta": 0.0,
+        "gradient": "none",
+    }.items():
         with pytest.raises(ValueError, match=name):
             SRGD(**({"steps": 2, "batch_size": 2, "clip_norm": 1.0, "beta": 1.0} | {name: value}))  # type: ignore[arg-type]
 
@@ -268,7 +333,9 @@ def test_streams() -> None:
 def test_iterates_stay_in_the_set(constraint: Constraint) -> None:
     x, y = made_up()
     settings = SRGD(STEPS, BATCH, 2.0, 0.1, constraint=constraint)
-    result = accelerated_srgd(logistic(), (x, y), settings, budget=Budget(1e-5, mu=0.1), noise_seed=0)
+    result = accelerated_srgd(
+        logistic(), (x, y), settings, budget=Budget(1e-5, mu=0.1), noise_seed=0
+    )
     for w in (result.weights, result.average):
         torch.testing.assert_close(constraint.project(w), w, rtol=0, atol=1e-12)
 
@@ -277,7 +344,9 @@ def test_projections() -> None:
     w = torch.tensor([3.0, -4.0], dtype=torch.float64)
     torch.testing.assert_close(Ball(1.0).project(w), w / 5)
     assert Ball(6.0).project(w) is w
-    torch.testing.assert_close(Box(-1, 2).project(w), torch.tensor([2.0, -1.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        Box(-1, 2).project(w), torch.tensor([2.0, -1.0], dtype=torch.float64)
+    )
     for wrong in (lambda: Ball(0.0), lambda: Box(1, -1)):
         with pytest.raises(ValueError, match="must be"):
             wrong()
@@ -289,14 +358,22 @@ def test_suggested_settings_learn_and_theorems_settings_are_theirs() -> None:
     x = x / x.norm(dim=1, keepdim=True)
     mu = gdp_mu(1.0, 1e-6)
     for inside in (True, False):
-        settings = suggested_settings(n, FEATURES, mu, smoothness=0.25, radius=3.0, minimiser_inside=inside)
+        settings = suggested_settings(
+            n, FEATURES, mu, smoothness=0.25, radius=3.0, minimiser_inside=inside
+        )
         assert settings.steps * settings.batch_size <= n
-        result = accelerated_srgd(logistic(), (x, y), settings, budget=Budget(1e-6, mu=mu), noise_seed=0)
+        result = accelerated_srgd(
+            logistic(), (x, y), settings, budget=Budget(1e-6, mu=mu), noise_seed=0
+        )
         loss = logistic().total_loss(logistic().prepare((x, y)), result.weights) / n
         assert loss < math.log(2) - 0.03
     with pytest.raises(ValueError, match="too small for Eq. 19"):
-        theorem_settings(n, 3, 1.0, 1e-6, lipschitz=1, smoothness=1, radius=1, minimiser_inside=True)
-    settings = theorem_settings(n, 3, 1.0, 1e-6, lipschitz=1, smoothness=1, radius=1, minimiser_inside=False)
+        theorem_settings(
+            n, 3, 1.0, 1e-6, lipschitz=1, smoothness=1, radius=1, minimiser_inside=True
+        )
+    settings = theorem_settings(
+        n, 3, 1.0, 1e-6, lipschitz=1, smoothness=1, radius=1, minimiser_inside=False
+    )
     assert (settings.steps, settings.batch_size) == (142, 140)
     assert settings.clip_norm == 12
     assert settings.beta == pytest.approx(24 * math.sqrt(n))

@@ -19,15 +19,24 @@ def test_chunks_arrays_and_memory_maps_give_the_same_sums(tmp_path) -> None:
     w, v = torch.randn(2, FEATURES + 1, dtype=torch.float64)
     for terms in ([(1.0, w)], [(1.0, w), (-1.0, v)]):
         whole = Objective(problem, (x, y), chunk=1000).clipped_sum(terms, 0.5)
-        for data, chunk in [((x, y), 7), ((x.numpy(), y.numpy()), 64), (mapped, 33), ((x.numpy(), list(y.tolist())), 200)]:
-            torch.testing.assert_close(Objective(problem, data, chunk=chunk).clipped_sum(terms, 0.5), whole)
+        for data, chunk in [
+            ((x, y), 7),
+            ((x.numpy(), y.numpy()), 64),
+            (mapped, 33),
+            ((x.numpy(), list(y.tolist())), 200),
+        ]:
+            torch.testing.assert_close(
+                Objective(problem, data, chunk=chunk).clipped_sum(terms, 0.5), whole
+            )
 
 
 def test_the_risk_of_private_data_is_not_shown_by_accident() -> None:
     objective = logistic()
     with pytest.raises(PrivacyError, match="private"):
         objective.risk(objective.problem.initial(), data_is_public=False)
-    assert objective.risk(objective.problem.initial(), data_is_public=True) == pytest.approx(np.log(2))
+    assert objective.risk(objective.problem.initial(), data_is_public=True) == pytest.approx(
+        np.log(2)
+    )
 
 
 def test_n_must_be_public() -> None:

@@ -1,4 +1,6 @@
-"""Problems: a module through the recorder and a linear model in closed form say the same, and bound each record."""
+"""Problems: a module through the recorder and a linear model in closed form say the same, and
+bound each record.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from support import CASES, Case, record_loss
 
 
-def truth(model: nn.Module, x: Tensor, y: Tensor, terms: list[tuple[float, Tensor]], bound: float) -> Tensor:
+def truth(
+    model: nn.Module, x: Tensor, y: Tensor, terms: list[tuple[float, Tensor]], bound: float
+) -> Tensor:
     """Record by record, by autograd."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
@@ -21,7 +25,10 @@ def truth(model: nn.Module, x: Tensor, y: Tensor, terms: list[tuple[float, Tenso
             torch.nn.utils.vector_to_parameters(w.to(parameters[0].dtype), parameters)
             loss = record_loss(model(x[i : i + 1]), y[i : i + 1]).sum()
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+            filled = [
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(parameters, gradients, strict=True)
+            ]
             combined += c * torch.cat([g.double().flatten() for g in filled])
         total += combined * min(1.0, bound / max(float(combined.norm()), 1e-300))
     return total
@@ -46,7 +53,9 @@ def test_a_linear_module_and_the_closed_form_agree() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(30, 6, dtype=torch.float64), torch.randint(0, 4, (30,))
     module = nn.Linear(6, 4).double()
-    booked = ModuleProblem(module, lambda s, t: F.cross_entropy(s, t, reduction="none"), capacity=30)
+    booked = ModuleProblem(
+        module, lambda s, t: F.cross_entropy(s, t, reduction="none"), capacity=30
+    )
     closed = LinearProblem(LinearModel("softmax", features=6, outputs=4), capacity=30)
     w, v = torch.randn(28, dtype=torch.float64), torch.randn(28, dtype=torch.float64)
 
@@ -56,8 +65,11 @@ def test_a_linear_module_and_the_closed_form_agree() -> None:
     terms = [(1.0, w), (-0.5, v)]
     ours = closed.clipped_sum(closed.prepare((x, y)), terms, 0.3)
     theirs = booked.clipped_sum((x, y), [(c, in_module_order(p)) for c, p in terms], 0.3)
-    torch.testing.assert_close(in_module_order(ours), theirs, rtol=1e-4, atol=1e-8)  # their margins differ
-    assert closed.total_loss((x, y), w) == pytest.approx(booked.total_loss((x, y), in_module_order(w)))
+    # their margins differ
+    torch.testing.assert_close(in_module_order(ours), theirs, rtol=1e-4, atol=1e-8)
+    assert closed.total_loss((x, y), w) == pytest.approx(
+        booked.total_loss((x, y), in_module_order(w))
+    )
 
 
 def test_the_penalty_is_public_and_leaves_out_intercepts() -> None:
@@ -92,7 +104,9 @@ def test_one_record_moves_a_modules_sum_by_no_more_than_the_bound(value: float) 
     for terms in ([(1.0, w)], [(1.0, w + 0.1), (-1.0, w)]):
         for bound in (1e-8, 0.2):
             total = problem.clipped_sum((x, y), terms, bound)
-            without = problem.clipped_sum((torch.cat([x[:3], x[4:]]), torch.cat([y[:3], y[4:]])), terms, bound)
+            without = problem.clipped_sum(
+                (torch.cat([x[:3], x[4:]]), torch.cat([y[:3], y[4:]])), terms, bound
+            )
             changed = problem.clipped_sum((other, y), terms, bound)
             assert bool(torch.isfinite(changed).all())
             assert float((total - without).norm()) <= bound
@@ -121,7 +135,9 @@ def test_modules_whose_records_could_see_each_other_are_refused() -> None:
         ModuleProblem(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), record_loss, capacity=4)
 
 
-@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": 2.5}, {"l2": -1.0}, {"l2": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"capacity": 0}, {"capacity": 2.5}, {"l2": -1.0}, {"l2": float("nan")}]
+)
 def test_wrong_settings_are_refused_by_name(wrong: dict) -> None:
     for make in (
         lambda **k: LinearProblem(LinearModel("squared", features=2), **k),

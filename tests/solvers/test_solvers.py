@@ -1,4 +1,6 @@
-"""Solvers: what they spend is what they promised, and with nearly no noise they find the minimum."""
+"""Solvers: what they spend is what they promised, and with nearly no noise they find the
+minimum.
+"""
 
 import math
 from itertools import pairwise
@@ -29,13 +31,18 @@ PLENTY = Budget(delta=1e-5, rho=1e10)  # noise of about 1e-6
 def least_risk(objective: Objective) -> float:
     w = objective.problem.initial()
     for _ in range(3000):
-        w = w - 0.5 * (objective.clipped_sum([(1.0, w)], 1e6) / objective.n + objective.problem.penalty_gradient(w))
+        w = w - 0.5 * (
+            objective.clipped_sum([(1.0, w)], 1e6) / objective.n
+            + objective.problem.penalty_gradient(w)
+        )
     return objective.risk(w, data_is_public=True)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("neighboring", ["zero-out", "replace-one"])
-def test_the_guarantee_is_the_reserved_budget_and_is_never_exceeded(name: str, neighboring: str) -> None:
+def test_the_guarantee_is_the_reserved_budget_and_is_never_exceeded(
+    name: str, neighboring: str
+) -> None:
     objective = logistic(neighboring=neighboring)
     with Ledger(neighboring=neighboring) as ledger:
         result = SOLVERS[name](objective, BUDGET, ledger=ledger)
@@ -50,7 +57,9 @@ def test_the_guarantee_is_the_reserved_budget_and_is_never_exceeded(name: str, n
     m = 2 if neighboring == "replace-one" else 1
     for step in result.trace:
         if step.kind in ("gradient", "norm"):
-            assert step.noise == pytest.approx(m * COMMON["lipschitz"] / objective.n / math.sqrt(2 * step.rho), rel=1e-9)
+            assert step.noise == pytest.approx(
+                m * COMMON["lipschitz"] / objective.n / math.sqrt(2 * step.rho), rel=1e-9
+            )
 
 
 @pytest.mark.parametrize("name", [name for name in SOLVERS if "adaptive" not in name])
@@ -69,18 +78,42 @@ def test_plans_of_fixed_length_spend_exactly_the_budget(name: str) -> None:
     neighboring=st.sampled_from(["zero-out", "replace-one"]),
 )
 def test_spiders_prices_add_up_at_the_largest_step_counts(
-    rho: float, exponent: float, gamma: float, smoothness: float, share: float | None, neighboring: str
+    rho: float,
+    exponent: float,
+    gamma: float,
+    smoothness: float,
+    share: float | None,
+    neighboring: str,
 ) -> None:
-    """Gradients that never get short use every round's last step, and the whole budget, to 1e-9."""
+    """Gradients that never get short use every round's last step, and the whole budget, to
+    1e-9.
+    """
     x = torch.tensor([[1.0, 0.0]] * 8, dtype=torch.float64)
     steep = Objective(Steep(), (x,), neighboring=neighboring)
-    settings_ = {"lipschitz": 1.0, "smoothness": smoothness, "kl_gamma": gamma, "kl_exponent": exponent}
+    settings_ = {
+        "lipschitz": 1.0,
+        "smoothness": smoothness,
+        "kl_gamma": gamma,
+        "kl_exponent": exponent,
+    }
     risk_bound = min(1.0, gamma**exponent)
     result = kl_spider(
-        steep, None, Budget(delta=1e-5, rho=rho), risk_bound=risk_bound, anchor_share=share, noise_seed=1, **settings_
+        steep,
+        None,
+        Budget(delta=1e-5, rho=rho),
+        risk_bound=risk_bound,
+        anchor_share=share,
+        noise_seed=1,
+        **settings_,
     )
     schedule = spider_schedule(
-        n=8, dimension=2, rho=rho * (1 - 1e-10), risk_bound=risk_bound, beta=0.05, constants="practical", **settings_
+        n=8,
+        dimension=2,
+        rho=rho * (1 - 1e-10),
+        risk_bound=risk_bound,
+        beta=0.05,
+        constants="practical",
+        **settings_,
     ).longest()
     assert [step.kind for step in result.trace] == [
         kind for round_ in schedule for kind in ["gradient", *["difference"] * (round_.steps - 1)]
@@ -90,7 +123,9 @@ def test_spiders_prices_add_up_at_the_largest_step_counts(
 
 
 class Steep:
-    """A loss whose gradient has length 1e9 everywhere; nothing is clipped away, to reach the longest path."""
+    """A loss whose gradient has length 1e9 everywhere; nothing is clipped away, to reach the
+    longest path.
+    """
 
     dimension, capacity = 2, 8
 
@@ -107,7 +142,10 @@ class Steep:
         return torch.zeros_like(w)
 
 
-@pytest.mark.parametrize("name", ["noisy_gd", "spider_pl", "spider", "adaptive_gd", "select_stationary", "proximal_point"])
+@pytest.mark.parametrize(
+    "name",
+    ["noisy_gd", "spider_pl", "spider", "adaptive_gd", "select_stationary", "proximal_point"],
+)
 def test_with_nearly_no_noise_the_minimum_is_found(name: str) -> None:
     objective = logistic()
     longer = {
@@ -130,10 +168,14 @@ def test_with_nearly_no_noise_the_minimum_is_found(name: str) -> None:
 
 
 def test_algorithm_4_is_what_the_paper_prints() -> None:
-    """Projection, steps 1/(L t), weights t, the pull towards the start: against a loop written from the paper."""
+    """Projection, steps 1/(L t), weights t, the pull towards the start: against a loop written
+    from the paper.
+    """
     objective = logistic(l2=0.0)
     w0 = torch.full((FEATURES + 1,), 0.3, dtype=torch.float64)
-    result = noisy_gd(objective, w0, PLENTY, lipschitz=2.0, steps=6, weak_convexity=0.5, noise_seed=1)
+    result = noisy_gd(
+        objective, w0, PLENTY, lipschitz=2.0, steps=6, weak_convexity=0.5, noise_seed=1
+    )
     points, w = [w0], w0
     for t in range(1, 7):
         gradient = objective.clipped_sum([(1.0, w)], 2.0) / objective.n + 2 * 0.5 * (w - w0)
@@ -147,7 +189,11 @@ def test_algorithm_4_is_what_the_paper_prints() -> None:
 
 def test_adaptive_noise_is_in_proportion_to_the_gradient() -> None:
     result = adaptive_gd(logistic(), None, Budget(delta=1e-5, rho=100.0), smoothness=1.0, **COMMON)
-    pairs = [(a, b) for a, b in zip(result.trace[::2], result.trace[1::2], strict=False) if b.kind == "gradient"]
+    pairs = [
+        (a, b)
+        for a, b in zip(result.trace[::2], result.trace[1::2], strict=False)
+        if b.kind == "gradient"
+    ]
     assert len(pairs) > 5
     for norm, gradient in pairs[:-1]:
         assert norm.kind == "norm"
@@ -155,16 +201,30 @@ def test_adaptive_noise_is_in_proportion_to_the_gradient() -> None:
     assert pairs[0][1].rho < pairs[-2][1].rho, "small gradients cost more"
 
 
-def test_spider_continues_from_the_point_whose_gradient_was_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the norm stop the round's last point is the one that triggered it: the next anchor is asked there."""
+def test_spider_continues_from_the_point_whose_gradient_was_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the norm stop the round's last point is the one that triggered it: the next anchor is
+    asked there.
+    """
     objective = logistic()
     asked = []
     original = Objective.clipped_sum
     monkeypatch.setattr(
-        Objective, "clipped_sum", lambda self, terms, bound: (asked.append(terms), original(self, terms, bound))[1]
+        Objective,
+        "clipped_sum",
+        lambda self, terms, bound: (asked.append(terms), original(self, terms, bound))[1],
     )
     kl_spider(
-        objective, None, PLENTY, lipschitz=10.0, smoothness=1.0, kl_gamma=2, kl_exponent=1.2, risk_bound=0.7, noise_seed=1
+        objective,
+        None,
+        PLENTY,
+        lipschitz=10.0,
+        smoothness=1.0,
+        kl_gamma=2,
+        kl_exponent=1.2,
+        risk_bound=0.7,
+        noise_seed=1,
     )
     stopped = 0
     for before, now in pairwise(asked):
@@ -201,11 +261,20 @@ def test_a_refused_reservation_releases_nothing() -> None:
 
 def test_proximal_rounds_and_spider_rounds_follow_the_theorems() -> None:
     n, d, rho, gamma, L0, L1, F0 = 1000, 10, 0.5, 0.7, 1.5, 2.0, 0.4
-    shared = {"n": n, "dimension": d, "rho": rho, "lipschitz": L0, "kl_gamma": gamma, "risk_bound": F0}
+    shared = {
+        "n": n,
+        "dimension": d,
+        "rho": rho,
+        "lipschitz": L0,
+        "kl_gamma": gamma,
+        "risk_bound": F0,
+    }
     log = math.log(F0) + 3 * math.log(n * math.sqrt(rho) / (gamma * L0 * math.sqrt(d)))
     K = proximal_rounds(**shared, weak_convexity=L1, kl_exponent=3, constants="theorem")
     assert math.ceil((1 + 32 * F0 ** (1 / 3) * gamma**2 * L1) * log) == K
-    schedule = spider_schedule(**shared, smoothness=L1, kl_exponent=1.5, beta=0.1, constants="theorem").longest()
+    schedule = spider_schedule(
+        **shared, smoothness=L1, kl_exponent=1.5, beta=0.1, constants="theorem"
+    ).longest()
     log = math.log(F0) + 1.5 * math.log(n * math.sqrt(rho) / (gamma * L0 * math.sqrt(d)))
     assert len(schedule) == math.ceil((1 + 64 * (1 / F0) ** (0.5 / 1.5) * gamma**2 * L1) * log)
     for round_ in schedule:
@@ -239,7 +308,9 @@ def test_a_wrong_starting_point_is_refused() -> None:
             adaptive_gd(logistic(), w0, BUDGET, lipschitz=1.0, smoothness=1.0)
 
 
-@pytest.mark.parametrize("given_", [{}, {"epsilon": 1.0, "rho": 1.0}, {"mu": 0.0}, {"rho": math.nan}, {"epsilon": -1.0}])
+@pytest.mark.parametrize(
+    "given_", [{}, {"epsilon": 1.0, "rho": 1.0}, {"mu": 0.0}, {"rho": math.nan}, {"epsilon": -1.0}]
+)
 def test_wrong_budgets_are_refused(given_: dict) -> None:
     with pytest.raises(ValueError, match="exactly one|must be a finite number above 0"):
         Budget(delta=1e-5, **given_)

@@ -1,4 +1,6 @@
-"""The paper's settings and bounds: their numbers, their limits, and that runs stay below the bound."""
+"""The paper's settings and bounds: their numbers, their limits, and that runs stay below the
+bound.
+"""
 
 import math
 
@@ -12,7 +14,13 @@ from dpoptim.theory import accelerated_srgd as theory
 def test_eq_19() -> None:
     n, p, epsilon, delta = 10**6, 100, 0.5, 1e-7
     found = theory.minimiser_inside(n, p, epsilon, delta, lipschitz=2.0, radius=3.0)
-    c = 4 * math.sqrt(2) * math.log2(n) ** 1.5 * math.sqrt(math.log(2 * n / delta)) * math.log(2.5 / delta)
+    c = (
+        4
+        * math.sqrt(2)
+        * math.log2(n) ** 1.5
+        * math.sqrt(math.log(2 * n / delta))
+        * math.log(2.5 / delta)
+    )
     assert theory.c_dp(n, delta) == pytest.approx(c)
     assert found.steps == pytest.approx(c * n**0.25)
     assert found.steps * found.batch_size == pytest.approx(n)
@@ -25,7 +33,9 @@ def test_eq_19() -> None:
 def test_theorem_5_12_keeps_its_own_conditions() -> None:
     for n in (100, 10**4, 10**8):
         for batch in (None, n**0.25):
-            found = theory.minimiser_anywhere(n, lipschitz=1.0, smoothness=2.0, radius=0.5, batch_size=batch)
+            found = theory.minimiser_anywhere(
+                n, lipschitz=1.0, smoothness=2.0, radius=0.5, batch_size=batch
+            )
             assert found.beta >= 2 * 2.0 * found.steps  # Lemma 5.9 asks for beta >= 2 M T
             assert found.batch_size <= math.sqrt(n) * (1 + 1e-12)
     with pytest.raises(ValueError, match="at most sqrt"):
@@ -33,13 +43,17 @@ def test_theorem_5_12_keeps_its_own_conditions() -> None:
 
 
 def test_corollary_5_7_prints_too_little_noise() -> None:
-    """Units of C / (epsilon B beta): what Lemma 5.6's tree needs at the stated mu, against what is printed."""
+    """Units of C / (epsilon B beta): what Lemma 5.6's tree needs at the stated mu, against what is
+    printed.
+    """
     delta = 1e-6
     for steps in (4, 64, 1000, 2**20):
         printed = math.sqrt(math.log2(steps) * math.log(2.5 / delta))
         needed = math.sqrt(1 + math.ceil(math.log2(steps))) * math.sqrt(2 * math.log(2.5 / delta))
         assert needed > math.sqrt(2) * printed
-        assert BinaryTree().sensitivity(steps) <= math.sqrt(1 + math.ceil(math.log2(steps))) * (1 + 1e-11)
+        assert BinaryTree().sensitivity(steps) <= math.sqrt(1 + math.ceil(math.log2(steps))) * (
+            1 + 1e-11
+        )
 
 
 def bound(**changed: object) -> float:
@@ -63,14 +77,20 @@ def test_theorem_5_1_in_its_limits() -> None:
     with pytest.raises(ValueError, match="one length"):
         bound(noise_norms=[])
     with pytest.raises(ValueError, match="empty"):
-        theory.independent_excess_risk_bound(batch_size=1, beta=1, lipschitz=1, radius=1, noise_norms=[])
-    exact = theory.independent_excess_risk_bound(batch_size=1e20, beta=2, lipschitz=1, radius=1.5, noise_norms=zeros)
+        theory.independent_excess_risk_bound(
+            batch_size=1, beta=1, lipschitz=1, radius=1, noise_norms=[]
+        )
+    exact = theory.independent_excess_risk_bound(
+        batch_size=1e20, beta=2, lipschitz=1, radius=1.5, noise_norms=zeros
+    )
     assert exact == pytest.approx(2.0 * 1.5**2 / 55)
 
 
 @pytest.mark.parametrize("curvature", [1e-6, 1e-4, 0.01, 0.3, 1.0])
 def test_exact_gradients_stay_below_theorem_5_1(curvature: float) -> None:
-    """Algorithm 1 on curvature x^2 / 2 and on Huber losses, from distance R = 1, with beta = M = 1."""
+    """Algorithm 1 on curvature x^2 / 2 and on Huber losses, from distance R = 1, with beta = M =
+    1.
+    """
     for gradient, loss in (
         (lambda x: curvature * x, lambda x: curvature * x * x / 2),
         (
@@ -85,7 +105,13 @@ def test_exact_gradients_stay_below_theorem_5_1(curvature: float) -> None:
             x = (1 - 2 / (t + 3)) * y + 2 / (t + 3) * z
             zeros = [0.0] * (t + 1)
             limit = theory.excess_risk_bound(
-                batch_size=1, beta=1, deviation=0, radius=1, gradient_norms=zeros, noise_norms=zeros, failure=0.5
+                batch_size=1,
+                beta=1,
+                deviation=0,
+                radius=1,
+                gradient_norms=zeros,
+                noise_norms=zeros,
+                failure=0.5,
             )
             assert loss(y) <= limit
 

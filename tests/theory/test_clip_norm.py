@@ -10,7 +10,9 @@ from dpoptim.theory import clip_norm as theory
 
 
 def test_phi_matches_the_gaussian_mechanism() -> None:
-    """With the implied nu, T steps of std sqrt(nu T log(1/delta)) tau / (n epsilon) are exactly (epsilon, delta)-DP."""
+    """With the implied nu, T steps of std sqrt(nu T log(1/delta)) tau / (n epsilon) are exactly
+    (epsilon, delta)-DP.
+    """
     n, epsilon, delta, steps = 10_000, 1.5, 1e-6, 37
     nu = theory.implied_nu(epsilon, delta)
     std = math.sqrt(nu * steps * math.log(1 / delta)) / (n * epsilon)
@@ -31,14 +33,18 @@ def quadratics() -> tuple[np.ndarray, np.ndarray]:
 
 def test_alpha_has_the_papers_properties() -> None:
     constants, excess = quadratics()
-    values = [theory.clipped_advantage(tau, constants, excess) for tau in (0.1, 0.5, 1.0, 2.0, 3.0, 5.0)]
+    values = [
+        theory.clipped_advantage(tau, constants, excess) for tau in (0.1, 0.5, 1.0, 2.0, 3.0, 5.0)
+    ]
     assert values[-1] == pytest.approx(1)  # (i)
     assert all(value >= 1 - 1e-12 for value in values)
     assert values == sorted(values, reverse=True)  # (ii)
     # min(1/tau, 1/G_i) is 1/G_i below G_1: constant, (iii)
     assert values[0] == pytest.approx(values[2])
     assert values[2] == pytest.approx(3 * 5 / 8)  # by hand: mean(G_i / G_i) / mean(G_i / 5)
-    ratios = [5 / (tau * value) for value, tau in zip(values, (0.1, 0.5, 1.0, 2.0, 3.0, 5.0), strict=True)]
+    ratios = [
+        5 / (tau * value) for value, tau in zip(values, (0.1, 0.5, 1.0, 2.0, 3.0, 5.0), strict=True)
+    ]
     assert min(ratios) >= 1 - 1e-12  # (v)
     assert ratios == sorted(ratios, reverse=True)  # (vi)
     with pytest.raises(ValueError, match="tau must be in"):
@@ -50,13 +56,22 @@ def test_under_interpolation_the_smallest_constant_is_best() -> None:
     risks = []
     for tau in (1.0, 2.0, 5.0):
         alpha = theory.clipped_advantage(tau, constants, excess)
-        terms = theory.risk_terms(tau, alpha, largest=5.0, phi=0.01, distance=1.0, scale=0.7, interpolation_gap=0.0)
+        terms = theory.risk_terms(
+            tau, alpha, largest=5.0, phi=0.01, distance=1.0, scale=0.7, interpolation_gap=0.0
+        )
         assert terms.bias == 0
         risks.append(terms.total)
     assert risks == sorted(risks)
-    without = theory.risk_terms(5.0, 1.0, largest=5.0, phi=0.01, distance=1.0, scale=0.7, interpolation_gap=0.3)
+    without = theory.risk_terms(
+        5.0, 1.0, largest=5.0, phi=0.01, distance=1.0, scale=0.7, interpolation_gap=0.3
+    )
     assert without.bias == 0  # nothing is clipped
-    assert theory.risk_terms(1.0, 1.5, largest=5.0, phi=0.01, distance=1.0, scale=0.7, interpolation_gap=0.3).bias > 0
+    assert (
+        theory.risk_terms(
+            1.0, 1.5, largest=5.0, phi=0.01, distance=1.0, scale=0.7, interpolation_gap=0.3
+        ).bias
+        > 0
+    )
 
 
 @pytest.mark.parametrize("k", [2.0, 3.0, 8.0])
@@ -64,19 +79,31 @@ def test_settings_reproduce_the_closed_forms(k: float) -> None:
     """With T = 1 / phi^2 exactly, the theorems' second displays."""
     phi, moment, gamma, diameter, distance, scale = 1 / 32, 1.7, 0.1, 3.0, 2.0, 0.9
     tail = moment / gamma ** (1 / k)
-    bounded = theory.constrained_heavy_tailed(phi, k=k, moment=moment, gamma=gamma, diameter=diameter)
+    bounded = theory.constrained_heavy_tailed(
+        phi, k=k, moment=moment, gamma=gamma, diameter=diameter
+    )
     assert bounded.steps == 1024
     # The paper prints 2^((1 + 1/k)/2) in the denominator: 5/2 * 2^((1 - 1/k)/2).
-    assert bounded.risk == pytest.approx(5 * diameter * tail / 2 ** ((1 + 1 / k) / 2) * phi ** (1 - 1 / k))
-    free = theory.unconstrained_heavy_tailed(phi, k=k, moment=moment, gamma=gamma, distance=distance, scale=scale)
+    assert bounded.risk == pytest.approx(
+        5 * diameter * tail / 2 ** ((1 + 1 / k) / 2) * phi ** (1 - 1 / k)
+    )
+    free = theory.unconstrained_heavy_tailed(
+        phi, k=k, moment=moment, gamma=gamma, distance=distance, scale=scale
+    )
     power = 1 - 2 / (k + 1)
     expected = tail * (
         (distance**2 / scale + 4 * scale) * phi**power / 2 ** (0.5 + 1 / (k + 1))
         + 2**power * (distance + scale) * phi ** (2 * power)
     )
     assert free.risk == pytest.approx(expected)
-    improved = theory.improved_heavy_tailed(phi, k=k, moment=moment, distance=distance, scale=scale, minimiser_bound=1.3)
-    expected = moment * (2 ** ((1 - 1 / k) / 2) * (distance**2 / scale + 2 * scale) + 16 * 1.3) * phi ** (1 - 1 / k)
+    improved = theory.improved_heavy_tailed(
+        phi, k=k, moment=moment, distance=distance, scale=scale, minimiser_bound=1.3
+    )
+    expected = (
+        moment
+        * (2 ** ((1 - 1 / k) / 2) * (distance**2 / scale + 2 * scale) + 16 * 1.3)
+        * phi ** (1 - 1 / k)
+    )
     assert improved.risk == pytest.approx(expected)
     for settings in (bounded, free, improved):
         assert settings.clip_norm > moment  # most records stay unclipped

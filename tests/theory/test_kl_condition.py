@@ -1,4 +1,6 @@
-"""The paper's rates: their exponents, their ranges, and that the solvers respect them where constants are known."""
+"""The paper's rates: their exponents, their ranges, and that the solvers respect them where
+constants are known.
+"""
 
 import dataclasses
 import math
@@ -21,7 +23,14 @@ from dpoptim.theory.kl_condition import (
 )
 
 BASE = KLSetting(
-    n=10**9, dimension=1, rho=1.0, lipschitz=1.5, smoothness=2.0, kl_gamma=3 ** (-1 / 1.5), kl_exponent=1.5, risk_bound=1 / 3
+    n=10**9,
+    dimension=1,
+    rho=1.0,
+    lipschitz=1.5,
+    smoothness=2.0,
+    kl_gamma=3 ** (-1 / 1.5),
+    kl_exponent=1.5,
+    risk_bound=1 / 3,
 )
 
 
@@ -34,11 +43,15 @@ def slope(rate, setting: KLSetting) -> float:
 def test_rates_have_the_theorems_exponents() -> None:
     assert slope(spider_bound, BASE) == pytest.approx(1.5, rel=0.1)
     assert slope(lower_bound_rate, BASE) == pytest.approx(1.5)
-    steep = dataclasses.replace(BASE, kl_exponent=3.0, kl_gamma=1.0, smoothness=0.01, risk_bound=0.1)
+    steep = dataclasses.replace(
+        BASE, kl_exponent=3.0, kl_gamma=1.0, smoothness=0.01, risk_bound=0.1
+    )
     assert slope(proximal_rate, steep) == pytest.approx(3.0, rel=0.15)
     wide = dataclasses.replace(BASE, dimension=10**12, n=10**13)
     assert slope(adaptive_rate, wide) == pytest.approx(adaptive_exponent(1.5), rel=0.15)
-    assert slope(stationary_rate, dataclasses.replace(BASE, dimension=10**6)) == pytest.approx(0.5, rel=0.1)
+    assert slope(stationary_rate, dataclasses.replace(BASE, dimension=10**6)) == pytest.approx(
+        0.5, rel=0.1
+    )
 
 
 def test_the_upper_bound_is_above_the_lower_one() -> None:
@@ -48,7 +61,9 @@ def test_the_upper_bound_is_above_the_lower_one() -> None:
 
 
 def test_spider_keeps_the_bound_of_theorem_1() -> None:
-    """On |w|^3 / 3, with the theorem's constants: failure probability 0.05, observed margin about 100."""
+    """On |w|^3 / 3, with the theorem's constants: failure probability 0.05, observed margin about
+    100.
+    """
     x = 1e-6
     objective = tilted(power(1.5, 20), 64)
     setting = dataclasses.replace(BASE, n=64, dimension=20, rho=20 / (64 * x) ** 2)
@@ -77,7 +92,9 @@ def test_more_steps_are_better_until_the_worst_case_rules() -> None:
 
 @pytest.mark.parametrize("tau", [2.0, 3.0, 5.0])
 def test_conversions_of_appendix_a_hold_on_a_known_loss(tau: float) -> None:
-    """|w|^tau / tau has lambda = tau^(-1/tau) and gamma = tau^(-1/kappa); the lemmas lose a factor of tau at most."""
+    """|w|^tau / tau has lambda = tau^(-1/tau) and gamma = tau^(-1/kappa); the lemmas lose a factor
+    of tau at most.
+    """
     kappa = tau / (tau - 1)
     gamma = tau ** (-1 / kappa)
     growth, exponent = growth_from_kl(gamma, kappa)

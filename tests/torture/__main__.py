@@ -1,4 +1,6 @@
-"""``python -m torture`` in tests/: all trials, with counts; ends with an error if one of them went wrong."""
+"""``python -m torture`` in tests/: all trials, with counts; ends with an error if one of them went
+wrong.
+"""
 
 import argparse
 import sys
@@ -15,10 +17,13 @@ LEDGER_KIBIBYTES = 128
 def run(seed: int, scale: float, only: str | None) -> list[Outcomes]:
     """All trials; `scale` 1 is 1,000 kills and 1,000 mutations of each kind of file."""
     many = max(1, round(1000 * scale))
-    trials = {f"mutations {name}": lambda place, name=name: mutations.trial(name, place, seed=seed, attempts=many)
+    trials = {f"mutations {name}": lambda place, name=name: mutations.trial(
+                  name, place, seed=seed, attempts=many)
               for name in mutations.TARGETS}  # fmt: skip
     trials["memory"] = lambda place: memory.trial(place, seed=seed, every=max(1, round(1 / scale)))
-    trials["disk"] = lambda place: full_disk.trial(place, seed=seed, up_to=round(LEDGER_KIBIBYTES * min(1, scale)))
+    trials["disk"] = lambda place: full_disk.trial(
+        place, seed=seed, up_to=round(LEDGER_KIBIBYTES * min(1, scale))
+    )
     trials["kills"] = lambda place: kills.trial(place, seed=seed, kills=many)
     found = []
     for name, trial in trials.items():
@@ -36,7 +41,9 @@ def run(seed: int, scale: float, only: str | None) -> list[Outcomes]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="another one makes other trials")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of 1,000 kills and mutations of each kind")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of 1,000 kills and mutations of each kind"
+    )
     parser.add_argument("--only", help="trials whose name contains this")
     options = parser.parse_args()
     print(f"seed {options.seed}, scale {options.scale:g}", flush=True)

@@ -1,4 +1,6 @@
-"""The files that data come in. Any numbers are a table, so what is read may differ; how it is refused may not."""
+"""The files that data come in. Any numbers are a table, so what is read may differ; how it is
+refused may not.
+"""
 
 import struct
 from collections.abc import Callable
@@ -43,7 +45,9 @@ def write_npz(path: Path) -> None:
 
 
 def write_csv(path: Path) -> None:
-    path.write_text("a,b,y\n" + "".join(f"{i},{i / 7:.3f},{'no' if i % 2 else 'yes'}\n" for i in range(60)))
+    path.write_text(
+        "a,b,y\n" + "".join(f"{i},{i / 7:.3f},{'no' if i % 2 else 'yes'}\n" for i in range(60))
+    )
 
 
 def write_idx(path: Path) -> None:
@@ -79,7 +83,12 @@ def read_pixels(path: Path) -> Any:
 register("npz file", Target(file("t.npz", write_npz), read_arrays, faithful=False))
 register("CSV file", Target(file("t.csv", write_csv), read_table, faithful=False))
 register(
-    "IDX file", Target(file("t-idx", write_idx), lambda p: read_idx(p.parent, p.name, axes=2).tobytes(), faithful=False)
+    "IDX file",
+    Target(
+        file("t-idx", write_idx),
+        lambda p: read_idx(p.parent, p.name, axes=2).tobytes(),
+        faithful=False,
+    ),
 )
 register("schema", Target(file("schema.toml", write_schema), read_schema, faithful=False))
 try:

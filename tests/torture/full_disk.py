@@ -1,4 +1,6 @@
-"""A disk that is full after so many bytes, at every 4 KiB: nothing is granted that is not kept, and nothing is damaged."""
+"""A disk that is full after so many bytes, at every 4 KiB: nothing is granted that is not kept,
+and nothing is damaged.
+"""
 
 import os
 import random
@@ -24,7 +26,9 @@ AR = "add-or-remove-one"
 
 @contextmanager
 def small_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
-    """A folder with so much room: a file system of its own where that may be mounted, else a limit on each file."""
+    """A folder with so much room: a file system of its own where that may be mounted, else a limit
+    on each file.
+    """
     place = folder / f"disk-{kibibytes}"
     place.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={kibibytes}k", "none", str(place)]
@@ -63,7 +67,11 @@ def ledger_on(place: Path, outcomes: Outcomes, chance: random.Random) -> None:
         ledger = Ledger(path, epsilon=8, delta=1e-6)
         for _ in range(2000):
             label = "x" * chance.randrange(1, 200)
-            granted.append(ledger.reserve(dp_accounting.GaussianDpEvent(2000.0), neighboring=AR, label=label).id)
+            granted.append(
+                ledger.reserve(
+                    dp_accounting.GaussianDpEvent(2000.0), neighboring=AR, label=label
+                ).id
+            )
         return "had room"
 
     outcomes.attempt(reserve, f"reserving in {place.name}")
@@ -82,14 +90,17 @@ def ledger_on(place: Path, outcomes: Outcomes, chance: random.Random) -> None:
     if kept == granted:
         outcomes.add("ledgers kept")
     else:
-        outcomes.add("ledgers changed", wrong=f"{place.name}: {len(granted)} granted, {len(kept)} kept")
+        outcomes.add(
+            "ledgers changed", wrong=f"{place.name}: {len(granted)} granted, {len(kept)} kept"
+        )
 
 
 def files_on(place: Path, outcomes: Outcomes, kibibytes: int) -> None:
     """A checkpoint and a text that are there and do not fit again: what was there stays."""
     contents: dict[str, Any] = {
         "identity": {}, "durable": False, "caveats": {}, "steps_done": 0, "unfinished": None,
-        "model": {"w": torch.zeros(1000)}, "optimizers": [], "queue": {}, "side": None, "choice": None,
+        "model": {"w": torch.zeros(1000)}, "optimizers": [], "queue": {}, "side": None,
+        "choice": None,
         "gate": {"released": 0, "reservation": None, "correlated": None},
     }  # fmt: skip
     checkpoint, text = place / "run.secret", place / "report.html"
@@ -98,7 +109,10 @@ def files_on(place: Path, outcomes: Outcomes, kibibytes: int) -> None:
     contents["model"] = {"w": torch.zeros(1_000_000)}
     with nearly_full(kibibytes):
         for name, work in (
-            ("checkpoint", lambda: write_checkpoint(checkpoint, contents, announce=lambda digest: None)),
+            (
+                "checkpoint",
+                lambda: write_checkpoint(checkpoint, contents, announce=lambda digest: None),
+            ),
             ("report", lambda: write_atomically(text, "new " * 1_000_000)),
         ):
             outcomes.attempt(lambda work=work: work() or "had room", f"{name} in {place.name}")  # type: ignore[misc]

@@ -1,4 +1,5 @@
-"""Runs killed at any moment and taken up again: the ledger never shows fewer releases than were made.
+"""Runs killed at any moment and taken up again: the ledger never shows fewer releases than were
+made.
 
 An observer in the killed process reports each release by a pipe as soon as the gate has made it.
 """
@@ -37,7 +38,9 @@ def plans() -> list[Plan]:
 
 
 def trial(folder: Path, *, seed: int, kills: int) -> Outcomes:
-    """So many kills, on one ledger for each neighbouring relation; runs that are completed make room for new ones."""
+    """So many kills, on one ledger for each neighbouring relation; runs that are completed make
+    room for new ones.
+    """
     outcomes, chance = Outcomes("kills with resume"), random.Random(seed)
     seen: Counter[str] = Counter()  # releases by reservation
     folders = [folder / str(number) for number in range(3)]
@@ -80,7 +83,10 @@ def check(path: Path, plan: Plan, seen: Counter[str], outcomes: Outcomes) -> Non
     for entry in Ledger(path).entries():
         shown = (plan.steps if entry.state == "committed" else entry.begun) + entry.repeated
         if seen[entry.id] > shown:
-            outcomes.add("undercounted", wrong=f"{path.parent.name}: {seen[entry.id]} released, {shown} in the ledger")
+            outcomes.add(
+                "undercounted",
+                wrong=f"{path.parent.name}: {seen[entry.id]} released, {shown} in the ledger",
+            )
         if entry.event != plan.event:
             outcomes.add("changed charges", wrong=str(entry))
 

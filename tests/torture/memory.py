@@ -1,4 +1,6 @@
-"""Memory exhausted at each tensor operation of a run in turn: what was released is counted, said, or done again."""
+"""Memory exhausted at each tensor operation of a run in turn: what was released is counted, said,
+or done again.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +29,11 @@ class Exhausted(TorchDispatchMode):
         self.at, self.count = at, 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self.count += 1
         if self.count == self.at:
@@ -43,10 +49,14 @@ class Run:
         self.data = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,)))
         self.model = nn.Linear(3, 2)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
-        self.plan = DPSGD(1.0).plan(n=40, batch_size=10, steps=STEPS, noise_multiplier=2.0, delta=1e-5)
+        self.plan = DPSGD(1.0).plan(
+            n=40, batch_size=10, steps=STEPS, noise_multiplier=2.0, delta=1e-5
+        )
         self.ledger = Ledger(folder / f"ledger-{number}")
         self.released = 0
-        self.private = dpoptim.attach(self.plan, self.model, self.optimizer, self.data, ledger=self.ledger)
+        self.private = dpoptim.attach(
+            self.plan, self.model, self.optimizer, self.data, ledger=self.ledger
+        )
 
     def train(self) -> None:
         for x, y in self.private.batches():
@@ -79,12 +89,16 @@ def trial(folder: Path, *, seed: int, every: int = 1) -> Outcomes:
         entries = run.ledger.entries()
         shown = 0 if not entries else STEPS if entries[0].state == "committed" else entries[0].begun
         if run.released > shown or run.released > STEPS or len(entries) > 1:
-            outcomes.add("undercounted", wrong=f"operation {at}: {run.released} released, {entries}")
+            outcomes.add(
+                "undercounted", wrong=f"operation {at}: {run.released} released, {entries}"
+            )
     return outcomes
 
 
 def _fail_and_go_on(run: Run, at: int, outcomes: Outcomes) -> None:
-    """Let one operation fail; then do what the messages say, until the plan is done or the run is said to be over."""
+    """Let one operation fail; then do what the messages say, until the plan is done or the run is
+    said to be over.
+    """
     try:
         with Exhausted(at):
             run.train()

@@ -1,4 +1,6 @@
-"""Files with bytes flipped, cut out, doubled or overwritten: each is refused in one line, or means the same."""
+"""Files with bytes flipped, cut out, doubled or overwritten: each is refused in one line, or means
+the same.
+"""
 
 import random
 from collections.abc import Callable
@@ -16,8 +18,8 @@ class Target:
     Attributes:
         make: writes a good one into a folder and returns its path.
         read: what it means, comparable; raises what a user would see.
-        faithful: whether any other meaning than the good one's is a fault. Of a table, which is only numbers, it is
-            not: any numbers are a table.
+        faithful: whether any other meaning than the good one's is a fault. Of a table, which is
+            only numbers, it is not: any numbers are a table.
         mend: makes a damaged content look whole again, such as by the checksum that it then has.
     """
 
@@ -39,7 +41,9 @@ def mutate(content: bytes, chance: random.Random) -> tuple[bytes, str]:
     """One random damage, and what it was."""
     place = chance.randrange(len(content))
     length = min(chance.choice([1, 1, 4, 64, 512]), len(content) - place)
-    kind = chance.choice(["flip", "flip", "flip", "flip", "cut", "truncate", "zero", "noise", "double"])
+    kind = chance.choice(
+        ["flip", "flip", "flip", "flip", "cut", "truncate", "zero", "noise", "double"]
+    )
     head, middle, tail = content[:place], content[place : place + length], content[place + length :]
     match kind:
         case "flip":
@@ -77,7 +81,8 @@ def trial(name: str, folder: Path, *, seed: int, attempts: int) -> Outcomes:
             return "read as other data"
 
         outcomes.attempt(read, f"{name}, seed {seed}, attempt {number}: {what}")
-        for beside in path.parent.glob(f"{path.name}-*"):  # journals that a damaged header asks for
+        # journals that a damaged header asks for
+        for beside in path.parent.glob(f"{path.name}-*"):
             beside.unlink()
     path.write_bytes(good)
     return outcomes

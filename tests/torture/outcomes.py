@@ -1,4 +1,6 @@
-"""What came of many attempts, counted; a count that must be zero and is not makes the trial fail."""
+"""What came of many attempts, counted; a count that must be zero and is not makes the trial
+fail.
+"""
 
 import json
 import signal
@@ -54,7 +56,10 @@ class Outcomes:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
-        lines = [f"{self.title}: {counts or 'nothing'}", *(f"    WRONG {text[:400]}" for text in self.wrong[:10])]
+        lines = [
+            f"{self.title}: {counts or 'nothing'}",
+            *(f"    WRONG {text[:400]}" for text in self.wrong[:10]),
+        ]
         return "\n".join(lines)
 
 

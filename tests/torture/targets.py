@@ -32,7 +32,13 @@ def make_ledger(folder: Path) -> Path:
 
 def read_ledger(path: Path) -> Any:
     ledger = Ledger(path)
-    return ledger.dataset, ledger.neighboring, ledger.budget, ledger.entries(), str(ledger.remaining())
+    return (
+        ledger.dataset,
+        ledger.neighboring,
+        ledger.budget,
+        ledger.entries(),
+        str(ledger.remaining()),
+    )
 
 
 def make_plan(folder: Path) -> Path:
@@ -98,4 +104,7 @@ register("ledger", Target(make_ledger, read_ledger))
 register("plan", Target(make_plan, read_plan))
 register("certificate", Target(make_certificate, read_certificate))
 register("checkpoint", Target(make_checkpoint, read_it))
-register("checkpoint with its checksum", Target(make_checkpoint, read_it, faithful=False, mend=with_its_checksum))
+register(
+    "checkpoint with its checksum",
+    Target(make_checkpoint, read_it, faithful=False, mend=with_its_checksum),
+)

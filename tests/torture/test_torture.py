@@ -53,7 +53,9 @@ def test_a_careless_reader_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outcomes = outcome_of(tmp_path, monkeypatch, lambda path: path.read_bytes())
     assert outcomes.counts["silently changed"] > 30
     assert "WRONG" in str(outcomes)
-    outcomes = outcome_of(tmp_path, monkeypatch, lambda path: path.read_text("ascii").index("all of this"))
+    outcomes = outcome_of(
+        tmp_path, monkeypatch, lambda path: path.read_text("ascii").index("all of this")
+    )
     assert outcomes.counts["tracebacks"] > 0
 
 

@@ -25,14 +25,23 @@ def problem(seed: int = 0) -> tuple[nn.Module, TensorDataset]:
     return model, TensorDataset(x, (x @ torch.randn(FEATURES, CLASSES)).argmax(1))
 
 
-def plan(steps: int = 5, batch_size: int = 30, noise_multiplier: float = 1.0, **options: Any) -> dpoptim.Plan:
+def plan(
+    steps: int = 5, batch_size: int = 30, noise_multiplier: float = 1.0, **options: Any
+) -> dpoptim.Plan:
     clip_norm = options.pop("clip_norm", 1.0)
     return dpoptim.DPSGD(clip_norm=clip_norm).plan(
-        n=N, batch_size=batch_size, steps=steps, noise_multiplier=noise_multiplier, delta=1e-5, **options
+        n=N,
+        batch_size=batch_size,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        delta=1e-5,
+        **options,
     )
 
 
-def loop(private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
+def loop(
+    private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any
+) -> None:
     for x, y in private.batches(**options):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -45,7 +54,9 @@ def parameters(model: nn.Module) -> Tensor:
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "momentum": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3
+    ),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
@@ -57,7 +68,9 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_without_noise_and_clipping_it_is_plain_training(name: str) -> None:
-    """Every record in every step, C infinite, z = 0: the trajectory of an ordinary loop, whatever the optimizer."""
+    """Every record in every step, C infinite, z = 0: the trajectory of an ordinary loop, whatever
+    the optimizer.
+    """
     model, data = problem()
     plain, _ = problem()
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -126,13 +139,17 @@ def test_the_cut_does_not_change_the_update() -> None:
 
 
 def test_noise_has_the_planned_size_and_every_entry_gets_it() -> None:
-    """A loss without gradient: what moves the model is the noise alone, std z C / b on every parameter."""
+    """A loss without gradient: what moves the model is the noise alone, std z C / b on every
+    parameter.
+    """
     torch.manual_seed(0)
     model = nn.Linear(200, 500)
     data = TensorDataset(torch.randn(N, 200))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = parameters(model)
-    with dpoptim.attach(plan(steps=1, noise_multiplier=1.5, clip_norm=2.0), model, optimizer, data) as private:
+    with dpoptim.attach(
+        plan(steps=1, noise_multiplier=1.5, clip_norm=2.0), model, optimizer, data
+    ) as private:
         for (x,) in private.batches():
             (model(x) * 0).sum().backward()
             optimizer.step()
@@ -145,7 +162,9 @@ def test_noise_has_the_planned_size_and_every_entry_gets_it() -> None:
 def test_empty_batches_take_a_noise_only_step() -> None:
     model, data = problem()
     before = parameters(model)
-    tiny = dpoptim.DPSGD(clip_norm=1.0).plan(n=10**9, batch_size=1, steps=6, noise_multiplier=1.0, delta=1e-5)
+    tiny = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=10**9, batch_size=1, steps=6, noise_multiplier=1.0, delta=1e-5
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sizes = []
     with dpoptim.attach(tiny, model, optimizer, data) as private:
@@ -157,7 +176,8 @@ def test_empty_batches_take_a_noise_only_step() -> None:
             assert not torch.equal(parameters(model), previous)
         assert private.steps_done == 6
     assert sizes == [1] * 6
-    assert float((parameters(model) - before).norm()) < 100  # the placeholder's gradient, up to 1e6, counted as zero
+    # the placeholder's gradient, up to 1e6, counted as zero
+    assert float((parameters(model) - before).norm()) < 100
 
 
 def test_closures_run_before_the_gate_writes() -> None:
@@ -204,14 +224,17 @@ class Records(Dataset[tuple[Tensor, int]]):
         return self.x[index], int(self.y[index])
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # torch, where there is one processor
+# torch, where there is one processor
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_that_run_ahead_deliver_the_same_steps(workers: int) -> None:
     results = []
     for dataset_of in (lambda data: data, Records):
         model, data = problem()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with dpoptim.attach(plan(batch_size=100), model, optimizer, dataset_of(data), noise_seed=1) as private:
+        with dpoptim.attach(
+            plan(batch_size=100), model, optimizer, dataset_of(data), noise_seed=1
+        ) as private:
             loop(private, model, optimizer, physical_batch_size=32, num_workers=workers)
             assert private.steps_done == 5
         results.append(parameters(model))
@@ -300,7 +323,9 @@ class WritesIntoItsWeights(nn.Module):
 
 
 def test_a_forward_pass_that_writes_into_parameters_is_refused() -> None:
-    """The mean of the batch would leave with the weights, without noise; as for buffers and frozen parameters."""
+    """The mean of the batch would leave with the weights, without noise; as for buffers and frozen
+    parameters.
+    """
     _, data = problem()
     model = WritesIntoItsWeights().eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -388,7 +413,7 @@ def test_training_resumes_after_detaching_as_if_nothing_had_been() -> None:
         next(private.batches())
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals -----------------------------------------------------------------------------------
 
 
 def attached(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, PrivateTraining]:
@@ -460,7 +485,9 @@ def test_parameters_outside_the_optimizer() -> None:
         dpoptim.attach(plan(), model, torch.optim.SGD(model[0].parameters(), lr=0.1), data)
     other = nn.Linear(2, 2)
     with pytest.raises(dpoptim.PrivacyError, match="not the model's"):
-        dpoptim.attach(plan(), model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1), data)
+        dpoptim.attach(
+            plan(), model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1), data
+        )
 
 
 def test_what_cannot_be_made_private_is_refused_by_name() -> None:
@@ -566,7 +593,10 @@ def test_remaining_after_the_end() -> None:
 def test_attaching_twice_says_so() -> None:
     model, data = problem()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dpoptim.attach(plan(), model, sgd, data), pytest.raises(dpoptim.PrivacyError, match="attached elsewhere"):
+    with (
+        dpoptim.attach(plan(), model, sgd, data),
+        pytest.raises(dpoptim.PrivacyError, match="attached elsewhere"),
+    ):
         dpoptim.attach(plan(), model, sgd, data)
 
 
@@ -582,13 +612,18 @@ def test_positions_are_counted_on_made_up_inputs() -> None:
 
     data = TensorDataset(torch.full((10, 7, 6), math.nan), torch.zeros(10))
     model = Sequence()
-    assert positions_per_layer(model, choose_isolation(model, data).sample) == {"each": 7, "last": 1}
+    assert positions_per_layer(model, choose_isolation(model, data).sample) == {
+        "each": 7,
+        "last": 1,
+    }
     other = TensorDataset(torch.zeros(10, 3))  # the model raises on that shape
     assert positions_per_layer(model, choose_isolation(model, other).sample) == {}
 
 
 def test_several_optimizers_share_out_one_release() -> None:
-    """Parts of a model, each with an optimizer of its own, move as under one, whichever steps first."""
+    """Parts of a model, each with an optimizer of its own, move as under one, whichever steps
+    first.
+    """
     whole, data = problem()
     one = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
     with dpoptim.attach(plan(), whole, one, data, noise_seed=5) as private:
@@ -623,7 +658,10 @@ def test_an_optimizer_that_skips_a_step_loses_its_share() -> None:
 
 def test_optimizers_must_hold_each_parameter_once() -> None:
     model, data = problem()
-    first, both = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)  # type: ignore[index]
+    first, both = (
+        torch.optim.SGD(model[0].parameters(), lr=0.1),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    )  # type: ignore[index]
     with pytest.raises(dpoptim.PrivacyError, match="in two optimizers"):
         dpoptim.attach(plan(), model, [first, both], data)
     with pytest.raises(dpoptim.PrivacyError, match="not in the optimizer"):

@@ -1,4 +1,6 @@
-"""`private.backward`: one loss a record needs no reduction; of a scalar it is read, and what cannot be right is refused."""
+"""`private.backward`: one loss a record needs no reduction; of a scalar it is read, and what
+cannot be right is refused.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +29,14 @@ def parameters(model: nn.Module) -> Tensor:
 
 
 def plan(method: Any = None, **options: Any) -> dpoptim.Plan:
-    settings = {"n": N, "batch_size": 20, "steps": 4, "noise_multiplier": 1.0, "delta": 1e-5, **options}
+    settings = {
+        "n": N,
+        "batch_size": 20,
+        "steps": 4,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        **options,
+    }
     return (method or dpoptim.DPSGD(clip_norm=1.0)).plan(**settings)
 
 
@@ -35,7 +44,9 @@ def vector(private: Any, output: Tensor, y: Tensor) -> None:
     private.backward(F.cross_entropy(output, y, reduction="none"))
 
 
-def trained(step: Callable[[Any, Tensor, Tensor], None], promise: dpoptim.Plan, **options: Any) -> Tensor:
+def trained(
+    step: Callable[[Any, Tensor, Tensor], None], promise: dpoptim.Plan, **options: Any
+) -> Tensor:
     model, data = problem()
     pieces = options.pop("physical_batch_size", None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -55,8 +66,13 @@ def test_a_vector_gives_what_a_declared_reduction_gives() -> None:
         theirs = trained(bare, plan(), physical_batch_size=pieces, loss_reduction="sum")
         assert torch.equal(ours, theirs)
     no_clipping = dpoptim.DPSGD(clip_norm=1e6)
-    mean = trained(lambda _, output, y: F.cross_entropy(output, y).backward(), plan(no_clipping, noise_multiplier=0))
-    torch.testing.assert_close(trained(vector, plan(no_clipping, noise_multiplier=0)), mean, rtol=1e-3, atol=1e-4)
+    mean = trained(
+        lambda _, output, y: F.cross_entropy(output, y).backward(),
+        plan(no_clipping, noise_multiplier=0),
+    )
+    torch.testing.assert_close(
+        trained(vector, plan(no_clipping, noise_multiplier=0)), mean, rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("declared", [None, "mean", "sum"])
@@ -76,7 +92,9 @@ def test_what_was_declared_does_not_matter_for_a_vector(declared: Any) -> None:
     ids=lambda method: type(method).__name__,
 )
 def test_every_method_takes_a_vector(method: Any) -> None:
-    relation = "add-or-remove-one" if type(method).__name__ in ("DPSGD", "ValueClippedSGD") else "zero-out"
+    relation = (
+        "add-or-remove-one" if type(method).__name__ in ("DPSGD", "ValueClippedSGD") else "zero-out"
+    )
     promise = plan(method, batch_size=N, noise_multiplier=0.1, neighboring=relation)
     assert not torch.equal(trained(vector, promise), parameters(problem()[0]))
 
@@ -112,11 +130,15 @@ def test_autocast_needs_no_declaration() -> None:
         x, y = next(private.batches())
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = F.cross_entropy(model(x), y)
-        with pytest.raises(dpoptim.PrivacyError, match=r"with a loss that is a mean.*private\.backward\(losses\)"):
+        with pytest.raises(
+            dpoptim.PrivacyError,
+            match=r"with a loss that is a "
+            r"mean.*private\.backward\(losses\)",
+        ):
             private.backward(loss)
 
 
-# ---- scalars ---------------------------------------------------------------------------------------------------
+# ---- scalars ------------------------------------------------------------------------------------
 
 T = torch.rand(4, 3)
 Y = torch.tensor([0, 1, 2, 1])
@@ -157,7 +179,8 @@ def test_reductions_are_read_off_the_graph(name: str, reduction: str) -> None:
         lambda x: x.sum() / 3,
         lambda x: x.sum() / x.detach().sum().requires_grad_(),
         lambda x: x.sum() + x.mean(),
-        lambda x: F.cross_entropy(x, Y) + F.cross_entropy(x, Y),  # ignored labels might weigh in one of them
+        # ignored labels might weigh in one of them
+        lambda x: F.cross_entropy(x, Y) + F.cross_entropy(x, Y),
         lambda x: x[0, 0].clone() * 1,
     ],
 )
@@ -168,9 +191,15 @@ def test_what_is_not_plain_is_not_guessed(loss: Callable[[Tensor], Tensor]) -> N
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (lambda x: F.cross_entropy(x.view(4, 3, 1).expand(4, 3, 5), Y[:, None].expand(4, 5)), "labels of the whole batch"),
+        (
+            lambda x: F.cross_entropy(x.view(4, 3, 1).expand(4, 3, 5), Y[:, None].expand(4, 5)),
+            "labels of the whole batch",
+        ),
         (lambda x: F.cross_entropy(x.repeat(5, 1), Y.repeat(5)), "labels of the whole batch"),
-        (lambda x: x.sum(1)[torch.tensor([True, True, True, False])].mean(), "no multiple of the number of records"),
+        (
+            lambda x: x.sum(1)[torch.tensor([True, True, True, False])].mean(),
+            "no multiple of the number of records",
+        ),
         (lambda x: F.mse_loss(x[:, :1], T[:, 0]), "different shapes"),
     ],
     ids=["tokens", "flat tokens", "chosen records", "broadcast"],
@@ -184,17 +213,38 @@ def test_means_over_something_else_are_refused(loss: Callable[[Tensor], Tensor],
 def test_a_scalar_must_be_what_was_declared() -> None:
     """README's example with the loss left at its mean: chance accuracy, and no error."""
     criterion = nn.CrossEntropyLoss()
-    with pytest.raises(dpoptim.PrivacyError, match='is a mean over the batch, but attach was told loss_reduction="sum"'):
-        trained(lambda private, output, y: private.backward(criterion(output, y)), plan(), loss_reduction="sum")
-    with pytest.raises(dpoptim.PrivacyError, match="does not show whether it is the mean or the sum"):
+    with pytest.raises(
+        dpoptim.PrivacyError,
+        match='is a mean over the batch, but attach was told loss_reduction="sum"',
+    ):
+        trained(
+            lambda private, output, y: private.backward(criterion(output, y)),
+            plan(),
+            loss_reduction="sum",
+        )
+    with pytest.raises(
+        dpoptim.PrivacyError, match="does not show whether it is the mean or the sum"
+    ):
         trained(lambda private, output, y: private.backward(criterion(output, y) * 1.0), plan())
-    scaled = trained(lambda private, output, y: private.backward(criterion(output, y) * 1.0), plan(), loss_reduction="mean")
-    torch.testing.assert_close(scaled, trained(lambda private, output, y: private.backward(criterion(output, y)), plan()))
+    scaled = trained(
+        lambda private, output, y: private.backward(criterion(output, y) * 1.0),
+        plan(),
+        loss_reduction="mean",
+    )
+    torch.testing.assert_close(
+        scaled, trained(lambda private, output, y: private.backward(criterion(output, y)), plan())
+    )
 
 
-@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 9.0, 0.2])], ids=["ignored labels", "class weights"])
-def test_one_record_moves_a_mean_over_labels_by_no_more_than_the_bound(weights: Tensor | None) -> None:
-    """torch divides it by the weights of all labels, of which one may be heavy: 1.8 C with 1/B in its place."""
+@pytest.mark.parametrize(
+    "weights", [None, torch.tensor([1.0, 9.0, 0.2])], ids=["ignored labels", "class weights"]
+)
+def test_one_record_moves_a_mean_over_labels_by_no_more_than_the_bound(
+    weights: Tensor | None,
+) -> None:
+    """torch divides it by the weights of all labels, of which one may be heavy: 1.8 C with 1/B in
+    its place.
+    """
     x, y = torch.ones(N, FEATURES), torch.zeros(N, dtype=torch.long)
     y[-1] = -100 if weights is None else 1
     sums = []
@@ -220,7 +270,11 @@ def test_vectors_that_are_not_the_batchs_are_refused_without_its_size() -> None:
         x, y = next(private.batches())
         losses = F.cross_entropy(model(x), y, reduction="none")
         for wrong in (losses[:-1], losses[:, None], losses.repeat(2), losses[:, None] - losses):
-            with pytest.raises(dpoptim.PrivacyError, match=r'shape \(rows,\).*Fix.*reduction="none"') as caught:
+            with pytest.raises(
+                dpoptim.PrivacyError,
+                match=r"shape "
+                r'\(rows,\).*Fix.*reduction="none"',
+            ) as caught:
                 private.backward(wrong)
             assert str(len(x)) not in str(caught.value)
         with pytest.raises(dpoptim.PrivacyError, match="do not depend on anything trainable"):
@@ -228,7 +282,9 @@ def test_vectors_that_are_not_the_batchs_are_refused_without_its_size() -> None:
         with pytest.raises(TypeError, match="one loss for each record, got float"):
             private.backward(0.5)  # type: ignore[arg-type]
         private.backward(losses)
-        with pytest.raises(dpoptim.PrivacyError, match="private.backward takes one loss for each delivered record"):
+        with pytest.raises(
+            dpoptim.PrivacyError, match="private.backward takes one loss for each delivered record"
+        ):
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
         optimizer.step()
 
@@ -236,7 +292,9 @@ def test_vectors_that_are_not_the_batchs_are_refused_without_its_size() -> None:
 def test_parts_of_a_batch() -> None:
     model, data = problem()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    with dpoptim.attach(plan(noise_multiplier=0), model, optimizer, data, noise_seed=1, partial_backward=True) as private:
+    with dpoptim.attach(
+        plan(noise_multiplier=0), model, optimizer, data, noise_seed=1, partial_backward=True
+    ) as private:
         for x, y in private.batches():
             half = len(x) // 2
             for part in (slice(None, half), slice(half, None)):
@@ -245,7 +303,7 @@ def test_parts_of_a_batch() -> None:
     torch.testing.assert_close(parameters(model), trained(vector, plan(noise_multiplier=0)))
 
 
-# ---- optimizers and their hooks ----------------------------------------------------------------------------------
+# ---- optimizers and their hooks -----------------------------------------------------------------
 
 
 class Polyak(torch.optim.SGD):
@@ -304,7 +362,10 @@ def test_hooks_that_would_find_nothing_are_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for register in ("register_hook", "register_post_accumulate_grad_hook"):
         handle = getattr(model[0].weight, register)(lambda g: None)  # type: ignore[index]
-        with pytest.raises(dpoptim.PrivacyError, match="'0.weight' has a hook on its gradient.*register_step_pre_hook"):
+        with pytest.raises(
+            dpoptim.PrivacyError,
+            match="'0.weight' has a hook on its gradient.*register_step_pre_hook",
+        ):
             dpoptim.attach(plan(), model, optimizer, data)
         handle.remove()
     everywhere = register_optimizer_step_pre_hook(lambda *_: None)
@@ -313,7 +374,7 @@ def test_hooks_that_would_find_nothing_are_refused() -> None:
     everywhere.remove()
 
 
-# ---- what is said -------------------------------------------------------------------------------------------------
+# ---- what is said -------------------------------------------------------------------------------
 
 
 def test_loss_not_checked_heads_what_is_trusted() -> None:
@@ -323,11 +384,16 @@ def test_loss_not_checked_heads_what_is_trusted() -> None:
         trusted = [item.text for item in private.basis if item.kind == "trusted"]
         assert trusted[0].startswith("loss not checked")
         assert not any("reduction" in text or "mean over the batch" in text for text in trusted)
-        described = [line for line in private.describe().splitlines() if line.startswith("  trusted")]
+        described = [
+            line for line in private.describe().splitlines() if line.startswith("  trusted")
+        ]
         assert "loss not checked" in described[0]
         x, y = next(private.batches())
         F.cross_entropy(model(x), y).backward()
         stated = [item.text for item in private.basis if item.kind == "trusted"]
-        assert "loss is the mean over the batch of one term per record, which nobody declared" in stated[1]
+        assert (
+            "loss is the mean over the batch of one term per record, which nobody declared"
+            in stated[1]
+        )
         assert any("factor of a mean" in text for text in stated)
         optimizer.step()

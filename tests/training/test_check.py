@@ -1,5 +1,7 @@
 """`check` and the probe find records that see each other, and tell a mean from a sum."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,9 @@ def classifier() -> nn.Module:
 def test_the_reduction_is_found() -> None:
     model = classifier()
     assert dpoptim.check(model, mean_cross_entropy, batch()).loss_reduction == "mean"
-    summed = dpoptim.check(model, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"), batch())
+    summed = dpoptim.check(
+        model, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum"), batch()
+    )
     assert summed.loss_reduction == "sum"
 
 
@@ -55,7 +59,9 @@ def contrastive(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def token_mean(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
-    """The usual language-model loss: a mean over the tokens of the whole batch, of which some are ignored."""
+    """The usual language-model loss: a mean over the tokens of the whole batch, of which some are
+    ignored.
+    """
     return F.cross_entropy(model(b[0]).flatten(0, 1), b[1].flatten(), ignore_index=-100)
 
 
@@ -82,7 +88,8 @@ def test_a_mean_over_the_tokens_of_the_batch_is_found() -> None:
     labels[0, 1:] = -100  # records of different length
     labels[2, 3:] = -100
     with pytest.raises(
-        dpoptim.SamplesInteractError, match="weighted mean over the records.*tokens of the whole batch.*per_sample_mean"
+        dpoptim.SamplesInteractError,
+        match="weighted mean over the records.*tokens of the whole batch.*per_sample_mean",
     ):
         dpoptim.check(TiedHead(), token_mean, (tokens, labels))
     assert dpoptim.check(TiedHead(), record_token_mean, (tokens, labels)).loss_reduction == "mean"
@@ -91,16 +98,25 @@ def test_a_mean_over_the_tokens_of_the_batch_is_found() -> None:
 def test_class_weights_inside_a_mean_are_found() -> None:
     weights = torch.tensor([1.0, 5.0, 0.2])
     with pytest.raises(dpoptim.SamplesInteractError, match="class weights inside a mean. Fix"):
-        dpoptim.check(classifier(), lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weights), batch())
-    weighted = lambda m, b: (weights[b[1]] * F.cross_entropy(m(b[0]), b[1], reduction="none")).mean()  # noqa: E731
+        dpoptim.check(
+            classifier(), lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=weights), batch()
+        )
+
+    def weighted(m: Any, b: Any) -> Tensor:
+        return (weights[b[1]] * F.cross_entropy(m(b[0]), b[1], reduction="none")).mean()
+
     assert dpoptim.check(classifier(), weighted, batch()).loss_reduction == "mean"
 
 
 def test_batches_without_a_common_first_axis_are_refused() -> None:
     with pytest.raises(ValueError, match="one common first axis"):
-        dpoptim.check(classifier(), mean_cross_entropy, (torch.randn(4, 5), torch.zeros(3, dtype=torch.long)))
+        dpoptim.check(
+            classifier(), mean_cross_entropy, (torch.randn(4, 5), torch.zeros(3, dtype=torch.long))
+        )
     with pytest.raises(ValueError, match="at least 2 records"):
-        dpoptim.check(classifier(), mean_cross_entropy, (torch.randn(1, 5), torch.zeros(1, dtype=torch.long)))
+        dpoptim.check(
+            classifier(), mean_cross_entropy, (torch.randn(1, 5), torch.zeros(1, dtype=torch.long))
+        )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -117,7 +133,9 @@ def test_the_probe_passes_every_supported_layer(case: object) -> None:
 def test_the_probe_refuses_a_model_that_mixes_records() -> None:
     model = nn.Sequential(nn.Linear(5, 7), Centred(), nn.Linear(7, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=6, batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=6, batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-5
+    )
     with pytest.raises(dpoptim.SamplesInteractError):
         dpoptim.attach(plan, model, optimizer, TensorDataset(*batch()))
 
@@ -132,7 +150,9 @@ def test_the_probe_finds_positions_that_could_pass_for_records() -> None:
     data = TensorDataset(torch.zeros(6, 6, dtype=torch.long))
     with pytest.raises(dpoptim.PrivacyError, match="'position'"):
         choose_isolation(BarePositions(), data, "rules")
-    assert choose_isolation(BarePositions(), data).isolation == Isolation(shared=frozenset({"position"}))
+    assert choose_isolation(BarePositions(), data).isolation == Isolation(
+        shared=frozenset({"position"})
+    )
 
 
 def test_what_cannot_be_probed_is_taken_on_trust_and_says_why() -> None:
@@ -176,7 +196,9 @@ def test_batch_normalisation_is_found_by_check_and_left_as_it_was() -> None:
 
 
 def test_the_probe_never_shows_a_record_to_the_model() -> None:
-    """Only shape and dtype of record 0 matter: with the same random numbers, other values give the very same inputs."""
+    """Only shape and dtype of record 0 matter: with the same random numbers, other values give the
+    very same inputs.
+    """
 
     class Recorder(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -207,7 +229,12 @@ def test_every_record_of_the_batch_is_compared() -> None:
     for labels in ([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0, 1]):
         with pytest.raises(dpoptim.SamplesInteractError, match="class weights inside a mean"):
             dpoptim.check(nn.Linear(5, 2), loss, (x, torch.tensor(labels)))
-    assert dpoptim.check(nn.Linear(5, 2), lambda m, b: F.cross_entropy(m(b[0]), b[1]), (x, x[:, 0].long() * 0)).records >= 8
+    assert (
+        dpoptim.check(
+            nn.Linear(5, 2), lambda m, b: F.cross_entropy(m(b[0]), b[1]), (x, x[:, 0].long() * 0)
+        ).records
+        >= 8
+    )
 
 
 @pytest.mark.filterwarnings("ignore:std:UserWarning")
@@ -219,5 +246,7 @@ def test_statistics_that_need_several_records_are_found() -> None:
             return (x - x.mean(0)) / x.std(0)
 
     model = nn.Sequential(nn.Linear(5, 4), Standardised(), nn.Linear(4, 3))
-    with pytest.raises(dpoptim.SamplesInteractError, match="no record by itself has a finite gradient"):
+    with pytest.raises(
+        dpoptim.SamplesInteractError, match="no record by itself has a finite gradient"
+    ):
         dpoptim.check(model, mean_cross_entropy, batch())

@@ -1,4 +1,6 @@
-"""A run that is saved, thrown away and taken up again is the run that was planned: same steps, same secrets, one charge."""
+"""A run that is saved, thrown away and taken up again is the run that was planned: same steps,
+same secrets, one charge.
+"""
 
 import contextlib
 import math
@@ -45,7 +47,12 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def train(private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int | None = None) -> None:
+def train(
+    private: PrivateTraining,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int | None = None,
+) -> None:
     """Until the plan is done, or this many steps are."""
     for x, y in private.batches():
         F.cross_entropy(model(x), y).backward()
@@ -54,7 +61,9 @@ def train(private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Opt
             return
 
 
-def begin(plan: Plan, make: Make = sgd, **options: Any) -> tuple[PrivateTraining, nn.Module, torch.optim.Optimizer]:
+def begin(
+    plan: Plan, make: Make = sgd, **options: Any
+) -> tuple[PrivateTraining, nn.Module, torch.optim.Optimizer]:
     model, data = problem()
     optimizer = make(list(model.parameters()))
     return dpoptim.attach(plan, model, optimizer, data, **options), model, optimizer
@@ -80,7 +89,9 @@ def in_two_parts(plan: Plan, make: Make, path: Path, steps: int, **options: Any)
 
 
 PLANS = {
-    "every record in every step": DPSGD(0.1).plan(n=N, batch_size=N, steps=6, noise_multiplier=0.0, delta=1e-5),
+    "every record in every step": DPSGD(0.1).plan(
+        n=N, batch_size=N, steps=6, noise_multiplier=0.0, delta=1e-5
+    ),
     "error feedback in one pass": DiceSGD(0.1).plan(
         n=N, batch_size=10, epochs=1, noise_multiplier=0.0, delta=1e-5, neighboring="zero-out"
     ),
@@ -103,7 +114,9 @@ PLANS = {
 @pytest.mark.parametrize("make", [sgd, adam])
 @pytest.mark.parametrize("name", PLANS)
 def test_the_parts_make_the_whole(name: str, make: Make, steps: int, tmp_path: Path) -> None:
-    """Without noise: model, optimizer, error state, order of the batches and clip norm all go on."""
+    """Without noise: model, optimizer, error state, order of the batches and clip norm all go
+    on.
+    """
     whole = in_one_go(PLANS[name], make, noise_seed=0)
     parts = in_two_parts(PLANS[name], make, tmp_path / "run.secret", steps, noise_seed=0)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
@@ -117,7 +130,11 @@ def gradients_of_nothing(plan: Plan, path: Path, pause: int | None) -> Tensor:
         model = nn.Linear(1, 4000, bias=False).double()
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        return dpoptim.attach(plan, model, optimizer, data, noise_seed=3, **options), model, optimizer
+        return (
+            dpoptim.attach(plan, model, optimizer, data, noise_seed=3, **options),
+            model,
+            optimizer,
+        )
 
     private, model, optimizer = begin()
     with private:
@@ -154,12 +171,16 @@ def test_seeded_noise_does_not_repeat_after_a_pause(tmp_path: Path) -> None:
     plan = DPSGD(1.0).plan(n=N, batch_size=N, steps=2, noise_multiplier=1.0, delta=1e-5)
     both = gradients_of_nothing(plan, tmp_path / "run.secret", 1)
     one = gradients_of_nothing(
-        DPSGD(1.0).plan(n=N, batch_size=N, steps=1, noise_multiplier=1.0, delta=1e-5), tmp_path / "other.secret", None
+        DPSGD(1.0).plan(n=N, batch_size=N, steps=1, noise_multiplier=1.0, delta=1e-5),
+        tmp_path / "other.secret",
+        None,
     )
     assert abs(float(torch.corrcoef(torch.stack([both - one, one]))[0, 1])) < 0.08
 
 
-@pytest.mark.parametrize("sampler", [PoissonSampling(0.2), FixedBatches(N, 7), FixedBatches(N, 7, "shuffled")])
+@pytest.mark.parametrize(
+    "sampler", [PoissonSampling(0.2), FixedBatches(N, 7), FixedBatches(N, 7, "shuffled")]
+)
 def test_batches_that_were_drawn_are_kept(sampler: Sampler) -> None:
     """Who could have them drawn anew by restarting would choose who takes part."""
     queue = BatchQueue(sampler, KeyStream(), N, 100)
@@ -181,7 +202,13 @@ def test_batches_that_were_drawn_are_kept(sampler: Sampler) -> None:
 
 
 def paid_plan(**options: Any) -> Plan:
-    settings: dict[str, Any] = {"n": N, "batch_size": 10, "steps": 6, "noise_multiplier": 2.0, "delta": 1e-5}
+    settings: dict[str, Any] = {
+        "n": N,
+        "batch_size": 10,
+        "steps": 6,
+        "noise_multiplier": 2.0,
+        "delta": 1e-5,
+    }
     return DPSGD(1.0).plan(**{**settings, **options})
 
 
@@ -193,9 +220,12 @@ def test_a_resumed_run_continues_its_own_charge(tmp_path: Path) -> None:
         train(private, model, optimizer, 4)
         private.save(path)
     assert [(entry.state, entry.resumed) for entry in ledger.entries()] == [("open", 0)]
-    private, model, optimizer = begin(paid_plan(), ledger=Ledger(tmp_path / "ledger.sqlite"), resume=path)
+    private, model, optimizer = begin(
+        paid_plan(), ledger=Ledger(tmp_path / "ledger.sqlite"), resume=path
+    )
     with private:
-        assert private.spent().epsilon == paid_plan().guarantee.epsilon  # of the whole run, as before
+        # of the whole run, as before
+        assert private.spent().epsilon == paid_plan().guarantee.epsilon
         train(private, model, optimizer)
         assert private.steps_done == 6
         assert any("taken up again" in item.text for item in private.basis)
@@ -222,7 +252,9 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="charged to a ledger on disk"):
         begin(paid_plan(), resume=path)
     with pytest.raises(ValueError, match="another plan"):
-        begin(paid_plan(noise_multiplier=1.0), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite"))
+        begin(
+            paid_plan(noise_multiplier=1.0), resume=path, ledger=Ledger(tmp_path / "ledger.sqlite")
+        )
     torch.save({"weights": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match="no checkpoint"):
         begin(paid_plan(), resume=path)
@@ -248,7 +280,9 @@ def test_keys_are_not_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return keys[-1]
 
     monkeypatch.setattr("dpoptim.noise.stream.os.urandom", urandom)
-    plan = DPFTRL(1.0).plan(n=N, batch_size=10, epochs=1, noise_multiplier=2.0, delta=1e-5, neighboring="zero-out")
+    plan = DPFTRL(1.0).plan(
+        n=N, batch_size=10, epochs=1, noise_multiplier=2.0, delta=1e-5, neighboring="zero-out"
+    )
     private, model, optimizer = begin(plan)
     with private:
         train(private, model, optimizer, 2)
@@ -392,7 +426,9 @@ def test_a_checkpoint_that_could_not_be_read_is_not_written(tmp_path: Path) -> N
 
 
 def test_a_changed_buffer_cannot_be_saved(tmp_path: Path) -> None:
-    """Saved and loaded, it would look as if it had always been so, and leave with the state dict."""
+    """Saved and loaded, it would look as if it had always been so, and leave with the state
+    dict.
+    """
     model = nn.Sequential(nn.Linear(FEATURES, CLASSES)).double()
     model.register_buffer("mean", torch.zeros(FEATURES))
     _, data = problem()
@@ -419,7 +455,9 @@ class Interrupted:
 @pytest.mark.parametrize("call", [0, 1, 3, 6])
 def test_an_interrupted_draw_is_done_again(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Error feedback must not take one residual twice, nor count a step that did not happen."""
-    plan = DiceSGD(0.1).plan(n=N, batch_size=10, epochs=2, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out")
+    plan = DiceSGD(0.1).plan(
+        n=N, batch_size=10, epochs=2, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    )
     monkeypatch.setattr("dpoptim.gate.add_normal", Interrupted(0))
     whole = in_one_go(plan, sgd, noise_seed=0)
     monkeypatch.setattr("dpoptim.gate.add_normal", Interrupted(call))
@@ -432,8 +470,12 @@ def test_an_interrupted_draw_is_done_again(call: int, monkeypatch: pytest.Monkey
     torch.testing.assert_close(weights(model), whole, rtol=0, atol=1e-12)
 
 
-def test_interrupted_correlated_noise_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan = DPFTRL(1.0).plan(n=N, batch_size=10, epochs=1, noise_multiplier=2.0, delta=1e-5, neighboring="zero-out")
+def test_interrupted_correlated_noise_is_not_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = DPFTRL(1.0).plan(
+        n=N, batch_size=10, epochs=1, noise_multiplier=2.0, delta=1e-5, neighboring="zero-out"
+    )
     private, model, optimizer = begin(plan)
     with private:
         train(private, model, optimizer, 2)

@@ -1,4 +1,6 @@
-"""Checkpoints that were changed, or are taken up too often: the charge covers each release once."""
+"""Checkpoints that were changed, or are taken up too often: the charge covers each release
+once.
+"""
 
 import hashlib
 import io
@@ -29,7 +31,9 @@ def begin(**options: Any) -> tuple[PrivateTraining, nn.Module, torch.optim.Optim
     return dpoptim.attach(plan, model, optimizer, data, **options), model, optimizer
 
 
-def train(private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, until: int = STEPS) -> None:
+def train(
+    private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, until: int = STEPS
+) -> None:
     for x, y in private.batches():
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

@@ -1,4 +1,6 @@
-"""Memory that runs out inside the optimizer: the step is counted, said, and its update can be done again."""
+"""Memory that runs out inside the optimizer: the step is counted, said, and its update can be done
+again.
+"""
 
 import sys
 import warnings
@@ -41,7 +43,9 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def train(private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, until: int = STEPS) -> None:
+def train(
+    private: PrivateTraining, model: nn.Module, optimizer: torch.optim.Optimizer, until: int = STEPS
+) -> None:
     for x, y in private.batches():
         private.backward(F.cross_entropy(model(x), y, reduction="none"))
         optimizer.step()
@@ -71,11 +75,17 @@ def until_the_failure(
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
-def test_going_on_is_refused_and_stepping_again_redoes_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_is_refused_and_stepping_again_redoes_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, expected, optimizer = begin(make)
     train(whole, expected, optimizer)
     private, model, optimizer = until_the_failure(make, monkeypatch)
-    with pytest.raises(dpoptim.PrivacyError, match=r"is counted, and the weights are where they were.*step\(\) again"):
+    with pytest.raises(
+        dpoptim.PrivacyError,
+        match=r"is counted, and the weights are where they "
+        r"were.*step\(\) again",
+    ):
         train(private, model, optimizer)
     optimizer.step()
     assert private.steps_done == FAILS_AT
@@ -101,7 +111,9 @@ def test_a_resume_redoes_it(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (entry.state, entry.repeated) == ("committed", 0)
 
 
-def test_a_resume_redoes_the_last_update_of_a_completed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_resume_redoes_the_last_update_of_a_completed_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path, ledger = tmp_path / "run.secret", Ledger(tmp_path / "ledger")
     private, model, optimizer = begin(sgd, ledger=ledger)
     train(private, model, optimizer, STEPS - 1)
@@ -120,7 +132,9 @@ def test_a_resume_redoes_the_last_update_of_a_completed_run(monkeypatch: pytest.
     private.detach()
 
 
-def test_an_update_that_failed_half_way_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_update_that_failed_half_way_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     private, model, optimizer = begin(sgd)
     train(private, model, optimizer, 1)
 
@@ -144,7 +158,9 @@ def test_an_update_that_failed_half_way_says_so(monkeypatch: pytest.MonkeyPatch,
     private.detach()
 
 
-def test_the_gradient_of_a_failed_update_is_the_released_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_gradient_of_a_failed_update_is_the_released_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """What is stored is what the gate released, and nothing fresh is drawn for it."""
     private, model, optimizer = until_the_failure(sgd, monkeypatch)
     released = [p.grad.clone() for p in model.parameters() if p.grad is not None]

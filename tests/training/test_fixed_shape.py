@@ -1,4 +1,6 @@
-"""`batches(fixed_shape=True)`: every physical batch has a public number of rows, and what is empty counts as zero."""
+"""`batches(fixed_shape=True)`: every physical batch has a public number of rows, and what is empty
+counts as zero.
+"""
 
 import math
 from typing import Any
@@ -31,12 +33,18 @@ def data_of() -> TensorDataset:
     return TensorDataset(torch.randn(N, FEATURES), torch.randint(0, CLASSES, (N,)))
 
 
-def plan(steps: int = 4, batch_size: int = 8, clip_norm: float = 0.3, **options: Any) -> dpoptim.Plan:
+def plan(
+    steps: int = 4, batch_size: int = 8, clip_norm: float = 0.3, **options: Any
+) -> dpoptim.Plan:
     options = {"noise_multiplier": 0, "delta": 1e-5} | options
-    return dpoptim.DPSGD(clip_norm=clip_norm).plan(n=N, batch_size=batch_size, steps=steps, **options)
+    return dpoptim.DPSGD(clip_norm=clip_norm).plan(
+        n=N, batch_size=batch_size, steps=steps, **options
+    )
 
 
-def trained(data: Dataset[Any], chosen: dpoptim.Plan, loader: dict[str, Any], **options: Any) -> tuple[Tensor, set[int]]:
+def trained(
+    data: Dataset[Any], chosen: dpoptim.Plan, loader: dict[str, Any], **options: Any
+) -> tuple[Tensor, set[int]]:
     """The parameters after a run, and the numbers of rows that were delivered."""
     model, rows = model_of(), set()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -63,13 +71,17 @@ class Items(Dataset[Any]):
 
 
 @pytest.mark.parametrize(
-    "loader", [{}, {"physical_batch_size": 7}, {"num_workers": 1}], ids=["whole", "in microbatches", "by a worker"]
+    "loader",
+    [{}, {"physical_batch_size": 7}, {"num_workers": 1}],
+    ids=["whole", "in microbatches", "by a worker"],
 )
 def test_the_update_is_that_of_other_batches(loader: dict[str, Any]) -> None:
     data = data_of()
     for chosen in (plan(), plan(neighboring="zero-out"), plan(batch_size=N)):
         usual, _ = trained(data, chosen, {})
-        fixed, rows = trained(Items(data) if loader else data, chosen, {"fixed_shape": True} | loader)
+        fixed, rows = trained(
+            Items(data) if loader else data, chosen, {"fixed_shape": True} | loader
+        )
         assert len(rows) == 1
         torch.testing.assert_close(fixed, usual, atol=1e-6, rtol=1e-5)
 
@@ -78,9 +90,15 @@ def test_other_methods_and_units() -> None:
     torch.manual_seed(1)
     views = TensorDataset(torch.randn(N, 2, FEATURES), torch.randint(0, CLASSES, (N, 2)))
     owners = [i // 3 for i in range(N)]
-    persons = dpoptim.DPSGD(clip_norm=0.3).plan(n=N // 3, batch_size=5, steps=4, noise_multiplier=0, delta=1e-5)
-    ftrl = dpoptim.DPFTRL(clip_norm=0.3).plan(n=N, batch_size=8, epochs=1, noise_multiplier=0, delta=1e-5)
-    values = dpoptim.ValueClippedSGD(clip_norm=0.3).plan(n=N, batch_size=8, steps=4, noise_multiplier=0, delta=1e-5)
+    persons = dpoptim.DPSGD(clip_norm=0.3).plan(
+        n=N // 3, batch_size=5, steps=4, noise_multiplier=0, delta=1e-5
+    )
+    ftrl = dpoptim.DPFTRL(clip_norm=0.3).plan(
+        n=N, batch_size=8, epochs=1, noise_multiplier=0, delta=1e-5
+    )
+    values = dpoptim.ValueClippedSGD(clip_norm=0.3).plan(
+        n=N, batch_size=8, steps=4, noise_multiplier=0, delta=1e-5
+    )
     cases: list[tuple[Dataset[Any], dpoptim.Plan, dict[str, Any]]] = [
         (views, plan(), {"rows_per_record": 2}),
         (data_of(), persons, {"persons": owners, "rows_per_record": 2}),
@@ -117,9 +135,13 @@ def test_empty_slots_add_nothing_whatever_the_loss_makes_of_them() -> None:
     assert torch.isfinite(found[1]).all()
 
 
-@pytest.mark.parametrize(("n", "batch_size", "steps"), [(60_000, 512, 1000), (1000, 16, 50), (60_000, 16_384, 100)])
+@pytest.mark.parametrize(
+    ("n", "batch_size", "steps"), [(60_000, 512, 1000), (1000, 16, 50), (60_000, 16_384, 100)]
+)
 def test_slots_are_the_fewest_that_delta_allows(n: int, batch_size: int, steps: int) -> None:
-    chosen = dpoptim.DPSGD(clip_norm=1.0).plan(n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=1e-5)
+    chosen = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=n, batch_size=batch_size, steps=steps, noise_multiplier=1.0, delta=1e-5
+    )
     S = slots_needed(chosen)
     lost = [steps * binom.sf(least - 1, n - 1, batch_size / n) for least in (S, S - 1)]
     assert lost[0] <= lost_delta(chosen) == SHARE * 1e-5 < lost[1] * (1 + 1e-9)
@@ -163,7 +185,11 @@ def test_what_it_rests_on_is_said() -> None:
         assert "the factor of a mean" not in said
         assert f"at most {N} records" in said
         assert private.spent().delta == 1e-5
-        assert chosen.guarantee.epsilon < private.spent().epsilon < chosen.guarantee.epsilon * (1 + 1e-4)
+        assert (
+            chosen.guarantee.epsilon
+            < private.spent().epsilon
+            < chosen.guarantee.epsilon * (1 + 1e-4)
+        )
 
 
 class Ragged(Dataset[Any]):

@@ -54,7 +54,9 @@ def data(*shape: int) -> TensorDataset:
 
 def trained(model: nn.Module, train_set: Any, **options: Any) -> tuple[list[Tensor], Any]:
     """Weights after two clipped steps without noise, and the training."""
-    plan = dpoptim.DPSGD(clip_norm=0.3).plan(n=N, batch_size=N, steps=2, noise_multiplier=0.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=0.3).plan(
+        n=N, batch_size=N, steps=2, noise_multiplier=0.0, delta=1e-5
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with dpoptim.attach(plan, model, optimizer, train_set, **options) as private:
         for x, y in private.batches():
@@ -99,7 +101,9 @@ def test_rules_alone_say_nothing() -> None:
 
 def test_records_that_pass_alone_are_delivered_alone() -> None:
     sizes = []
-    plan = dpoptim.DPSGD(clip_norm=0.3).plan(n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5)
+    plan = dpoptim.DPSGD(clip_norm=0.3).plan(
+        n=N, batch_size=N, steps=1, noise_multiplier=0.0, delta=1e-5
+    )
     model = nn.Linear(D, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with dpoptim.attach(plan, model, optimizer, data(), isolation="alone") as private:
@@ -113,7 +117,9 @@ def test_records_that_pass_alone_are_delivered_alone() -> None:
 
 @pytest.mark.parametrize("isolation", ["books", "fast", None, 3])
 def test_other_words_are_refused(isolation: Any) -> None:
-    with pytest.raises(ValueError, match="isolation must be one of 'auto', 'rules', 'vmap', 'alone'"):
+    with pytest.raises(
+        ValueError, match="isolation must be one of 'auto', 'rules', 'vmap', 'alone'"
+    ):
         trained(nn.Linear(D, 3), data(), isolation=isolation)
 
 
@@ -124,7 +130,9 @@ def test_other_axes_are_refused(axis: Any) -> None:
 
 
 def test_rules_by_name_refuse_what_they_cannot_follow() -> None:
-    with pytest.raises(dpoptim.PrivacyError, match="'first.weight' was used outside.*isolation=.auto"):
+    with pytest.raises(
+        dpoptim.PrivacyError, match="'first.weight' was used outside.*isolation=.auto"
+    ):
         choose_isolation(Transposed(), data(), "rules")
     with pytest.raises(dpoptim.PrivacyError, match="vectorise"):
         choose_isolation(Deciding(), data(), "vmap")
@@ -138,7 +146,9 @@ def test_noise_in_evaluation_mode_is_no_reason_to_refuse() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
     trained(model, data())
-    assert dpoptim.check(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), data().tensors).loss_reduction == "mean"
+    assert dpoptim.check(
+        model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), data().tensors
+    ).loss_reduction == ("mean")
 
 
 class Both(nn.Module):
@@ -173,10 +183,14 @@ def test_a_model_that_mixes_records_is_refused_unless_a_way_is_named() -> None:
 
 
 def test_value_clipping_takes_no_other_way() -> None:
-    plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(n=N, batch_size=4, steps=2, noise_multiplier=1.0, delta=1e-5)
+    plan = dpoptim.ValueClippedSGD(clip_norm=1.0).plan(
+        n=N, batch_size=4, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
     model = nn.Linear(D, 3)
     with pytest.raises(ValueError, match="isolation is not for value clipping"):
-        dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data(), isolation="alone")
+        dpoptim.attach(
+            plan, model, torch.optim.SGD(model.parameters(), lr=0.1), data(), isolation="alone"
+        )
 
 
 class Named(Dataset[dict[str, Tensor]]):
@@ -184,7 +198,12 @@ class Named(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         torch.manual_seed(index)
-        return {"x": torch.randint(0, 11, (T,)), "attention_mask": torch.ones(T), "length": 3, "labels": index % 3}
+        return {
+            "x": torch.randint(0, 11, (T,)),
+            "attention_mask": torch.ones(T),
+            "length": 3,
+            "labels": index % 3,
+        }
 
     def __len__(self) -> int:
         return N
@@ -193,13 +212,23 @@ class Named(Dataset[dict[str, Tensor]]):
 class ByName(nn.Module):
     def __init__(self, positions: Any) -> None:
         super().__init__()
-        self.token, self.position, self.head = nn.Embedding(11, 6), nn.Embedding(T, 6), nn.Linear(6, 3)
+        self.token, self.position, self.head = (
+            nn.Embedding(11, 6),
+            nn.Embedding(T, 6),
+            nn.Linear(6, 3),
+        )
         self.positions = positions
 
-    def forward(self, x: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, x: Tensor, attention_mask: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
         h = self.token(x) * attention_mask[..., None] + self.position(self.positions(x))
         logits = self.head(h.mean(1))
-        return {"loss": F.cross_entropy(logits, labels), "logits": logits} if labels is not None else {"logits": logits}
+        return (
+            {"loss": F.cross_entropy(logits, labels), "logits": logits}
+            if labels is not None
+            else {"logits": logits}
+        )
 
 
 def test_records_by_name_are_tried_as_the_model_takes_them() -> None:
@@ -208,7 +237,8 @@ def test_records_by_name_are_tried_as_the_model_takes_them() -> None:
     assert chosen.isolation == Isolation()
     assert chosen.sample is not None
     assert set(chosen.sample.kwargs) == {"x", "attention_mask", "labels"}
-    # Positions of shape (T,) pass for records whenever there are T of them; nothing but made-up records could tell.
+    # Positions of shape (T,) pass for records whenever there are T of them; nothing but made-up
+    # records could tell.
     chosen = choose_isolation(ByName(lambda x: torch.arange(T)), Named())
     assert chosen.isolation == Isolation(shared=frozenset({"position"}))
 

@@ -1,4 +1,6 @@
-"""`attach(..., loss=, collate_fn=)` finds by itself what a loop would leak, on records of every form."""
+"""`attach(..., loss=, collate_fn=)` finds by itself what a loop would leak, on records of every
+form.
+"""
 
 import dataclasses
 from collections import namedtuple
@@ -35,7 +37,9 @@ class Records(Dataset[Any]):
 
 
 class Sequences(nn.Module):
-    """An LSTM over characters, and a head on the last position, or on each record's own last one."""
+    """An LSTM over characters, and a head on the last position, or on each record's own last
+    one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,15 +65,19 @@ class Words(nn.Module):
 
 
 def attach(model: nn.Module, records: Dataset[Any], **options: Any) -> PrivateTraining:
-    plan = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5)
-    return dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), records, **options)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    return dpoptim.attach(
+        plan, model, torch.optim.SGD(model.parameters(), lr=0.1), records, **options
+    )
 
 
 def trusted(private: PrivateTraining) -> list[str]:
     return [item.text for item in private.basis if item.kind == "trusted"]
 
 
-# ---- padding -----------------------------------------------------------------------------------------------------
+# ---- padding ------------------------------------------------------------------------------------
 
 
 def characters(*, equal: bool) -> Records:
@@ -93,11 +101,18 @@ def own_last_position(model: nn.Module, batch: Any) -> Tensor:
 
 @pytest.mark.parametrize("equal", [True, False], ids=["equal lengths", "unequal lengths"])
 def test_a_padding_collate_function_is_found(equal: bool) -> None:
-    """A char-LSTM, padding, and the last position: 3.8 C, where the data set's own lengths need not show it."""
+    """A char-LSTM, padding, and the last position: 3.8 C, where the data set's own lengths need
+    not show it.
+    """
     torch.manual_seed(0)
-    with pytest.raises(dpoptim.SamplesInteractError, match="unequal lengths, collated alone and in company(.|\n)*own last"):
+    with pytest.raises(
+        dpoptim.SamplesInteractError,
+        match="unequal lengths, collated alone and in company(.|\n)*own last",
+    ):
         attach(Sequences(), characters(equal=equal), loss=last_position, collate_fn=padding)
-    with attach(Sequences(), characters(equal=equal), loss=own_last_position, collate_fn=padding) as private:
+    with attach(
+        Sequences(), characters(equal=equal), loss=own_last_position, collate_fn=padding
+    ) as private:
         assert "also of unequal lengths" in trusted(private)[0]
         assert not any("not checked" in text for text in trusted(private))
         assert next(private.batches())[0].dim() == 2  # the collate function is the loop's
@@ -107,19 +122,23 @@ def test_check_finds_padding() -> None:
     records = [characters(equal=True)[i] for i in range(5)]
     with pytest.raises(dpoptim.SamplesInteractError):
         dpoptim.check(Sequences(), last_position, records, collate_fn=padding)
-    assert dpoptim.check(Sequences(), own_last_position, records, collate_fn=padding).loss_reduction == "none"
+    assert dpoptim.check(
+        Sequences(), own_last_position, records, collate_fn=padding
+    ).loss_reduction == ("none")
 
 
 def test_a_collate_function_nobody_checked_is_named() -> None:
     with attach(Sequences(), characters(equal=False), collate_fn=padding) as private:
         assert trusted(private)[0].startswith("loss not checked")
         assert trusted(private)[1].startswith("collate_fn not checked")
-    with attach(Sequences(), characters(equal=False), loss=own_last_position, collate_fn=padding) as private:
+    with attach(
+        Sequences(), characters(equal=False), loss=own_last_position, collate_fn=padding
+    ) as private:
         next(private.batches(collate_fn=lambda batch: padding(batch[::-1])))
         assert any(text.startswith("collate_fn not checked") for text in trusted(private))
 
 
-# ---- losses ------------------------------------------------------------------------------------------------------
+# ---- losses -------------------------------------------------------------------------------------
 
 
 def token_mean(model: nn.Module, batch: Any) -> Tensor:
@@ -130,7 +149,9 @@ def token_mean(model: nn.Module, batch: Any) -> Tensor:
 
 def record_means(model: nn.Module, batch: Any) -> Tensor:
     scores = model(batch["input_ids"], batch["attention_mask"])
-    losses = F.cross_entropy(scores.transpose(1, 2), batch["labels"], ignore_index=-100, reduction="none")
+    losses = F.cross_entropy(
+        scores.transpose(1, 2), batch["labels"], ignore_index=-100, reduction="none"
+    )
     return dpoptim.losses.per_sample_mean(losses, batch["labels"] != -100)
 
 
@@ -138,11 +159,15 @@ def texts() -> Records:
     """All as long: nothing in them shows what a mean over tokens does."""
     torch.manual_seed(0)
     ids = [torch.randint(1, WORDS, (7,)) for _ in range(N)]
-    return Records([{"input_ids": x, "attention_mask": torch.ones(7).long(), "labels": x} for x in ids])
+    return Records(
+        [{"input_ids": x, "attention_mask": torch.ones(7).long(), "labels": x} for x in ids]
+    )
 
 
 def test_token_means_of_equally_long_records_are_found() -> None:
-    with pytest.raises(dpoptim.SamplesInteractError, match="unequal lengths(.|\n)*tokens of the whole batch"):
+    with pytest.raises(
+        dpoptim.SamplesInteractError, match="unequal lengths(.|\n)*tokens of the whole batch"
+    ):
         attach(Words(), texts(), loss=token_mean)
     with attach(Words(), texts(), loss=record_means) as private:
         assert "also of unequal lengths" in trusted(private)[0]
@@ -198,7 +223,11 @@ def broadcast(model: nn.Module, batch: Any) -> Tensor:
     return (model(batch[0])[:, :1] - batch[1].float()).square().mean(1)
 
 
-@pytest.mark.parametrize("loss", [mixup, hard_mining, contrastive, balanced, centred, broadcast], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [mixup, hard_mining, contrastive, balanced, centred, broadcast],
+    ids=lambda f: f.__name__,
+)
 def test_vectors_whose_terms_are_made_of_each_other_are_found(loss: Loss) -> None:
     with pytest.raises(dpoptim.SamplesInteractError):
         attach(classifier(), table(), loss=loss)
@@ -208,7 +237,10 @@ def test_loss_reductions_are_found_and_must_agree() -> None:
     def mean(model: nn.Module, batch: Any) -> Tensor:
         return losses(model, batch).mean()
 
-    with pytest.raises(dpoptim.PrivacyError, match='is a mean over the batch, but attach was told loss_reduction="sum"'):
+    with pytest.raises(
+        dpoptim.PrivacyError,
+        match='is a mean over the batch, but attach was told loss_reduction="sum"',
+    ):
         attach(classifier(), table(), loss=mean, loss_reduction="sum")
     model = classifier()
     with attach(model, table(), loss=lambda m, b: losses(m, b).sum() * 1.0) as private:
@@ -222,11 +254,13 @@ def test_a_loss_of_another_shape_is_refused() -> None:
         attach(classifier(), table(), loss=lambda m, b: m(b[0]))
 
 
-# ---- what a model remembers ----------------------------------------------------------------------------------------
+# ---- what a model remembers ---------------------------------------------------------------------
 
 
 class RunningMean(nn.Module):
-    """Normalises by what it saw before: in a buffer, behind autograd's back, or in an attribute."""
+    """Normalises by what it saw before: in a buffer, behind autograd's back, or in an
+    attribute.
+    """
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -243,17 +277,24 @@ class RunningMean(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("where", "said"), [("buffer", "writes into '0.seen'"), ("data", "writes into '0.seen'"), ("attribute", "second time")]
+    ("where", "said"),
+    [
+        ("buffer", "writes into '0.seen'"),
+        ("data", "writes into '0.seen'"),
+        ("attribute", "second time"),
+    ],
 )
 def test_couplings_through_what_a_model_remembers_are_found(where: str, said: str) -> None:
     model = nn.Sequential(RunningMean(where), nn.Linear(5, 3))
-    with pytest.raises(dpoptim.PrivacyError, match=f"{said}|records see each other in the forward pass"):
+    with pytest.raises(
+        dpoptim.PrivacyError, match=f"{said}|records see each other in the forward pass"
+    ):
         attach(model, table(), loss=losses)
     with pytest.raises(dpoptim.SamplesInteractError, match=said):
         dpoptim.check(model, losses, table()[:6])
 
 
-# ---- forms of records ----------------------------------------------------------------------------------------------
+# ---- forms of records ---------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -269,7 +310,10 @@ FORMS: dict[str, tuple[Callable[[Tensor, int], Any], Loss]] = {
     "list": (lambda x, y: [x, y], losses),
     "named tuple": (Pair, lambda m, b: losses(m, (b.x, b.y))),
     "mapping": (lambda x, y: {"x": x, "y": y}, lambda m, b: losses(m, (b["x"], b["y"]))),
-    "nested": (lambda x, y: {"in": {"x": x}, "out": (y,)}, lambda m, b: losses(m, (b["in"]["x"], b["out"][0]))),
+    "nested": (
+        lambda x, y: {"in": {"x": x}, "out": (y,)},
+        lambda m, b: losses(m, (b["in"]["x"], b["out"][0])),
+    ),
     "arrays": (lambda x, y: (x.numpy(), np.int64(y)), losses),
     "dataclass": (Example, lambda m, b: losses(m, b)),
 }
@@ -289,12 +333,19 @@ def test_records_of_any_form_are_made_up_and_checked(form: str) -> None:
         assert "(on made-up records" in trusted(private)[0]
         assert "one bit about the program" in trusted(private)[0]
     with pytest.raises(dpoptim.SamplesInteractError):
-        attach(classifier(), records, loss=lambda m, b: loss(m, b) * loss(m, b).mean(), collate_fn=gathered)
+        attach(
+            classifier(),
+            records,
+            loss=lambda m, b: loss(m, b) * loss(m, b).mean(),
+            collate_fn=gathered,
+        )
 
 
 def test_records_that_nobody_can_make_up_are_taken_from_the_data() -> None:
     def spelled(batch: list[str]) -> tuple[Tensor, Tensor]:
-        return torch.stack([torch.full((5,), float(len(word))) for word in batch]), torch.zeros(len(batch)).long()
+        return torch.stack([torch.full((5,), float(len(word))) for word in batch]), torch.zeros(
+            len(batch)
+        ).long()
 
     words = Records(["a" * (i + 1) for i in range(N)])
     with attach(classifier(), words, loss=losses, collate_fn=spelled) as private:
@@ -313,7 +364,9 @@ def test_errors_on_private_records_say_nothing_of_them() -> None:
         raise ValueError(f"cannot handle {batch}")
 
     secret = Records([("secret", 0)] * N)
-    with pytest.raises(dpoptim.PrivacyError, match="raised ValueError on records of train_set") as caught:
+    with pytest.raises(
+        dpoptim.PrivacyError, match="raised ValueError on records of train_set"
+    ) as caught:
         attach(classifier(), secret, loss=raising)
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -345,13 +398,15 @@ def test_nothing_about_model_or_random_numbers_changes() -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     data = table()
     random_before = torch.get_rng_state()
-    check_loss(model, losses, data, None, None, units_of(data, 1, "mean", None), Isolation.of("rules"))
+    check_loss(
+        model, losses, data, None, None, units_of(data, 1, "mean", None), Isolation.of("rules")
+    )
     assert torch.equal(torch.get_rng_state(), random_before)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
 
 
-# ---- several rows ----------------------------------------------------------------------------------------------------
+# ---- several rows -------------------------------------------------------------------------------
 
 
 def within_records(model: nn.Module, batch: Any) -> Tensor:

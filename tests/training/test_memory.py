@@ -1,4 +1,6 @@
-"""The physical batch size that is found fits the memory, nearly fills it, and trains to the same update."""
+"""The physical batch size that is found fits the memory, nearly fills it, and trains to the same
+update.
+"""
 
 from typing import Any
 
@@ -15,18 +17,31 @@ from dpoptim.training.memory import LiveTensors, peak_memory, rows_of
 Batch = tuple[Tensor, Tensor]
 MODELS = {
     "mlp": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 3)
+        nn.Flatten(),
+        nn.Linear(64, 400),
+        nn.ReLU(),
+        nn.Linear(400, 400),
+        nn.ReLU(),
+        nn.Linear(400, 3),
     ),
     "cnn": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 3)
+        nn.Unflatten(1, (1, 8)),
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1024, 3),
     ),
-    "fallback": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.PReLU(64), nn.Linear(64, 3)),
+    "fallback": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64), nn.PReLU(64), nn.Linear(64, 3)
+    ),
 }
 
 
 def plan(batch_size: int = 400, method: Any = None) -> Plan:
     method = method or dpoptim.DPSGD(1.0)
-    result: Plan = method.plan(n=5000, batch_size=batch_size, steps=3, noise_multiplier=0.0, delta=1e-5)
+    result: Plan = method.plan(
+        n=5000, batch_size=batch_size, steps=3, noise_multiplier=0.0, delta=1e-5
+    )
     return result
 
 
@@ -74,7 +89,11 @@ def test_training_in_what_fits_gives_the_same_update() -> None:
     for limited in (False, True):
         torch.manual_seed(0)
         model = MODELS["mlp"]()
-        size = dpoptim.physical_batch_size(plan(), model, loss, example(), max_memory=4 * 2**20) if limited else None
+        size = (
+            dpoptim.physical_batch_size(plan(), model, loss, example(), max_memory=4 * 2**20)
+            if limited
+            else None
+        )
         assert size is None or size < 300
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         with dpoptim.attach(plan(), model, optimizer, data, noise_seed=0) as private:
@@ -86,31 +105,45 @@ def test_training_in_what_fits_gives_the_same_update() -> None:
 
 
 def test_the_sampler_sets_the_upper_end() -> None:
-    found = dpoptim.physical_batch_size(plan(50), MODELS["mlp"](), loss, example(), max_memory=2**40)
+    found = dpoptim.physical_batch_size(
+        plan(50), MODELS["mlp"](), loss, example(), max_memory=2**40
+    )
     assert found == plan(50).sampler.capacity(5000)
 
 
 def test_too_little_memory_says_what_a_row_takes() -> None:
-    with pytest.raises(ValueError, match=r"max_memory=1000 is too little: a pass over a single row takes \d+ bytes"):
+    with pytest.raises(
+        ValueError,
+        match=r"max_memory=1000 is too little: a pass over a single "
+        r"row takes \d+ bytes",
+    ):
         dpoptim.physical_batch_size(plan(), MODELS["mlp"](), loss, example(), max_memory=1000)
     with pytest.raises(ValueError, match="batch must hold tensors, in tuples"):
         dpoptim.physical_batch_size(plan(), MODELS["mlp"](), loss, 5, max_memory=2**30)
     with pytest.raises(TypeError, match=r"plan must be a dpoptim\.Plan"):
         dpoptim.physical_batch_size("plan", MODELS["mlp"](), loss, example(), max_memory=2**30)  # type: ignore[arg-type]
     with pytest.raises(dpoptim.PrivacyError, match="DataParallel"):
-        dpoptim.physical_batch_size(plan(), nn.DataParallel(MODELS["mlp"]()), loss, example(), max_memory=2**30)
+        dpoptim.physical_batch_size(
+            plan(), nn.DataParallel(MODELS["mlp"]()), loss, example(), max_memory=2**30
+        )
     with pytest.raises(ValueError, match="max_memory must be a whole number"):
         dpoptim.physical_batch_size(plan(), MODELS["mlp"](), loss, example(), max_memory=0)
     with pytest.raises(ValueError, match="first axis is the record"):
         dpoptim.physical_batch_size(plan(), MODELS["mlp"](), loss, example(0), max_memory=2**30)
     with pytest.raises(ValueError, match="not for value clipping"):
         dpoptim.physical_batch_size(
-            plan(method=dpoptim.ValueClippedSGD(1.0)), MODELS["mlp"](), loss, example(), max_memory=2**30
+            plan(method=dpoptim.ValueClippedSGD(1.0)),
+            MODELS["mlp"](),
+            loss,
+            example(),
+            max_memory=2**30,
         )
 
 
 def test_a_data_set_of_dicts_is_measured_as_it_will_run() -> None:
-    """Positions are looked up in a record of the batch's own kind; else norms are claimed here and formed there."""
+    """Positions are looked up in a record of the batch's own kind; else norms are claimed here and
+    formed there.
+    """
 
     class Sequences(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""What notebooks and progress bars show: public figures, escaped, and names instead of addresses."""
+"""What notebooks and progress bars show: public figures, escaped, and names instead of
+addresses.
+"""
 
 import io
 
@@ -13,7 +15,9 @@ import dpoptim
 PLAN = dpoptim.DPSGD(clip_norm=1.0).plan(n=40, batch_size=10, steps=4, epsilon=8.0, delta=1e-4)
 
 
-def run(ledger: dpoptim.Ledger | None = None) -> tuple[nn.Module, torch.optim.Optimizer, dpoptim.PrivateTraining]:
+def run(
+    ledger: dpoptim.Ledger | None = None,
+) -> tuple[nn.Module, torch.optim.Optimizer, dpoptim.PrivateTraining]:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,)))

@@ -1,4 +1,6 @@
-"""Streams: one pass over disjoint batches in the given order, the same as from a data set in memory."""
+"""Streams: one pass over disjoint batches in the given order, the same as from a data set in
+memory.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +23,9 @@ def plan(n: int = N, **method: Any) -> dpoptim.Plan:
 
 def table() -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(N, 4, generator=generator), torch.randint(0, 2, (N,), generator=generator))
+    return TensorDataset(
+        torch.randn(N, 4, generator=generator), torch.randint(0, 2, (N,), generator=generator)
+    )
 
 
 class Stream(IterableDataset[Any]):
@@ -53,7 +57,9 @@ def train(train_set: Any, chosen: dpoptim.Plan, *, leave: bool = False, **option
 @pytest.mark.parametrize("options", [{}, {"physical_batch_size": 3}, {"leave": True}])
 def test_a_stream_trains_as_its_records_do(options: dict[str, Any]) -> None:
     stream = Stream(table(), longer=5)
-    torch.testing.assert_close(train(stream, plan(), **options), train(table(), plan(), **options), rtol=0, atol=0)
+    torch.testing.assert_close(
+        train(stream, plan(), **options), train(table(), plan(), **options), rtol=0, atol=0
+    )
     assert stream.reads == N  # every record once, and nothing behind the plan's n
 
 
@@ -73,7 +79,9 @@ def test_few_records_are_kept() -> None:
 
 
 def test_streams_are_refused_where_records_are_drawn() -> None:
-    sampled = dpoptim.DPSGD(clip_norm=1.0).plan(n=N, batch_size=BATCH, epochs=1, noise_multiplier=1.0, delta=1e-4)
+    sampled = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=BATCH, epochs=1, noise_multiplier=1.0, delta=1e-4
+    )
     twice = dpoptim.DPFTRL(clip_norm=1.0, order="given").plan(
         n=N, batch_size=BATCH, epochs=2, noise_multiplier=1.0, delta=1e-4, neighboring="zero-out"
     )

@@ -1,4 +1,6 @@
-"""`attach` with records of several rows, and with persons who own rows: what is delivered, summed and said."""
+"""`attach` with records of several rows, and with persons who own rows: what is delivered, summed
+and said.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -27,9 +29,13 @@ def model_of(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, CLASSES))
 
 
-def plan(n: int, steps: int = 4, batch_size: int = 8, clip_norm: float = 1e6, **options: Any) -> dpoptim.Plan:
+def plan(
+    n: int, steps: int = 4, batch_size: int = 8, clip_norm: float = 1e6, **options: Any
+) -> dpoptim.Plan:
     options = {"noise_multiplier": 0, "delta": 1e-5} | options
-    return dpoptim.DPSGD(clip_norm=clip_norm).plan(n=n, batch_size=batch_size, steps=steps, **options)
+    return dpoptim.DPSGD(clip_norm=clip_norm).plan(
+        n=n, batch_size=batch_size, steps=steps, **options
+    )
 
 
 def stacked(n: int = 20) -> TensorDataset:
@@ -37,7 +43,9 @@ def stacked(n: int = 20) -> TensorDataset:
     return TensorDataset(torch.randn(n, K, FEATURES), torch.randint(0, CLASSES, (n, K)))
 
 
-def trained(data: Dataset[Any], chosen: dpoptim.Plan, *, loader: dict[str, Any], **options: Any) -> Tensor:
+def trained(
+    data: Dataset[Any], chosen: dpoptim.Plan, *, loader: dict[str, Any], **options: Any
+) -> Tensor:
     """The parameters after a run whose losses are one a row."""
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -70,7 +78,9 @@ def rows_only(items: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_without_clipping_it_is_plain_training_on_all_rows(reduction: str) -> None:
     data = stacked()
-    ours = trained(data, plan(20, batch_size=20), loader={}, rows_per_record=K, rows_reduction=reduction)
+    ours = trained(
+        data, plan(20, batch_size=20), loader={}, rows_per_record=K, rows_reduction=reduction
+    )
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     x, y = (t.flatten(0, 1) for t in data.tensors)
@@ -84,7 +94,9 @@ def test_without_clipping_it_is_plain_training_on_all_rows(reduction: str) -> No
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_losses_are_one_a_row_or_one_a_record(reduction: str) -> None:
-    """As vectors and as scalars: the same update, where a record's own loss is what is made of its rows' losses."""
+    """As vectors and as scalars: the same update, where a record's own loss is what is made of its
+    rows' losses.
+    """
     data, chosen = stacked(), plan(20, clip_norm=0.3)
 
     def of_records(losses: Tensor) -> Tensor:
@@ -101,7 +113,13 @@ def test_losses_are_one_a_row_or_one_a_record(reduction: str) -> None:
         model = model_of()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         with dpoptim.attach(
-            chosen, model, optimizer, data, noise_seed=7, rows_per_record=K, rows_reduction=reduction
+            chosen,
+            model,
+            optimizer,
+            data,
+            noise_seed=7,
+            rows_per_record=K,
+            rows_reduction=reduction,
         ) as private:
             for x, y in private.batches():
                 private.backward(handed_over(F.cross_entropy(model(x), y, reduction="none")))
@@ -119,7 +137,9 @@ def test_losses_are_one_a_row_or_one_a_record(reduction: str) -> None:
 def test_delivery_does_not_change_the_update(loader: dict[str, Any]) -> None:
     data, chosen = stacked(), plan(20, clip_norm=0.3)
     whole = trained(data, chosen, loader={}, rows_per_record=K)
-    torch.testing.assert_close(trained(Items(data), chosen, loader=loader, rows_per_record=K), whole, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        trained(Items(data), chosen, loader=loader, rows_per_record=K), whole, atol=1e-6, rtol=1e-5
+    )
 
 
 def test_a_record_of_equal_rows_is_a_record_of_one_row() -> None:
@@ -127,12 +147,17 @@ def test_a_record_of_equal_rows_is_a_record_of_one_row() -> None:
     x, y = torch.randn(20, FEATURES), torch.randint(0, CLASSES, (20,))
     chosen = plan(20, clip_norm=0.3)
     one = trained(TensorDataset(x, y), chosen, loader={})
-    same = TensorDataset(x[:, None].expand(-1, K, -1), y)  # a label that the rows of a record share
-    torch.testing.assert_close(trained(same, chosen, loader={}, rows_per_record=K), one, atol=1e-6, rtol=1e-5)
+    # a label that the rows of a record share
+    same = TensorDataset(x[:, None].expand(-1, K, -1), y)
+    torch.testing.assert_close(
+        trained(same, chosen, loader={}, rows_per_record=K), one, atol=1e-6, rtol=1e-5
+    )
 
 
 def test_persons_with_their_rows_are_records_of_these_rows() -> None:
-    """Whoever has m rows brings them all; the update is that of stacked records, whatever the order of the rows."""
+    """Whoever has m rows brings them all; the update is that of stacked records, whatever the
+    order of the rows.
+    """
     data, chosen = stacked(), plan(20, clip_norm=0.3)
     whole = trained(data, chosen, loader={}, rows_per_record=K)
     torch.manual_seed(2)
@@ -151,7 +176,9 @@ def test_persons_with_fewer_rows_count_them_once() -> None:
     chosen = plan(20, clip_norm=0.3)
     alone = trained(data, chosen, loader={})
     for reduction in ("mean", "sum"):
-        found = trained(data, chosen, loader={}, persons=range(20), rows_per_record=K, rows_reduction=reduction)
+        found = trained(
+            data, chosen, loader={}, persons=range(20), rows_per_record=K, rows_reduction=reduction
+        )
         torch.testing.assert_close(found, alone, atol=1e-6, rtol=1e-5)
 
 
@@ -172,16 +199,25 @@ def test_a_person_brings_at_most_so_many_rows_each_choice_as_likely() -> None:
 
 def test_an_empty_batch_takes_its_step() -> None:
     data = TensorDataset(torch.randn(4, FEATURES), torch.randint(0, CLASSES, (4,)))
-    chosen = dpoptim.DPSGD(clip_norm=1.0).plan(n=10**6, batch_size=1, steps=3, noise_multiplier=0, delta=1e-5)
+    chosen = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=10**6, batch_size=1, steps=3, noise_multiplier=0, delta=1e-5
+    )
     before = torch.cat([p.detach().flatten() for p in model_of().parameters()])
-    assert torch.equal(trained(data, chosen, loader={}, persons=[0, 0, 1, 1], rows_per_record=2), before)
+    assert torch.equal(
+        trained(data, chosen, loader={}, persons=[0, 0, 1, 1], rows_per_record=2), before
+    )
 
 
 def test_a_loop_that_is_left_and_entered_again_gets_the_same_rows() -> None:
-    model, data = model_of(), TensorDataset(torch.randn(40, FEATURES), torch.randint(0, CLASSES, (40,)))
+    model, data = (
+        model_of(),
+        TensorDataset(torch.randn(40, FEATURES), torch.randint(0, CLASSES, (40,))),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     chosen = plan(4, batch_size=3)
-    with dpoptim.attach(chosen, model, optimizer, data, persons=[i % 4 for i in range(40)], rows_per_record=3) as private:
+    with dpoptim.attach(
+        chosen, model, optimizer, data, persons=[i % 4 for i in range(40)], rows_per_record=3
+    ) as private:
         first = next(iter(private.batches()))[0]
         for _ in range(3):
             assert torch.equal(next(iter(private.batches()))[0], first)
@@ -191,14 +227,19 @@ def test_a_checkpoint_keeps_the_rows_that_were_drawn() -> None:
     persons = Persons.of([i % 4 for i in range(40)], 40, 3)
 
     def queue() -> BatchQueue:
-        return BatchQueue(PoissonSampling(0.9), KeyStream(), 4, 5, partial(persons.bring, KeyStream()))
+        return BatchQueue(
+            PoissonSampling(0.9), KeyStream(), 4, 5, partial(persons.bring, KeyStream())
+        )
 
     first = queue()
     drawn = [batch for _, batch in zip(range(3), first.ahead(), strict=False)]
     restored = queue()
     restored.restore(first.secret_state())
     again = [batch for _, batch in zip(range(3), restored.ahead(), strict=False)]
-    assert all(batch.shape[1] == 3 and np.array_equal(batch, same) for batch, same in zip(drawn, again, strict=True))
+    assert all(
+        batch.shape[1] == 3 and np.array_equal(batch, same)
+        for batch, same in zip(drawn, again, strict=True)
+    )
 
 
 def test_a_checkpoint_of_other_units_is_refused(tmp_path: Path) -> None:
@@ -270,7 +311,9 @@ def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
     options, message = WRONG[name]
     model = model_of()
     with pytest.raises((ValueError, TypeError), match=message):
-        dpoptim.attach(plan(20), model, torch.optim.SGD(model.parameters(), lr=0.1), stacked(), **options)
+        dpoptim.attach(
+            plan(20), model, torch.optim.SGD(model.parameters(), lr=0.1), stacked(), **options
+        )
     model(torch.randn(2, FEATURES))  # nothing is left attached
 
 
@@ -292,7 +335,11 @@ def test_memory_for_less_than_a_record_is_refused() -> None:
     model = model_of()
     with (
         dpoptim.attach(
-            plan(20), model, torch.optim.SGD(model.parameters(), lr=0.1), stacked(), rows_per_record=K
+            plan(20),
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            stacked(),
+            rows_per_record=K,
         ) as private,
         pytest.raises(ValueError, match="physical_batch_size"),
     ):

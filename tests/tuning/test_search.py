@@ -1,4 +1,6 @@
-"""The private search: its price is that of the event, whatever it tries; it finds; and only the winner leaves."""
+"""The private search: its price is that of the event, whatever it tries; it finds; and only the
+winner leaves.
+"""
 
 import math
 from typing import Any
@@ -34,7 +36,9 @@ def base(**settings: Any) -> DPLogisticRegression:
 def test_it_finds_good_settings_within_the_budget() -> None:
     x, y = digits()
     with dpoptim.Ledger(neighboring="zero-out", epsilon=4.0, delta=1e-5) as ledger:
-        search = DPSearchCV(base(), GRID, epsilon=4.0, delta=1e-5, mean_trials=8, ledger=ledger, noise_seed=3).fit(x, y)
+        search = DPSearchCV(
+            base(), GRID, epsilon=4.0, delta=1e-5, mean_trials=8, ledger=ledger, noise_seed=3
+        ).fit(x, y)
         (entry,) = ledger.entries()  # the whole search is one charge
         with pytest.raises(dpoptim.BudgetExceeded):
             search.fit(x, y)
@@ -49,7 +53,14 @@ def test_it_finds_good_settings_within_the_budget() -> None:
     assert "how many trials" in str(search.privacy_)
     left = {name for name in vars(search) if name.endswith("_")}
     assert left == {
-        *("best_score_", "best_estimator_", "best_params_", "privacy_", "classes_", "n_features_in_"),
+        *(
+            "best_score_",
+            "best_estimator_",
+            "best_params_",
+            "privacy_",
+            "classes_",
+            "n_features_in_",
+        ),
     }  # no loser, and no number of trials
 
 
@@ -79,7 +90,9 @@ def test_regressions_are_searched_too() -> None:
     x = rng.uniform(-1, 1, (4_000, 3))
     y = x @ [1.0, -2.0, 0.5]
     grid = [{"solver": ["sufficient-statistics"]}, {"solver": ["momentum-gd"], "clip_norm": [1e-4]}]
-    search = DPSearchCV(DPLinearRegression(target_bound=4.0), grid, epsilon=4.0, delta=1e-5, noise_seed=2).fit(x, y)
+    search = DPSearchCV(
+        DPLinearRegression(target_bound=4.0), grid, epsilon=4.0, delta=1e-5, noise_seed=2
+    ).fit(x, y)
     assert search.best_params_ == {"solver": "sufficient-statistics"}
     assert search.score(x, y) > 0.9
     assert search.best_score_ <= 0.05  # minus a squared error
@@ -100,7 +113,13 @@ def test_regressions_are_searched_too() -> None:
 def test_what_the_guarantee_does_not_cover_is_refused(wrong: dict[str, Any], said: str) -> None:
     x, y = digits()
     with dpoptim.Ledger(neighboring="zero-out") as ledger:
-        settings: Any = {"estimator": base(), "param_grid": GRID, "delta": 1e-5, "ledger": ledger, **wrong}
+        settings: Any = {
+            "estimator": base(),
+            "param_grid": GRID,
+            "delta": 1e-5,
+            "ledger": ledger,
+            **wrong,
+        }
         with pytest.raises(ValueError, match=said):
             DPSearchCV(**settings).fit(x, y)
         assert ledger.entries() == []
@@ -137,7 +156,11 @@ def test_the_event_is_stored_and_filtered() -> None:
     with dpoptim.Ledger(neighboring="zero-out", epsilon=4.0, delta=1e-6) as ledger:
         for _ in range(2):
             gate = TrialsGate(
-                event=event, neighboring="zero-out", ledger=ledger, noise=KeyStream.from_seed(0, "t"), label="x"
+                event=event,
+                neighboring="zero-out",
+                ledger=ledger,
+                noise=KeyStream.from_seed(0, "t"),
+                label="x",
             )
             assert set(gate.draw(3)) <= {0, 1, 2}
             gate.finish()
@@ -145,7 +168,9 @@ def test_the_event_is_stored_and_filtered() -> None:
 
 
 def best_of_many(shift: float, mu: float, mean: float, runs: int, seed: int) -> np.ndarray:
-    """The best of a search's trials, many times over, each trial being a Gaussian of that shift."""
+    """The best of a search's trials, many times over, each trial being a Gaussian of that
+    shift.
+    """
     rng = np.random.default_rng(seed)
     counts = rng.logseries(1 - logarithmic_parameter(mean), runs)
     scores = rng.normal(mu * shift, 1.0, counts.sum())
@@ -161,7 +186,10 @@ def test_an_attack_on_the_best_score_stays_below_the_claim_and_refutes_uncharged
         absent, present = (best_of_many(s, mu, mean, runs, 5 + int(s)) for s in (0.0, 1.0))
         lower = 0.0
         for threshold in np.linspace(-3.0, 5.0, 33):
-            for p, q in (((present > threshold), (absent > threshold)), ((absent <= threshold), (present <= threshold))):
+            for p, q in (
+                ((present > threshold), (absent > threshold)),
+                ((absent <= threshold), (present <= threshold)),
+            ):
                 # Five standard deviations on each rate.
                 low = p.mean() - 5 * math.sqrt(max(p.mean(), 1e-4) / runs)
                 high = q.mean() + 5 * math.sqrt(max(q.mean(), 1e-4) / runs)

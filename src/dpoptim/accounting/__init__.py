@@ -1,4 +1,6 @@
-"""Privacy accounting: what an event costs, what noise a budget needs, and how a guarantee is stated."""
+"""Privacy accounting: what an event costs, what noise a budget needs, and how a guarantee is
+stated.
+"""
 
 from dpoptim.accounting.accountant import (
     compute_delta,

@@ -1,16 +1,17 @@
 """What an event costs: the only place in the library that evaluates events.
 
-**Convention.** A Gaussian event's noise multiplier is the noise's standard deviation on the sum, over the
-bound C on one record's norm, whatever the relation; so under replace-one (sensitivity 2C) the same event
-costs more. `canonical.py` states the convention for the other events. `dp_accounting`'s own accountants
-disagree about this scale, so events are never given to them directly.
+**Convention.** A Gaussian event's noise multiplier is the noise's standard deviation on the sum,
+over the bound C on one record's norm, whatever the relation; so under replace-one (sensitivity 2C)
+the same event costs more. `canonical.py` states the convention for the other events.
+`dp_accounting`'s own accountants disagree about this scale, so events are never given to them
+directly.
 
-**Guarantee.** Every function returns an upper bound on the privacy loss (a lower bound on an attacker's
-errors) that holds if the mechanism was run as the event says: noise as large, batches drawn as independently,
-and, for events composed here, parameters fixed in advance. PLD results aim at 0.1 % above the exact epsilon, and
-lie within 0.2 % for sampling rates from 1e-3 up; below, where the grid of one step's losses is as fine as memory
-allows and its probabilities round, up to 0.7 % was measured (q=1e-4, sigma=0.7, T=1e5, delta=1e-9). The tilted PLD
-keeps to 0.2 % there too.
+**Guarantee.** Every function returns an upper bound on the privacy loss (a lower bound on an
+attacker's errors) that holds if the mechanism was run as the event says: noise as large, batches
+drawn as independently, and, for events composed here, parameters fixed in advance. PLD results aim
+at 0.1 % above the exact epsilon, and lie within 0.2 % for sampling rates from 1e-3 up; below,
+where the grid of one step's losses is as fine as memory allows and its probabilities round, up to
+0.7 % was measured (q=1e-4, sigma=0.7, T=1e5, delta=1e-9). The tilted PLD keeps to 0.2 % there too.
 """
 
 from __future__ import annotations
@@ -64,15 +65,17 @@ def compute_epsilon(
       event: what was, or will be, released; see the module for the scale of its noise.
       delta: in (1e-14, 1).
       neighboring: "add-or-remove-one", "replace-one" or "zero-out".
-      accountant: "auto" takes the exact profile if the event amounts to one Gaussian, else PLD (where delta is
-        below its numerical floor, or there are more than a million steps, on a tilted scale), else, where PLD
-        does not cover the event, RDP. "PLD" or "RDP" insists.
+      accountant: "auto" takes the exact profile if the event amounts to one Gaussian, else PLD
+        (where delta is below its numerical floor, or there are more than a million steps, on a
+        tilted scale), else, where PLD does not cover the event, RDP. "PLD" or "RDP" insists.
 
-    Raises ValueError or TypeError, naming the argument, if one is out of range or the event cannot be
-    evaluated.
+    Raises ValueError or TypeError, naming the argument, if one is out of range or the event cannot
+    be evaluated.
     """
     relation = parse_neighboring(neighboring)
-    epsilon, name = _epsilon(canonical(event), check_delta(delta), relation, _checked_accountant(accountant))
+    epsilon, name = _epsilon(
+        canonical(event), check_delta(delta), relation, _checked_accountant(accountant)
+    )
     return Guarantee(epsilon, delta, relation, name)
 
 
@@ -85,7 +88,8 @@ def compute_delta(
 ) -> Guarantee:
     """The delta of `event` at `epsilon` > 0; arguments and errors as for `compute_epsilon`.
 
-    PLD cannot resolve deltas below about 1e-14 and says its floor instead, which is still an upper bound.
+    PLD cannot resolve deltas below about 1e-14 and says its floor instead, which is still an upper
+    bound.
     """
     relation = parse_neighboring(neighboring)
     leaves, epsilon = canonical(event), check_epsilon(epsilon)
@@ -106,9 +110,11 @@ def privacy_curve(
     *,
     accountant: Accountant = "auto",
 ) -> NDArray[np.float64]:
-    """The epsilons of `event` at `deltas` (shape (k,), each in (1e-14, 1)), shape (k,), from one composition.
+    """The epsilons of `event` at `deltas` (shape (k,), each in (1e-14, 1)), shape (k,), from one
+    composition.
 
-    Each is an upper bound by itself; it can differ from `compute_epsilon` by the discretisation's 0.2 %.
+    Each is an upper bound by itself; it can differ from `compute_epsilon` by the discretisation's
+    0.2 %.
     """
     relation = parse_neighboring(neighboring)
     values = tuple(check_delta(float(delta)) for delta in np.asarray(deltas, dtype=float).ravel())
@@ -125,16 +131,20 @@ def tradeoff_curve(
     *,
     accountant: Accountant = "auto",
 ) -> NDArray[np.float64]:
-    """A lower bound on any attacker's false negative rate, at each of `false_positive_rates` (in [0, 1]).
+    """A lower bound on any attacker's false negative rate, at each of `false_positive_rates` (in
+    [0, 1]).
 
-    Holds for every attack that tells two neighbouring data sets apart, in either direction: the profile is
-    the larger of both directions', and each of its points (epsilon, delta) bounds the errors from two sides
-    (Dong, Roth and Su 2022, Proposition 3). Same shape as `false_positive_rates`.
+    Holds for every attack that tells two neighbouring data sets apart, in either direction: the
+    profile is the larger of both directions', and each of its points (epsilon, delta) bounds the
+    errors from two sides (Dong, Roth and Su 2022, Proposition 3). Same shape as
+    `false_positive_rates`.
     """
     relation = parse_neighboring(neighboring)
     rates = np.asarray(false_positive_rates, dtype=float)
     if not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError(f"false_positive_rates: expected numbers in [0, 1], got {false_positive_rates!r}")
+        raise ValueError(
+            f"false_positive_rates: expected numbers in [0, 1], got {false_positive_rates!r}"
+        )
     profile = _profile(canonical(event), relation, (1e-6,), _checked_accountant(accountant))
     bound = np.zeros_like(rates)
     # Any points of the profile give a valid bound; these are dense where the curve bends.
@@ -147,7 +157,9 @@ def tradeoff_curve(
     return bound
 
 
-def renyi_divergence(event: dp.DpEvent, order: float, neighboring: str | dp.NeighboringRelation) -> float:
+def renyi_divergence(
+    event: dp.DpEvent, order: float, neighboring: str | dp.NeighboringRelation
+) -> float:
     """An upper bound on the Renyi divergence of `order` (> 1, finite) between neighbours' outputs.
 
     Raises ValueError where RDP does not cover the event under the relation (Poisson sampling under
@@ -158,19 +170,27 @@ def renyi_divergence(event: dp.DpEvent, order: float, neighboring: str | dp.Neig
         raise ValueError(f"order: expected a finite number > 1, got {order!r}")
     divergence = float(renyi_divergences(canonical(event), relation, (order,))[0])
     if not math.isfinite(divergence):
-        raise ValueError(f"order: there is no finite Renyi divergence at {order:g}; use a smaller order")
+        raise ValueError(
+            f"order: there is no finite Renyi divergence at {order:g}; use a smaller order"
+        )
     return divergence
 
 
-def rough_epsilon(event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation, guess: float) -> float:
-    """An upper bound on epsilon, within a few per cent where it is near `guess`: for searching only.
+def rough_epsilon(
+    event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation, guess: float
+) -> float:
+    """An upper bound on epsilon, within a few per cent where it is near `guess`: for searching
+    only.
 
-    With a fixed guess the discretisation is fixed too, so that the bound varies smoothly with the event.
+    With a fixed guess the discretisation is fixed too, so that the bound varies smoothly with the
+    event.
     """
     leaves = canonical(event)
     if gaussian_mu(leaves, relation) is None and number_of_steps(leaves) <= _MANY_STEPS:
         try:
-            return LossDistribution(leaves, relation, (delta,), accuracy=30 * FINE, guess=guess).epsilon(delta)
+            return LossDistribution(
+                leaves, relation, (delta,), accuracy=30 * FINE, guess=guess
+            ).epsilon(delta)
         except ValueError:
             pass  # compute_epsilon knows what to do instead, and says why if there is nothing
     return compute_epsilon(event, delta, relation).epsilon
@@ -180,10 +200,13 @@ def check_delta(delta: float) -> float:
     """`delta`, if it is in (1e-14, 1); else ValueError."""
     if not 0 < delta < 1:
         raise ValueError(
-            f"delta: expected a number in (0, 1), got {delta!r}; a usual choice is well below 1 / (number of records)"
+            f"delta: expected a number in (0, 1), got {delta!r}; a usual choice is well below 1 "
+            "/ (number of records)"
         )
     if delta <= _SMALLEST_DELTA:
-        raise ValueError(f"delta: {delta!r} is below what can be computed reliably; use a delta above 1e-14")
+        raise ValueError(
+            f"delta: {delta!r} is below what can be computed reliably; use a delta above 1e-14"
+        )
     return float(delta)
 
 
@@ -201,7 +224,9 @@ def _checked_accountant(accountant: Accountant) -> Accountant:
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(leaves: Leaves, delta: float, relation: dp.NeighboringRelation, accountant: Accountant) -> tuple[float, str]:
+def _epsilon(
+    leaves: Leaves, delta: float, relation: dp.NeighboringRelation, accountant: Accountant
+) -> tuple[float, str]:
     profile = _profile(leaves, relation, (delta,), accountant)
     return profile.epsilon(delta), profile.name
 
@@ -240,7 +265,9 @@ def number_of_steps(leaves: Leaves) -> int:
 
 
 def gaussian_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | None:
-    """mu, if the composition amounts to one Gaussian: C (2C under replace-one) over the noise; else None."""
+    """mu, if the composition amounts to one Gaussian: C (2C under replace-one) over the noise;
+    else None.
+    """
     match leaves:
         case ():
             return 0.0

@@ -1,4 +1,6 @@
-"""What runs have spent, what a budget has left, and why a run was refused: in words and numbers."""
+"""What runs have spent, what a budget has left, and why a run was refused: in words and
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,10 @@ class BudgetExceeded(LedgerError):  # noqa: N818 (reads as what happened)
 class Remaining:
     """What a ledger still admits.
 
-    `reserved`, `left` and `limit` are in the budget's currency: epsilon while the ledger is empty, then
-    the filter's. `next_epsilon` says it in familiar units: about the epsilon, at the budget's delta, of
-    the largest single Gaussian release that would still be admitted. Without a budget all are infinite.
+    `reserved`, `left` and `limit` are in the budget's currency: epsilon while the ledger is empty,
+    then the filter's. `next_epsilon` says it in familiar units: about the epsilon, at the budget's
+    delta, of the largest single Gaussian release that would still be admitted. Without a budget
+    all are infinite.
     """
 
     budget: Budget | None
@@ -67,23 +70,34 @@ class Remaining:
             return f"{promise}; {_count(self.runs)} reserved; nothing more is admitted"
         return (
             f"{promise}; {_count(self.runs)} reserved: {self.reserved / self.limit:.1%} of the "
-            f"filter's bound; left for later runs: {self.left / self.limit:.1%}, about one Gaussian release "
+            f"filter's bound; left for later runs: {self.left / self.limit:.1%}, about one "
+            "Gaussian release "
             f"of epsilon={self.next_epsilon:.3g}"
         )
 
 
-def spent(budget: Budget | None, events: Sequence[dp.DpEvent], delta: float, neighboring: str) -> Guarantee:
+def spent(
+    budget: Budget | None, events: Sequence[dp.DpEvent], delta: float, neighboring: str
+) -> Guarantee:
     """What may be claimed at `delta` for the releases of the runs `events`; see `Ledger.spent`."""
     count = len(events)
     if budget is None or count < 2:
         guarantee = compute_epsilon(dp.ComposedDpEvent(list(events)), delta, neighboring)
         if count < 2:
             return guarantee
-        note = f"{count} runs without a budget: valid if no run's parameters depended on earlier outputs"
+        note = (
+            f"{count} runs without a budget: valid if no run's parameters depended on earlier "
+            "outputs"
+        )
         return replace(guarantee, status="on the user's word", notes=(*guarantee.notes, note))
-    note = f"{count} runs: the filter's bound for all runs, later ones included, also if planned on outputs"
+    note = (
+        f"{count} runs: the filter's bound for all runs, later ones included, also if planned on "
+        "outputs"
+    )
     accountant = _FILTER_NAMES[budget.filter]
-    return Guarantee(budget.bound(delta), delta, parse_neighboring(neighboring), accountant, notes=(note,))
+    return Guarantee(
+        budget.bound(delta), delta, parse_neighboring(neighboring), accountant, notes=(note,)
+    )
 
 
 def refusal(budget: Budget, short: Shortfall, *, runs: int, dataset: str) -> BudgetExceeded:
@@ -92,12 +106,14 @@ def refusal(budget: Budget, short: Shortfall, *, runs: int, dataset: str) -> Bud
     if runs == 0:
         body = (
             f"nothing is reserved yet and epsilon={short.left:.6g} is left, but this run needs "
-            f"epsilon={short.needed:.6g}. Plan it for a lower epsilon: fewer steps, a smaller sample rate "
+            f"epsilon={short.needed:.6g}. Plan it for a lower epsilon: fewer steps, a smaller "
+            "sample rate "
             "or more noise."
         )
         return BudgetExceeded(head + body, short)
     body = (
-        f"{_count(runs)} reserved {short.reserved:.6g} of {short.limit:.6g} ({budget.currency}), this run "
+        f"{_count(runs)} reserved {short.reserved:.6g} of {short.limit:.6g} ({budget.currency}), "
+        "this run "
         f"needs {short.needed:.6g}, left is {short.left:.6g}. "
     )
     if math.isinf(short.reserved):
@@ -107,7 +123,10 @@ def refusal(budget: Budget, short: Shortfall, *, runs: int, dataset: str) -> Bud
     elif math.isinf(short.needed):
         body += f"The filter has no bound for this run ({short.reason})."
         if budget.filter == "renyi":
-            body += ' Plan it so that RDP applies; a new data set\'s ledger may use filter="basic" instead.'
+            body += (
+                ' Plan it so that RDP applies; a new data set\'s ledger may use filter="basic" '
+                "instead."
+            )
     elif short.left <= 1e-3 * short.limit:
         body += "The budget is used up; no further run on this data fits."
     else:

@@ -1,28 +1,30 @@
 """What a privacy budget still admits, when each run may be planned after seeing the earlier ones.
 
-Adding up runs by PLD is a theorem only if all their parameters were fixed beforehand. A ledger cannot
-know that, so a budget is kept by a *privacy filter*: a rule, fixed when the ledger is made, that stops
-before the sum of public charges passes a bound. The rule here, with alpha, b and the kind of filter
-fixed at creation as functions of (epsilon, delta) alone:
+Adding up runs by PLD is a theorem only if all their parameters were fixed beforehand. A ledger
+cannot know that, so a budget is kept by a *privacy filter*: a rule, fixed when the ledger is made,
+that stops before the sum of public charges passes a bound. The rule here, with alpha, b and the
+kind of filter fixed at creation as functions of (epsilon, delta) alone:
 
-* the first run E1 is admitted iff its own epsilon at delta (PLD where possible) is at most epsilon;
-* a later run is admitted iff the charges of all runs, E1 included, add up to at most the filter's bound.
+* the first run E1 is admitted iff its own epsilon at delta (PLD where possible) is at most
+  epsilon;
+* a later run is admitted iff the charges of all runs, E1 included, add up to at most the filter's
+  bound.
 
-**Theorem.** Whatever is released by the admitted runs together is (epsilon, delta)-DP for the budget's
-relation, though the parameters of every run but the first may be functions of earlier outputs (and of
-public values).
+**Theorem.** Whatever is released by the admitted runs together is (epsilon, delta)-DP for the
+budget's relation, though the parameters of every run but the first may be functions of earlier
+outputs (and of public values).
 
 **Proof.** E1 was fixed before any output, so which of two cases holds is a public constant.
-(A) E1's charge alone exceeds the bound. Charges are never negative, so no later run is ever admitted:
-the releases are those of E1, which is (epsilon, delta)-DP by its own accounting.
+(A) E1's charge alone exceeds the bound. Charges are never negative, so no later run is ever
+admitted: the releases are those of E1, which is (epsilon, delta)-DP by its own accounting.
 (B) It does not. Then on *every* path the sum of the charges stays within the bound, because each
 admission asks for exactly that and the charge is reserved before the run's first release.
-Filter "renyi": the charge of a run is its Renyi divergence of order alpha, so by the RDP filter at one
-fixed order (Feldman & Zrnic 2021; Lecuyer 2021) the whole is (alpha, b)-RDP, which implies
-(epsilon, delta)-DP by the conversion that defines b. Filter "basic": run i is (epsilon_i, delta 2^-i)-DP
-with sum epsilon_i <= epsilon, and sum delta 2^-i < delta (Rogers, Roth, Ullman & Vadhan 2016, the
-filter by basic composition). Runs that overlap in time are covered too: both filters hold for the
-concurrent composition of interactive mechanisms (Haney et al. 2023). []
+Filter "renyi": the charge of a run is its Renyi divergence of order alpha, so by the RDP filter at
+one fixed order (Feldman & Zrnic 2021; Lecuyer 2021) the whole is (alpha, b)-RDP, which implies
+(epsilon, delta)-DP by the conversion that defines b. Filter "basic": run i is (epsilon_i, delta
+2^-i)-DP with sum epsilon_i <= epsilon, and sum delta 2^-i < delta (Rogers, Roth, Ullman & Vadhan
+2016, the filter by basic composition). Runs that overlap in time are covered too: both filters
+hold for the concurrent composition of interactive mechanisms (Haney et al. 2023). []
 
 The conversion (Canonne, Kamath & Steinke 2020, Proposition 12; dp_accounting's RDP accountant):
 (alpha, r)-RDP implies (epsilon, delta)-DP for
@@ -44,23 +46,33 @@ import numpy as np
 from dpoptim.accounting.accountant import compute_epsilon, renyi_divergence
 from dpoptim.accounting.events import event_from_json, event_to_json
 
-__all__ = ["Budget", "FilterKind", "Shortfall", "epsilon_from_renyi", "filter_order", "renyi_budget"]
+__all__ = [
+    "Budget",
+    "FilterKind",
+    "Shortfall",
+    "epsilon_from_renyi",
+    "filter_order",
+    "renyi_budget",
+]
 
 FilterKind = Literal["renyi", "basic"]
 
-SMALLEST_DELTA = 1e-14  # below it the accountants' arithmetic is not reliable (and each basic run halves delta)
+# below it the accountants' arithmetic is not reliable (and each basic run halves delta)
+SMALLEST_DELTA = 1e-14
 _ROUNDING = 1e-6  # share of b that is kept back for rounding errors in the summed divergences
 _ORDERS = np.concatenate(
     [
         np.arange(11, 110) / 10.0,
         np.arange(11.0, 64.0),
-        np.unique(np.round(np.geomspace(64, 1e5, 200))),  # whole orders: exact for Poisson-sampled Gaussians
+        # whole orders: exact for Poisson-sampled Gaussians
+        np.unique(np.round(np.geomspace(64, 1e5, 200))),
     ]
 )
 
 
 def renyi_budget(epsilon: float, delta: float, order: float) -> float:
-    """The largest r such that (order, r)-RDP implies (epsilon, delta)-DP; negative if there is none.
+    """The largest r such that (order, r)-RDP implies (epsilon, delta)-DP; negative if there is
+    none.
 
     Args: epsilon > 0; 0 < delta < 1; order > 1.
     """
@@ -68,24 +80,30 @@ def renyi_budget(epsilon: float, delta: float, order: float) -> float:
 
 
 def epsilon_from_renyi(renyi: float, delta: float, order: float) -> float:
-    """The epsilon >= 0 that (order, renyi)-RDP implies at `delta`; the inverse of `renyi_budget`."""
+    """The epsilon >= 0 that (order, renyi)-RDP implies at `delta`; the inverse of
+    `renyi_budget`.
+    """
     return max(0.0, renyi + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
 
 
 def filter_order(epsilon: float, delta: float) -> float:
     """The order of a budget's filter: a public function of the two numbers, as the proof needs.
 
-    A Gaussian's divergence is `alpha mu^2 / 2`, so the best order for it maximises b(alpha) / alpha. That
-    maximum is flat, while the divergence of a Poisson-sampled Gaussian explodes above some order; so the
-    lowest order is taken that costs a Gaussian at most 5.4 % more noise. (Against the best order in
-    hindsight, DP-SGD runs with q from 1e-4 to 1e-2 then need up to 20 % more noise, instead of 35 %.)
+    A Gaussian's divergence is `alpha mu^2 / 2`, so the best order for it maximises b(alpha) /
+    alpha. That maximum is flat, while the divergence of a Poisson-sampled Gaussian explodes above
+    some order; so the lowest order is taken that costs a Gaussian at most 5.4 % more noise.
+    (Against the best order in hindsight, DP-SGD runs with q from 1e-4 to 1e-2 then need up to 20 %
+    more noise, instead of 35 %.)
 
     Raises ValueError for an epsilon so small (2e-4 at delta=1e-10) that no order up to 1e5 serves.
     """
     budgets = np.array([renyi_budget(epsilon, delta, float(order)) for order in _ORDERS])
     worth = budgets / _ORDERS
     if not (worth.max() > 0 and worth.argmax() < len(worth) - 1):
-        raise ValueError(f"epsilon={epsilon:g} is too small for a filter at delta={delta:g}; use a larger epsilon")
+        raise ValueError(
+            f"epsilon={epsilon:g} is too small for a filter at delta={delta:g}; use "
+            "a larger epsilon"
+        )
     return float(_ORDERS[np.argmax(worth >= 0.9 * worth.max())])
 
 
@@ -112,8 +130,8 @@ class Budget:
         epsilon: > 0, finite.
         delta: in (1e-14, 1).
         neighboring: the relation's name, as in `Guarantee`.
-        filter: "renyi" (the default) or "basic", which is weaker but has an answer wherever a single
-            run has one, e.g. for Poisson sampling under replace-one.
+        filter: "renyi" (the default) or "basic", which is weaker but has an answer wherever a
+            single run has one, e.g. for Poisson sampling under replace-one.
         order: the filter's Renyi order; None computes it (a stored budget passes what was stored).
     """
 
@@ -127,7 +145,9 @@ class Budget:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise ValueError(f"epsilon: expected a finite number > 0, got {self.epsilon!r}")
         if not SMALLEST_DELTA < self.delta < 1:
-            raise ValueError(f"delta: expected a number in ({SMALLEST_DELTA:g}, 1), got {self.delta!r}")
+            raise ValueError(
+                f"delta: expected a number in ({SMALLEST_DELTA:g}, 1), got {self.delta!r}"
+            )
         if self.filter not in ("renyi", "basic"):
             raise ValueError(f'filter: expected "renyi" or "basic", got {self.filter!r}')
         if self.filter == "renyi" and self.order is None:
@@ -143,22 +163,31 @@ class Budget:
     @property
     def currency(self) -> str:
         """What charges are counted in, for messages."""
-        return "basic-composition epsilon" if self.order is None else f"Renyi divergence of order {self.order:g}"
+        return (
+            "basic-composition epsilon"
+            if self.order is None
+            else f"Renyi divergence of order {self.order:g}"
+        )
 
     def charge(self, event: dp.DpEvent, number: int) -> tuple[float, str]:
         """The charge of run `number` (1, 2, ...), >= 0, and the reason if it is infinite."""
         text = json.dumps(event_to_json(event), sort_keys=True)
         if self.order is not None:
             return _renyi_charge(text, self.order, self.neighboring)
-        share = math.ldexp(self.delta, -number)  # the schedule is fixed: it may not depend on the runs
+        # the schedule is fixed: it may not depend on the runs
+        share = math.ldexp(self.delta, -number)
         if share <= SMALLEST_DELTA:
             return math.inf, f"run {number} would have a share of delta below {SMALLEST_DELTA:g}"
         return _epsilon(text, share, self.neighboring), ""
 
     def shortfall(self, charges: Sequence[float], event: dp.DpEvent) -> Shortfall | None:
-        """None if `event` may follow runs of these `charges`, else what is missing (see the theorem)."""
+        """None if `event` may follow runs of these `charges`, else what is missing (see the
+        theorem).
+        """
         if not charges:
-            own = _epsilon(json.dumps(event_to_json(event), sort_keys=True), self.delta, self.neighboring)
+            own = _epsilon(
+                json.dumps(event_to_json(event), sort_keys=True), self.delta, self.neighboring
+            )
             return None if own <= self.epsilon else Shortfall(own, 0.0, self.epsilon)
         reserved = math.fsum(charges)
         needed, reason = self.charge(event, len(charges) + 1)
@@ -167,11 +196,15 @@ class Budget:
         return Shortfall(needed, reserved, self.limit, reason)
 
     def bound(self, delta: float) -> float:
-        """The epsilon at `delta` that the filter promises for all runs together, present and future."""
+        """The epsilon at `delta` that the filter promises for all runs together, present and
+        future.
+        """
         if delta == self.delta:
             return self.epsilon
         if self.order is not None:
-            return epsilon_from_renyi(renyi_budget(self.epsilon, self.delta, self.order), delta, self.order)
+            return epsilon_from_renyi(
+                renyi_budget(self.epsilon, self.delta, self.order), delta, self.order
+            )
         return self.epsilon if delta > self.delta else math.inf
 
     def largest_gaussian(self, charge: float) -> float:

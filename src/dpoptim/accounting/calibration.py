@@ -1,8 +1,9 @@
 """How much noise a budget needs.
 
-**Guarantee.** The noise multiplier returned always satisfies `compute_epsilon(event, ...) <= epsilon`, where
-`compute_epsilon` is the very function that plans print from; the search before that check can only make the
-noise a little larger than necessary (epsilon ends between 99 % and 100 % of the target).
+**Guarantee.** The noise multiplier returned always satisfies `compute_epsilon(event, ...) <=
+epsilon`, where `compute_epsilon` is the very function that plans print from; the search before
+that check can only make the noise a little larger than necessary (epsilon ends between 99 % and
+100 % of the target).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def calibrate_noise_multiplier(
     delta: float,
     neighboring: str | dp.NeighboringRelation,
 ) -> float:
-    """The smallest noise multiplier with which `steps` Poisson-sampled Gaussian sums cost at most `epsilon`.
+    """The smallest noise multiplier with which `steps` Poisson-sampled Gaussian sums cost at most
+    `epsilon`.
 
     Args:
       sample_rate: chance of each record to be in a batch, in (0, 1]; 1 means full batches.
@@ -43,9 +45,10 @@ def calibrate_noise_multiplier(
       neighboring: "add-or-remove-one", "replace-one" or "zero-out".
 
     Returns the noise's standard deviation on the sum, over the clip norm. Results are kept in
-    `$DPOPTIM_CACHE_DIR` (else the user's cache directory). A stored value is evaluated again before it is
-    returned, rather than trusted for a checksum: a checksum cannot tell a value that an older, mistaken
-    version wrote from a right one, and the evaluation is needed for the printed guarantee anyway.
+    `$DPOPTIM_CACHE_DIR` (else the user's cache directory). A stored value is evaluated again
+    before it is returned, rather than trusted for a checksum: a checksum cannot tell a value that
+    an older, mistaken version wrote from a right one, and the evaluation is needed for the printed
+    guarantee anyway.
 
     Raises ValueError if an argument is out of range, or if the budget is met without noise.
     """
@@ -97,7 +100,8 @@ def calibrate_event(
     neighboring: str | dp.NeighboringRelation,
     start: float = 1.0,
 ) -> float:
-    """The smallest noise multiplier z for which `event_of(z)` costs at most `epsilon`, and at least 99 %.
+    """The smallest noise multiplier z for which `event_of(z)` costs at most `epsilon`, and at
+    least 99 %.
 
     Args:
       event_of: the event as a function of z > 0; its epsilon must fall as z grows.
@@ -111,10 +115,14 @@ def calibrate_event(
     relation = parse_neighboring(neighboring)
 
     def rough(log_noise: float) -> float:
-        return _log(rough_epsilon(event_of(math.exp(log_noise)), delta, relation, epsilon) / epsilon)
+        return _log(
+            rough_epsilon(event_of(math.exp(log_noise)), delta, relation, epsilon) / epsilon
+        )
 
     def reported(log_noise: float) -> float:
-        return _log(compute_epsilon(event_of(math.exp(log_noise)), delta, relation).epsilon / epsilon)
+        return _log(
+            compute_epsilon(event_of(math.exp(log_noise)), delta, relation).epsilon / epsilon
+        )
 
     try:
         # The rough bound is 1 to 3 % above the fine one near the target.
@@ -130,10 +138,13 @@ class _OutOfRangeError(Exception):
     """The search left the noise multipliers worth considering."""
 
 
-def _descend(value: Callable[[float], float], start: float, low: float, high: float, *, slope: float) -> tuple[float, float]:
+def _descend(
+    value: Callable[[float], float], start: float, low: float, high: float, *, slope: float
+) -> tuple[float, float]:
     """x with `low <= value(x) <= high` for a falling function, and the function's slope there.
 
-    Secant steps inside a bracket. Where the function jumps over the window, the x just right of the jump.
+    Secant steps inside a bracket. Where the function jumps over the window, the x just right of
+    the jump.
     """
     left, right = -math.inf, math.inf  # value(left) > high, value(right) < low
     x, previous = start, None
@@ -153,9 +164,13 @@ def _descend(value: Callable[[float], float], start: float, low: float, high: fl
         if not left < x < right or (turn % 4 == 3 and math.isfinite(right - left)):
             x = (left + right) / 2
         if x < _RANGE[0]:
-            raise _OutOfRangeError("is met with almost no noise; use a smaller delta, or a smaller epsilon")
+            raise _OutOfRangeError(
+                "is met with almost no noise; use a smaller delta, or a smaller epsilon"
+            )
         if x > _RANGE[1]:
-            raise _OutOfRangeError("cannot be met with any noise; use a larger epsilon, or fewer or cheaper steps")
+            raise _OutOfRangeError(
+                "cannot be met with any noise; use a larger epsilon, or fewer or cheaper steps"
+            )
     raise _OutOfRangeError("cannot be met: the event's epsilon does not fall as its noise grows")
 
 
@@ -168,7 +183,8 @@ def _checked_steps(steps: object) -> int:
 def _central_limit_noise(
     sample_rate: float, steps: int, epsilon: float, delta: float, relation: dp.NeighboringRelation
 ) -> float:
-    """Noise multiplier by the central limit theorem for many subsampled steps: a starting point, no more.
+    """Noise multiplier by the central limit theorem for many subsampled steps: a starting point,
+    no more.
 
     mu = q sqrt(T (exp(z^-2) - 1)) (Bu, Dong, Long and Su 2020, Corollary 4), solved for z.
     """
@@ -176,8 +192,12 @@ def _central_limit_noise(
     return _sensitivity(relation) * math.log1p((mu / sample_rate) ** 2 / steps) ** -0.5
 
 
-def _full_batch_noise(steps: int, epsilon: float, delta: float, relation: dp.NeighboringRelation) -> float:
-    """Inverts the exact profile; the loop makes up for the last digits of the two root searches."""
+def _full_batch_noise(
+    steps: int, epsilon: float, delta: float, relation: dp.NeighboringRelation
+) -> float:
+    """Inverts the exact profile; the loop makes up for the last digits of the two root
+    searches.
+    """
     noise_multiplier = _sensitivity(relation) * math.sqrt(steps) / gdp_mu(epsilon, delta)
     step = 1e-12
     while True:

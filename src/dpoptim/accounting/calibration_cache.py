@@ -1,7 +1,8 @@
 """Calibrated noise multipliers on disk, one small JSON file for each set of arguments.
 
-The files hold public numbers only. Reading and writing never raise: without a cache, calibration is merely
-slower. What is read is a proposal and nothing more; the caller evaluates it again before using it.
+The files hold public numbers only. Reading and writing never raise: without a cache, calibration
+is merely slower. What is read is a proposal and nothing more; the caller evaluates it again before
+using it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ __all__ = ["read", "write"]
 
 
 def read(key: Mapping[str, Any]) -> float | None:
-    """The noise multiplier stored under `key`; None if there is none, or nothing that makes sense."""
+    """The noise multiplier stored under `key`; None if there is none, or nothing that makes
+    sense.
+    """
     try:
         data = json.loads(_path(key).read_text(encoding="utf-8"))
         value = data["noise_multiplier"] if data["key"] == dict(key) else None
@@ -30,7 +33,9 @@ def read(key: Mapping[str, Any]) -> float | None:
 
 
 def write(key: Mapping[str, Any], noise_multiplier: float) -> None:
-    """Store a noise multiplier, whole or not at all; does nothing where the directory cannot be written."""
+    """Store a noise multiplier, whole or not at all; does nothing where the directory cannot be
+    written.
+    """
     with contextlib.suppress(OSError, RuntimeError):
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
-"""An event in the form that the accountants read: distinct simple events, each with how often it happened.
+"""An event in the form that the accountants read: distinct simple events, each with how often it
+happened.
 
-**Scale of an event.** Everywhere in this library the noise multiplier of a Gaussian event is the standard
-deviation of the noise on the *sum*, over the bound C on one record's norm, for every neighbouring relation
-(under replace-one the sum's sensitivity is 2C, and the evaluation accounts for it). A Laplace event instead
-stands for a selection or query that is `1/noise_multiplier`-DP under the relation in use, and a zCDP event
-for `rho` under the relation in use; these two are never rescaled.
+**Scale of an event.** Everywhere in this library the noise multiplier of a Gaussian event is the
+standard deviation of the noise on the *sum*, over the bound C on one record's norm, for every
+neighbouring relation (under replace-one the sum's sensitivity is 2C, and the evaluation accounts
+for it). A Laplace event instead stands for a selection or query that is `1/noise_multiplier`-DP
+under the relation in use, and a zCDP event for `rho` under the relation in use; these two are
+never rescaled.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ Leaves = tuple[tuple[dp.DpEvent, int], ...]
 
 
 def canonical(event: dp.DpEvent) -> Leaves:
-    """`event` without its composition: nothing nested, equal events merged, all Gaussians made one.
+    """`event` without its composition: nothing nested, equal events merged, all Gaussians made
+    one.
 
-    Gaussians merge exactly: their noise multipliers z_t compose to `(sum of z_t^-2)^(-1/2)`, also when they
-    are answered on one and the same Poisson batch. The result does not depend on the order of composition.
+    Gaussians merge exactly: their noise multipliers z_t compose to `(sum of z_t^-2)^(-1/2)`, also
+    when they are answered on one and the same Poisson batch. The result does not depend on the
+    order of composition.
 
-    Raises TypeError if `event` is not an event, and ValueError for a rate, count or noise multiplier out of
-    range and for a type of event that is not evaluated here.
+    Raises TypeError if `event` is not an event, and ValueError for a rate, count or noise
+    multiplier out of range and for a type of event that is not evaluated here.
     """
     counts: Counter[dp.DpEvent] = Counter()
     precision: list[float] = []  # z^-2 of every Gaussian
@@ -45,8 +49,11 @@ def canonical(event: dp.DpEvent) -> Leaves:
 
 
 def relative_to_sensitivity(event: dp.DpEvent, relation: dp.NeighboringRelation) -> dp.DpEvent:
-    """`event` with Gaussians in the scale of `dp_accounting`'s RDP: noise over *sensitivity*, not over C."""
-    stated = isinstance(event, (dp.LaplaceDpEvent, dp.ZCDpEvent))  # for the relation in use already
+    """`event` with Gaussians in the scale of `dp_accounting`'s RDP: noise over *sensitivity*, not
+    over C.
+    """
+    # for the relation in use already
+    stated = isinstance(event, (dp.LaplaceDpEvent, dp.ZCDpEvent))
     if stated or relation is not dp.NeighboringRelation.REPLACE_ONE:
         return event
     if isinstance(event, dp.GaussianDpEvent):
@@ -54,12 +61,18 @@ def relative_to_sensitivity(event: dp.DpEvent, relation: dp.NeighboringRelation)
     if isinstance(event, dp.SelfComposedDpEvent):
         return dp.SelfComposedDpEvent(relative_to_sensitivity(event.event, relation), event.count)
     if isinstance(event, dp.ComposedDpEvent):
-        return dp.ComposedDpEvent([relative_to_sensitivity(inner, relation) for inner in event.events])
+        return dp.ComposedDpEvent(
+            [relative_to_sensitivity(inner, relation) for inner in event.events]
+        )
     if isinstance(event, dp.SampledWithoutReplacementDpEvent):
         inner = relative_to_sensitivity(event.event, relation)
-        return dp.SampledWithoutReplacementDpEvent(event.source_dataset_size, event.sample_size, inner)
+        return dp.SampledWithoutReplacementDpEvent(
+            event.source_dataset_size, event.sample_size, inner
+        )
     if isinstance(event, RepeatAndSelectDpEvent):
-        return RepeatAndSelectDpEvent(relative_to_sensitivity(event.event, relation), event.mean, event.shape)
+        return RepeatAndSelectDpEvent(
+            relative_to_sensitivity(event.event, relation), event.mean, event.shape
+        )
     raise ValueError(
         f"event: {type(event).__name__} cannot be evaluated by RDP under replace-one; "
         'use neighboring="zero-out" or "add-or-remove-one"'
@@ -80,12 +93,17 @@ def _walk(event: dp.DpEvent, times: int) -> Iterator[tuple[dp.DpEvent, int]]:
                 yield from _walk(inner, times)
         case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
             yield from _sampled(_checked_rate(rate), inner, times)
-        case dp.SampledWithoutReplacementDpEvent(source_dataset_size=n, sample_size=size, event=inner):
+        case dp.SampledWithoutReplacementDpEvent(
+            source_dataset_size=n, sample_size=size, event=inner
+        ):
             _checked_rate(size / n)
             yield dp.SampledWithoutReplacementDpEvent(n, size, _rebuilt(canonical(inner))), times
         case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
             if not (1 < mean < math.inf and 0 <= shape < math.inf):
-                raise ValueError(f"event: expected a mean above 1 and a shape of at least 0, got {mean!r} and {shape!r}")
+                raise ValueError(
+                    "event: expected a mean above 1 and a shape of at least 0, got "
+                    f"{mean!r} and {shape!r}"
+                )
             yield RepeatAndSelectDpEvent(_rebuilt(canonical(inner)), mean, shape), times
         case _:
             _check_simple(event)
@@ -96,16 +114,22 @@ def _check_simple(event: object) -> None:
     match event:
         case dp.GaussianDpEvent(noise_multiplier=noise) | dp.LaplaceDpEvent(noise_multiplier=noise):
             _check_noise(noise)
-        case dp.TruncatedSubsampledGaussianDpEvent(sampling_probability=rate, noise_multiplier=noise):
+        case dp.TruncatedSubsampledGaussianDpEvent(
+            sampling_probability=rate, noise_multiplier=noise
+        ):
             _checked_rate(rate)
             _check_noise(noise)
         case dp.ZCDpEvent(rho=rho, xi=xi):
             if not (0 <= rho < math.inf and 0 <= xi < math.inf):
-                raise ValueError(f"event: rho and xi of zCDP must be >= 0 and finite, got {event!r}")
+                raise ValueError(
+                    f"event: rho and xi of zCDP must be >= 0 and finite, got {event!r}"
+                )
         case dp.DpEvent():
             raise ValueError(
-                f"event: {type(event).__name__} is not evaluated, because no accountant here can be trusted "
-                "with it; describe the release by Gaussian, Laplace, zCDP or Poisson-sampled events"
+                f"event: {type(event).__name__} is not evaluated, because no accountant here can "
+                "be trusted "
+                "with it; describe the release by Gaussian, Laplace, zCDP or Poisson-sampled "
+                "events"
             )
         case _:
             raise TypeError(f"event: expected a dp_accounting.DpEvent, got {event!r}")

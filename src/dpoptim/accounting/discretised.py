@@ -1,9 +1,10 @@
-"""One step's privacy loss on a grid, with probabilities that are accurate relative to their own size.
+"""One step's privacy loss on a grid, with probabilities that are accurate relative to their own
+size.
 
-"Connect the dots" (Doroshenko et al. 2022): the mass of every cell between two grid points goes to both, so that
-its probability under either data set is kept; the profile is then exact at the grid points and larger between.
-Tilting multiplies probabilities by e^(t l), so absolute errors of 2^-53 will not do; here they are integrals of
-positive functions.
+"Connect the dots" (Doroshenko et al. 2022): the mass of every cell between two grid points goes to
+both, so that its probability under either data set is kept; the profile is then exact at the grid
+points and larger between. Tilting multiplies probabilities by e^(t l), so absolute errors of 2^-53
+will not do; here they are integrals of positive functions.
 """
 
 from __future__ import annotations
@@ -25,25 +26,33 @@ _CHUNK = 1 << 17
 
 @dataclass(frozen=True)
 class StepLosses:
-    """Losses (first + i) interval with their probabilities' logarithms; `infinite` is the probability of an infinite one."""
+    """Losses (first + i) interval with their probabilities' logarithms; `infinite` is the
+    probability of an infinite one.
+    """
 
     first: int
     log_probabilities: Floats
     infinite: float
 
     def losses(self, interval: float) -> Floats:
-        return np.asarray((self.first + np.arange(len(self.log_probabilities))) * interval, dtype=np.float64)
+        return np.asarray(
+            (self.first + np.arange(len(self.log_probabilities))) * interval, dtype=np.float64
+        )
 
 
-def discretised_losses(rate: float, noise: float, interval: float, log_mass: float, *, removed: bool) -> StepLosses:
+def discretised_losses(
+    rate: float, noise: float, interval: float, log_mass: float, *, removed: bool
+) -> StepLosses:
     """The loss of one Poisson-sampled Gaussian, rounded up onto a grid.
 
     Args:
       rate: of sampling, in (0, 1].
-      noise: standard deviation over the bound C; the outcome is N(C b, noise^2) in units of C, b the record's coin.
+      noise: standard deviation over the bound C; the outcome is N(C b, noise^2) in units of C, b
+          the record's coin.
       interval: of the grid.
       log_mass: logarithm of the probability that may be moved to an infinite loss.
-      removed: whether the record is in the data set that the losses are drawn from ("remove"), or in the other one.
+      removed: whether the record is in the data set that the losses are drawn from ("remove"), or
+          in the other one.
     """
     reach = -float(ndtri_exp(log_mass)) * noise
     sign = 1.0 if removed else -1.0
@@ -56,15 +65,24 @@ def discretised_losses(rate: float, noise: float, interval: float, log_mass: flo
     probabilities = np.zeros(len(edges))
     for start in range(0, len(edges) - 1, _CHUNK):
         stop = min(start + _CHUNK, len(edges) - 1)
-        upper, lower = _dots(edges[start:stop], outcomes[start : stop + 1], rate, noise, interval, removed)
+        upper, lower = _dots(
+            edges[start:stop], outcomes[start : stop + 1], rate, noise, interval, removed
+        )
         probabilities[start + 1 : stop + 1] += upper
         probabilities[start:stop] += lower
-    # What lies outside of the grid: losses below it are rounded up to its end, those above it to infinity.
+    # What lies outside of the grid: losses below it are rounded up to its end, those above it to
+    # infinity.
     ends = np.array([-math.inf, outcomes[0], outcomes[-1], math.inf])
     if removed:
-        below, above = _mass(ends[:1], ends[1:2], rate, noise), _mass(ends[2:3], ends[3:], rate, noise)
+        below, above = (
+            _mass(ends[:1], ends[1:2], rate, noise),
+            _mass(ends[2:3], ends[3:], rate, noise),
+        )
     else:
-        below, above = _mass(ends[1:2], ends[3:], 0.0, noise), _mass(ends[:1], ends[2:3], 0.0, noise)
+        below, above = (
+            _mass(ends[1:2], ends[3:], 0.0, noise),
+            _mass(ends[:1], ends[2:3], 0.0, noise),
+        )
     probabilities[0] += below[0]
     with np.errstate(divide="ignore"):
         return StepLosses(first, np.log(probabilities), float(above[0]))
@@ -75,7 +93,8 @@ def _dots(
 ) -> tuple[Floats, Floats]:
     """What each cell (its lower ends in `lows`) gives to its upper and to its lower end."""
     left, right = (outcomes[:-1], outcomes[1:]) if removed else (outcomes[1:], outcomes[:-1])
-    ours, theirs = (rate, 0.0) if removed else (0.0, rate)  # sampling rates of the data set drawn from, and the other
+    # sampling rates of the data set drawn from, and the other
+    ours, theirs = (rate, 0.0) if removed else (0.0, rate)
     upper, lower = np.empty(len(lows)), np.empty(len(lows))
     width = right - left
     narrow = np.isfinite(width) & (width < _NARROW * noise)
@@ -122,7 +141,9 @@ def _outcome(loss: Floats, rate: float, noise: float) -> Floats:
 
 
 def _mass(left: Floats, right: Floats, rate: float, noise: float) -> Floats:
-    """Probability of the outcomes between, when the record is in the sum with probability `rate`."""
+    """Probability of the outcomes between, when the record is in the sum with probability
+    `rate`.
+    """
 
     def between(shift: float) -> Floats:
         a, b = (left - shift) / noise, (right - shift) / noise

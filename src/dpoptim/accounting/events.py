@@ -1,8 +1,8 @@
 """Privacy events as JSON.
 
-An event says what a mechanism released (`dp_accounting.DpEvent`); plans, checkpoints and the ledger
-keep events, never epsilons, so that a stored run can be evaluated again by a better accountant. Only
-the events that this library charges have a JSON form.
+An event says what a mechanism released (`dp_accounting.DpEvent`); plans, checkpoints and the
+ledger keep events, never epsilons, so that a stored run can be evaluated again by a better
+accountant. Only the events that this library charges have a JSON form.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def _encode_all(events: Any) -> list[dict[str, Any]]:
 
 
 def _decode_all(data: Any) -> list[dp.DpEvent]:
-    if not isinstance(data, list):  # the value of a field is wrong, as for a number: ValueError throughout
+    # the value of a field is wrong, as for a number: ValueError throughout
+    if not isinstance(data, list):
         raise ValueError(f"expected a list of events, got {data!r}")
     return [event_from_json(item) for item in data]
 
@@ -66,19 +67,26 @@ _FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
     "Gaussian": (dp.GaussianDpEvent, {"noise_multiplier": _NUMBER}),
     "Laplace": (dp.LaplaceDpEvent, {"noise_multiplier": _NUMBER}),
     "ZCDp": (dp.ZCDpEvent, {"rho": _NUMBER, "xi": _NUMBER}),
-    "PoissonSampled": (dp.PoissonSampledDpEvent, {"sampling_probability": _NUMBER, "event": _EVENT}),
+    "PoissonSampled": (
+        dp.PoissonSampledDpEvent,
+        {"sampling_probability": _NUMBER, "event": _EVENT},
+    ),
     "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
     "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
-    "RepeatAndSelect": (RepeatAndSelectDpEvent, {"event": _EVENT, "mean": _NUMBER, "shape": _NUMBER}),
+    "RepeatAndSelect": (
+        RepeatAndSelectDpEvent,
+        {"event": _EVENT, "mean": _NUMBER, "shape": _NUMBER},
+    ),
 }
 _NAME_OF = {cls: name for name, (cls, _) in _FORMAT.items()}
 
 
 def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
-    """The event as a dictionary that `json.dumps` accepts; `event_from_json` gives an equal event back.
+    """The event as a dictionary that `json.dumps` accepts; `event_from_json` gives an equal event
+    back.
 
-    Raises TypeError for an event without a JSON form, and ValueError for a field that is not a finite
-    number (or, for a count, not an integer >= 0).
+    Raises TypeError for an event without a JSON form, and ValueError for a field that is not a
+    finite number (or, for a count, not an integer >= 0).
     """
     name = _NAME_OF.get(type(event))
     if name is None:
@@ -89,25 +97,34 @@ def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
     _, fields = _FORMAT[name]
     return {
         "type": name,
-        **{field: _apply(codec.encode, getattr(event, field), name, field) for field, codec in fields.items()},
+        **{
+            field: _apply(codec.encode, getattr(event, field), name, field)
+            for field, codec in fields.items()
+        },
     }
 
 
 def event_from_json(data: Mapping[str, Any]) -> dp.DpEvent:
     """The event that `event_to_json` wrote.
 
-    Raises TypeError if `data` is not a mapping or its "type" is unknown, and ValueError for a missing,
-    surplus or malformed field: a stored charge is never guessed at.
+    Raises TypeError if `data` is not a mapping or its "type" is unknown, and ValueError for a
+    missing, surplus or malformed field: a stored charge is never guessed at.
     """
     if not isinstance(data, Mapping):
         raise TypeError(f"data: expected an event as a JSON object, got {data!r}")
     name = data.get("type")
     if not isinstance(name, str) or name not in _FORMAT:
-        raise TypeError(f"data: unknown event type {name!r}; known types are {', '.join(sorted(_FORMAT))}")
+        raise TypeError(
+            f"data: unknown event type {name!r}; known types are {', '.join(sorted(_FORMAT))}"
+        )
     cls, fields = _FORMAT[name]
     if data.keys() != {"type", *fields}:
-        raise ValueError(f"data: {name} has the fields {sorted(fields)}, got {sorted(data.keys() - {'type'})}")
-    return cls(**{field: _apply(codec.decode, data[field], name, field) for field, codec in fields.items()})
+        raise ValueError(
+            f"data: {name} has the fields {sorted(fields)}, got {sorted(data.keys() - {'type'})}"
+        )
+    return cls(
+        **{field: _apply(codec.decode, data[field], name, field) for field, codec in fields.items()}
+    )
 
 
 def _apply(convert: Callable[[Any], Any], value: Any, name: str, field: str) -> Any:

@@ -1,11 +1,14 @@
-"""A privacy filter: Gaussian releases whose noise may depend on earlier releases, within a budget fixed beforehand.
+"""A privacy filter: Gaussian releases whose noise may depend on earlier releases, within a budget
+fixed beforehand.
 
-**Theorem** (Smith and Thakurta 2022, Theorem 1; for zCDP Whitehouse et al. 2023). Let an analyst choose each mechanism
-after seeing all earlier outputs, the t-th being mu_t-GDP, and let it be run only if ``mu_1^2 + ... + mu_t^2 <= mu^2`` on
-that path. Then everything released together, including the choice to stop, is mu-GDP.
+**Theorem** (Smith and Thakurta 2022, Theorem 1; for zCDP Whitehouse et al. 2023). Let an analyst
+choose each mechanism after seeing all earlier outputs, the t-th being mu_t-GDP, and let it be run
+only if ``mu_1^2 + ... + mu_t^2 <= mu^2`` on that path. Then everything released together,
+including the choice to stop, is mu-GDP.
 
-A Gaussian release of a quantity with sensitivity s and noise of standard deviation sigma is (s / sigma)-GDP. In the
-literature's other currency ``rho = mu^2 / 2`` (zCDP); for Gaussians mu-GDP says more.
+A Gaussian release of a quantity with sensitivity s and noise of standard deviation sigma is (s /
+sigma)-GDP. In the literature's other currency ``rho = mu^2 / 2`` (zCDP); for Gaussians mu-GDP says
+more.
 """
 
 import math
@@ -24,10 +27,12 @@ class GaussianFilter:
     """Keeps ``sum of mu_t^2 <= mu^2``. Ask, or charge, *before* drawing noise.
 
     Args:
-        mu: the budget, finite, > 0. The arithmetic is exact, so no sequence of charges creeps past it.
+        mu: the budget, finite, > 0. The arithmetic is exact, so no sequence of charges creeps past
+            it.
 
-    **Guarantee.** Whatever the sequence of `ask` and `charge`, the accepted charges never exceed ``mu^2`` in total. If
-    every release made is charged first and is as private as its charge says, all of them together are mu-GDP.
+    **Guarantee.** Whatever the sequence of `ask` and `charge`, the accepted charges never exceed
+    ``mu^2`` in total. If every release made is charged first and is as private as its charge says,
+    all of them together are mu-GDP.
     """
 
     def __init__(self, mu: float) -> None:
@@ -37,12 +42,16 @@ class GaussianFilter:
 
     @property
     def left(self) -> float:
-        """The largest mu that would be admitted now, rounded down; 0 when nothing is left. Public."""
+        """The largest mu that would be admitted now, rounded down; 0 when nothing is left.
+        Public.
+        """
         return _root_below(self._budget - self._spent)
 
     @property
     def spent(self) -> float:
-        """``sqrt(sum of mu_t^2)`` so far. Public, but no guarantee: where to stop may have been read off the outputs."""
+        """``sqrt(sum of mu_t^2)`` so far. Public, but no guarantee: where to stop may have been
+        read off the outputs.
+        """
         return math.sqrt(self._spent)
 
     def ask(self, mu: float) -> bool:
@@ -57,18 +66,20 @@ class GaussianFilter:
         """
         if not self.ask(mu):
             raise PrivacyError(
-                f"a release of mu={mu:.6g} does not fit into the {self.left:.6g} that are left of mu={self.mu:.6g}. "
+                f"a release of mu={mu:.6g} does not fit into the {self.left:.6g} that are left "
+                f"of mu={self.mu:.6g}. "
                 "Fix: ask first, and release with more noise or stop."
             )
         self._spent += _square(mu)
 
 
 def selection_mu(epsilon: float) -> float:
-    """mu of an exponential mechanism with parameter epsilon > 0: ``2 Phi^-1(e^(eps/2) / (1 + e^(eps/2)))``, about 0.63 eps.
+    """mu of an exponential mechanism with parameter epsilon > 0: ``2 Phi^-1(e^(eps/2) / (1 +
+    e^(eps/2)))``, about 0.63 eps.
 
-    Its log-likelihood ratios lie in an interval of length epsilon ("bounded range"), so it is a post-processing of a
-    randomised response with ratios e^t and e^(t - eps) (Dong, Durfee and Rogers 2020); the worst t is eps/2, which is
-    the randomised response of eps/2-DP.
+    Its log-likelihood ratios lie in an interval of length epsilon ("bounded range"), so it is a
+    post-processing of a randomised response with ratios e^t and e^(t - eps) (Dong, Durfee and
+    Rogers 2020); the worst t is eps/2, which is the randomised response of eps/2-DP.
     """
     if not 0 < epsilon <= _LARGEST_EPSILON:
         raise ValueError(f"epsilon must be a number in (0, {_LARGEST_EPSILON:g}], got {epsilon!r}.")
@@ -76,7 +87,9 @@ def selection_mu(epsilon: float) -> float:
 
 
 def selection_epsilon(mu: float) -> float:
-    """The epsilon of the exponential mechanism that costs ``mu`` in (1e-12, 50); `selection_mu` inverted, rounded down."""
+    """The epsilon of the exponential mechanism that costs ``mu`` in (1e-12, 50); `selection_mu`
+    inverted, rounded down.
+    """
     if not 1e-12 < mu < 50:
         raise ValueError(f"mu must be a number in (1e-12, 50), got {mu!r}.")
     return float(2 * (log_ndtr(mu / 2) - log_ndtr(-mu / 2))) * (1 - 1e-9) - 1e-14

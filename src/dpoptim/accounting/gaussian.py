@@ -1,8 +1,9 @@
 """The exact (epsilon, delta) profile of the Gaussian mechanism, and its two inverses.
 
-A mechanism is mu-GDP when it is no easier to attack than N(0, 1) against N(mu, 1). Its exact profile is
-`delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)` (Balle and Wang 2018,
-Theorem 8; Dong, Roth and Su 2022, Corollary 1). Gaussians compose by `mu^2 = sum of mu_t^2`.
+A mechanism is mu-GDP when it is no easier to attack than N(0, 1) against N(mu, 1). Its exact
+profile is `delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)` (Balle and
+Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 1). Gaussians compose by `mu^2 = sum of
+mu_t^2`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 with (epsilon, delta)-DP for a mu-GDP mechanism, rounded up by about 1e-12.
+    """Smallest epsilon >= 0 with (epsilon, delta)-DP for a mu-GDP mechanism, rounded up by about
+    1e-12.
 
     `mu` >= 0, `delta` in (0, 1).
     """
@@ -34,7 +36,9 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return 0.0
     # Dropping the subtracted term of the profile gives an epsilon that is certainly enough.
     enough = mu * (mu / 2 - float(ndtri(delta))) * (1 + 1e-9) + 1e-300
-    root = brentq(lambda epsilon: _log_delta(mu, epsilon) - target, 0.0, enough, xtol=1e-300, rtol=1e-14)
+    root = brentq(
+        lambda epsilon: _log_delta(mu, epsilon) - target, 0.0, enough, xtol=1e-300, rtol=1e-14
+    )
     # The two terms of the profile cancel to a share of about mu, which limits the root's accuracy.
     return float(root * (1 + 1e-12 + 1e-14 / mu))
 
@@ -50,7 +54,9 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """log of the profile, in logarithms because both terms under- or overflow long before delta does."""
+    """log of the profile, in logarithms because both terms under- or overflow long before delta
+    does.
+    """
     first = float(log_ndtr(mu / 2 - epsilon / mu))
     second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     if second >= first:  # equal but for rounding: delta is below what float64 can separate

@@ -36,7 +36,9 @@ def parse_neighboring(value: str | NeighboringRelation) -> NeighboringRelation:
         return value
     if isinstance(value, str) and value in _RELATIONS:
         return _RELATIONS[value]
-    raise ValueError(f"neighboring: expected one of {', '.join(map(repr, _RELATIONS))}, got {value!r}")
+    raise ValueError(
+        f"neighboring: expected one of {', '.join(map(repr, _RELATIONS))}, got {value!r}"
+    )
 
 
 def neighboring_name(relation: str | NeighboringRelation) -> str:
@@ -52,7 +54,8 @@ class Guarantee:
       epsilon: >= 0; `inf` says that nothing is guaranteed.
       delta: in [0, 1].
       neighboring: the relation between data sets; a name is accepted and stored as the relation.
-      accountant: what computed the numbers: "PLD", "tilted PLD", "RDP", "exact Gaussian", a filter's name.
+      accountant: what computed the numbers: "PLD", "tilted PLD", "RDP", "exact Gaussian", a
+          filter's name.
       status: "proven", or what is known instead, such as "unproven (counterexample known)".
       notes: what the reader must know beside the numbers, such as "seeded: not for release".
       unit: whose data the relation changes: "record", or "user", "document", ...
@@ -71,7 +74,9 @@ class Guarantee:
     def __post_init__(self) -> None:
         notes: object = self.notes  # what a caller without a type checker may have passed
         if isinstance(notes, str):
-            raise TypeError(f"notes: expected a tuple of strings, got {notes!r}; write ({notes!r},)")
+            raise TypeError(
+                f"notes: expected a tuple of strings, got {notes!r}; write ({notes!r},)"
+            )
         for name, value in {
             "epsilon": float(self.epsilon),
             "delta": float(self.delta),
@@ -83,7 +88,11 @@ class Guarantee:
             raise ValueError(f"epsilon: expected a number >= 0, got {self.epsilon}")
         if not 0 <= self.delta <= 1:
             raise ValueError(f"delta: expected a number in [0, 1], got {self.delta}")
-        for name, text in [("accountant", self.accountant), ("status", self.status), ("unit", self.unit)]:
+        for name, text in [
+            ("accountant", self.accountant),
+            ("status", self.status),
+            ("unit", self.unit),
+        ]:
             _require_text(name, text)
         for note in self.notes:
             _require_text("notes", note)
@@ -92,7 +101,10 @@ class Guarantee:
         basis = [neighboring_name(self.neighboring), self.accountant]
         if self.unit != "record":
             basis.append(f"per {self.unit}")
-        text = f"epsilon={rounded_up(self.epsilon)} at delta={_trimmed(self.delta)} ({', '.join(basis)})"
+        text = (
+            f"epsilon={rounded_up(self.epsilon)} at delta={_trimmed(self.delta)} "
+            f"({', '.join(basis)})"
+        )
         remarks = ([] if self.status == "proven" else [self.status]) + list(self.notes)
         return "; ".join([text, *remarks])
 
@@ -124,10 +136,14 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Guarantee:
-        """The guarantee that `to_json` wrote. Raises ValueError for missing, surplus or wrong entries."""
+        """The guarantee that `to_json` wrote. Raises ValueError for missing, surplus or wrong
+        entries.
+        """
         names = {field.name for field in dataclasses.fields(cls)}
         if data.keys() != names:
-            raise ValueError(f"data: a guarantee has the entries {sorted(names)}, got {sorted(data)}")
+            raise ValueError(
+                f"data: a guarantee has the entries {sorted(names)}, got {sorted(data)}"
+            )
         return cls(**data)
 
 
@@ -142,7 +158,8 @@ def rounded_up(value: float, digits: int = 3) -> str:
         return f"{value:g}"
     # repr, not the binary value: 1e-5 is a hair above its decimal, and would be shown as 1.01e-05.
     exact = Decimal(repr(value))
-    return f"{exact.quantize(Decimal((0, (1,), min(exact.adjusted() - digits + 1, 0))), rounding=ROUND_CEILING):f}"
+    last = Decimal((0, (1,), min(exact.adjusted() - digits + 1, 0)))
+    return f"{exact.quantize(last, rounding=ROUND_CEILING):f}"
 
 
 def _trimmed(value: float) -> str:

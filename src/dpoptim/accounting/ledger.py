@@ -1,16 +1,18 @@
 """The ledger of a data set: what was promised about its records, written down before it is spent.
 
-Every run that looks at private data first reserves its whole event here. A reservation counts in full
-from then on, whether the run finishes, crashes or is stopped early; nothing lowers it. `budget.py` says
-which runs a budget admits and proves it.
+Every run that looks at private data first reserves its whole event here. A reservation counts in
+full from then on, whether the run finishes, crashes or is stopped early; nothing lowers it.
+`budget.py` says which runs a budget admits and proves it.
 
-Only public values are stored: events (mechanisms and their parameters), labels, times and the budget.
+Only public values are stored: events (mechanisms and their parameters), labels, times and the
+budget.
 
-**Guarantee** (budgeted ledger). The releases of all admitted runs together are (epsilon, delta)-DP for
-the ledger's relation if (1) every run on the data reserves here, in this one ledger; (2) each does what
-its event says; (3) its parameters were chosen from public values and earlier outputs, not from the data;
-(4) the file is not replaced by an older copy; (5) what a resumed run repeats was not released before.
-The ledger cannot check these five; the gate sees to (1) and (2) for runs of this library.
+**Guarantee** (budgeted ledger). The releases of all admitted runs together are (epsilon, delta)-DP
+for the ledger's relation if (1) every run on the data reserves here, in this one ledger; (2) each
+does what its event says; (3) its parameters were chosen from public values and earlier outputs,
+not from the data; (4) the file is not replaced by an older copy; (5) what a resumed run repeats
+was not released before. The ledger cannot check these five; the gate sees to (1) and (2) for runs
+of this library.
 """
 
 from __future__ import annotations
@@ -46,20 +48,21 @@ class Ledger:
     """Reservations on one data set, durable and safe between processes.
 
     Args:
-        path: an SQLite file, made if it does not exist (its directory must); None keeps the ledger in
-            memory, for tests and for data that is used in this process only.
+        path: an SQLite file, made if it does not exist (its directory must); None keeps the ledger
+            in memory, for tests and for data that is used in this process only.
         dataset: a name for people; by default the file's stem.
-        epsilon, delta: the budget, both or neither (no budget: everything is admitted and written down).
+        epsilon, delta: the budget, both or neither (no budget: everything is admitted and written
+            down).
         neighboring: the one relation of all reservations; "add-or-remove-one" by default.
         filter: how a budget is kept across runs, see `budget.py`. "renyi" by default; "basic" also
             admits several runs where RDP has no answer (Poisson sampling under replace-one), for a
             larger share of the budget each.
 
-    All but `path` are fixed when the ledger is made. Opening it again adopts what is stored; whatever is
-    named then must agree with it.
+    All but `path` are fixed when the ledger is made. Opening it again adopts what is stored;
+    whatever is named then must agree with it.
 
-    Raises LedgerError if the path is no usable ledger or disagrees with what is named; ValueError for a
-    budget out of range.
+    Raises LedgerError if the path is no usable ledger or disagrees with what is named; ValueError
+    for a budget out of range.
     """
 
     def __init__(
@@ -88,24 +91,29 @@ class Ledger:
         self._runs = Runs(self._store.start(), self.neighboring)
         self._sync()
 
-    def reserve(self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str) -> Reservation:
-        """Charges a run's whole event; on disk when this returns. Call it before any noisy value exists.
+    def reserve(
+        self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str
+    ) -> Reservation:
+        """Charges a run's whole event; on disk when this returns. Call it before any noisy value
+        exists.
 
         Args:
-            event: everything the run may release, for a noise multiplier over the per-record norm bound.
+            event: everything the run may release, for a noise multiplier over the per-record norm
+                bound.
             neighboring: the relation the run's sensitivities hold for; must be the ledger's.
             label: a name for people, 1 to 200 characters. It is stored: put nothing private in it.
 
-        Raises BudgetExceeded if the budget does not admit it, LedgerError if it could not be written
-        (do not run then), TypeError or ValueError for an event that has no stored form or that no
-        accountant can evaluate.
+        Raises BudgetExceeded if the budget does not admit it, LedgerError if it could not be
+        written (do not run then), TypeError or ValueError for an event that has no stored form or
+        that no accountant can evaluate.
         """
         if not isinstance(label, str) or not 1 <= len(label) <= 200:
             raise ValueError(f"label: expected 1 to 200 characters, got {label!r}")
         entry = Entry(Kind.RESERVED, uuid.uuid4().hex, _now(), storable(label), _text(event))
 
         def decide(runs: Runs) -> Entry:
-            self._admit(event, neighboring, runs)  # may take seconds, so not inside the transaction
+            # may take seconds, so not inside the transaction
+            self._admit(event, neighboring, runs)
             return entry
 
         with self._lock:
@@ -120,7 +128,9 @@ class Ledger:
             self._admit(event, neighboring, self._sync())
 
     def commit(self, reservation: Reservation) -> None:
-        """Marks the run as completed. It counted before and counts after; doing it twice is harmless."""
+        """Marks the run as completed. It counted before and counts after; doing it twice is
+        harmless.
+        """
 
         def decide(runs: Runs) -> Entry | None:
             found = self._found(runs, reservation.id, "commit it where it was made")
@@ -132,34 +142,40 @@ class Ledger:
     def resume(self, reservation_id: str, event: dp.DpEvent, *, released: int = 0) -> Reservation:
         """The open reservation of a run that continues, so that it is not charged again.
 
-        The charge covers each of the event's releases once. A run that goes back to a checkpoint draws
-        fresh noise for the steps after it, so no value released after that checkpoint may have left
-        the process that died; and two processes must not continue one run. Each call is counted in
-        `Reservation.resumed`, what may be released again in `Reservation.repeated`; `describe` shows both.
+        The charge covers each of the event's releases once. A run that goes back to a checkpoint
+        draws fresh noise for the steps after it, so no value released after that checkpoint may
+        have left the process that died; and two processes must not continue one run. Each call is
+        counted in `Reservation.resumed`, what may be released again in `Reservation.repeated`;
+        `describe` shows both.
 
         Args:
             released: how many releases the checkpoint remembers.
 
-        Raises LedgerError if the reservation is unknown or committed, was made for another event, or
-        has not begun so many releases.
+        Raises LedgerError if the reservation is unknown or committed, was made for another event,
+        or has not begun so many releases.
         """
 
         def decide(runs: Runs) -> Entry:
             found = self._found(runs, reservation_id, "reserve the run anew")
             if _text(found.event) != _text(event):
                 raise LedgerError(
-                    f"{self._where}: reservation {reservation_id!r} ({printable(found.label)}) was made for "
-                    f"{found.event}, not for {event}; continue with the plan it was made for, or reserve the new one"
+                    f"{self._where}: reservation {reservation_id!r} ({printable(found.label)}) "
+                    "was made for "
+                    f"{found.event}, not for {event}; continue with the plan it was made for, or "
+                    "reserve the new one"
                 )
             if found.state == "committed":
                 raise LedgerError(
-                    f"{self._where}: the run {printable(found.label)!r} was completed, its reservation is used up; "
+                    f"{self._where}: the run {printable(found.label)!r} was completed, its "
+                    "reservation is used up; "
                     "reserve the further steps anew"
                 )
             if not 0 <= released <= found.begun:
                 raise LedgerError(
-                    f"{self._where}: the run {printable(found.label)!r} has begun at most {found.begun} releases, its "
-                    f"checkpoint says {released}; the checkpoint was changed, or the ledger is an older copy"
+                    f"{self._where}: the run {printable(found.label)!r} has begun at most "
+                    f"{found.begun} releases, its "
+                    f"checkpoint says {released}; the checkpoint was changed, or the ledger is "
+                    "an older copy"
                 )
             return Entry(Kind.RESUMED, found.id, _now(), body=str(released))
 
@@ -168,19 +184,29 @@ class Ledger:
             return self._runs.by_id[reservation_id]
 
     def begin_releases(self, reservation_id: str, count: int) -> None:
-        """Writes down that the run may now begin its releases up to number `count`; before it does."""
+        """Writes down that the run may now begin its releases up to number `count`; before it
+        does.
+        """
 
         def decide(runs: Runs) -> Entry | None:
             found = self._open(runs, reservation_id)
-            return Entry(Kind.BEGUN, found.id, _now(), body=str(count)) if count > found.begun else None
+            return (
+                Entry(Kind.BEGUN, found.id, _now(), body=str(count))
+                if count > found.begun
+                else None
+            )
 
         self._append(decide)
 
-    def note_checkpoint(self, reservation_id: str, released: int, digest: str, *, paused: bool = False) -> None:
-        """Writes down that the run is about to save a checkpoint: its SHA-256, after so many releases.
+    def note_checkpoint(
+        self, reservation_id: str, released: int, digest: str, *, paused: bool = False
+    ) -> None:
+        """Writes down that the run is about to save a checkpoint: its SHA-256, after so many
+        releases.
 
         Args:
-            paused: the run has released nothing since it was taken up, so that more may have been begun before.
+            paused: the run has released nothing since it was taken up, so that more may have been
+                begun before.
         """
 
         def decide(runs: Runs) -> Entry:
@@ -210,12 +236,15 @@ class Ledger:
 
     @property
     def digest(self) -> str:
-        """Covers the settings and every entry; written down elsewhere, it shows later whether all are still there."""
+        """Covers the settings and every entry; written down elsewhere, it shows later whether all
+        are still there.
+        """
         with self._lock:
             return self._sync().head.digest
 
     def verify(self, *, digest: str | None = None) -> int:
-        """Reads the whole file again: structure, chain, every entry, and that the budget admitted each run.
+        """Reads the whole file again: structure, chain, every entry, and that the budget admitted
+        each run.
 
         Args:
             digest: what `digest` was at some time; it must be one of the chain's.
@@ -227,18 +256,22 @@ class Ledger:
     def spent(self, delta: float | None = None) -> Guarantee:
         """What may be claimed for the releases so far.
 
-        One run: that run's own accounting. Several under a budget: the budget, since what a filter has
-        used at a point that outputs chose is not a guarantee. Several without one: composition, valid
-        only if all parameters were fixed beforehand; the guarantee says so.
+        One run: that run's own accounting. Several under a budget: the budget, since what a filter
+        has used at a point that outputs chose is not a guarantee. Several without one:
+        composition, valid only if all parameters were fixed beforehand; the guarantee says so.
 
         Args:
             delta: default the budget's; required without a budget.
         """
         if delta is None:
             if self.budget is None:
-                raise ValueError("delta: this ledger has no budget; name the delta to report epsilon at")
+                raise ValueError(
+                    "delta: this ledger has no budget; name the delta to report epsilon at"
+                )
             delta = self.budget.delta
-        return spent(self.budget, [entry.event for entry in self.entries()], delta, self.neighboring)
+        return spent(
+            self.budget, [entry.event for entry in self.entries()], delta, self.neighboring
+        )
 
     def remaining(self) -> Remaining:
         """What the budget still admits; printable."""
@@ -264,7 +297,9 @@ class Ledger:
             again = f", resumed {entry.resumed} times" if entry.resumed else ""
             again += f", up to {entry.repeated} releases made again" if entry.repeated else ""
             label = printable(entry.label)
-            lines.append(f"  {entry.time}  {label}: {entry.event} [{entry.state}{again}] {entry.id}")
+            lines.append(
+                f"  {entry.time}  {label}: {entry.event} [{entry.state}{again}] {entry.id}"
+            )
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -274,7 +309,12 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __copy__(self) -> Self:
@@ -285,7 +325,10 @@ class Ledger:
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[Path]]:
         if self._store.path is None:
-            raise TypeError("a ledger in memory cannot be pickled: charges elsewhere would be lost. Fix: Ledger(path).")
+            raise TypeError(
+                "a ledger in memory cannot be pickled: charges elsewhere would be "
+                "lost. Fix: Ledger(path)."
+            )
         return Ledger, (self._store.path,)
 
     @property
@@ -322,17 +365,25 @@ class Ledger:
         return found
 
     def _open(self, runs: Runs, reservation_id: str) -> Reservation:
-        found = self._found(runs, reservation_id, "continue the run on the ledger that it was charged to")
+        found = self._found(
+            runs, reservation_id, "continue the run on the ledger that it was charged to"
+        )
         if found.state != "open":
-            raise LedgerError(f"{self._where}: the run {printable(found.label)!r} was completed; make a new plan")
+            raise LedgerError(
+                f"{self._where}: the run {printable(found.label)!r} was completed; make a new plan"
+            )
         return found
 
-    def _admit(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, runs: Runs) -> None:
+    def _admit(
+        self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, runs: Runs
+    ) -> None:
         relation = neighboring_name(neighboring)
         if relation != self.neighboring:
             raise LedgerError(
-                f"{self._where}: this ledger counts under {self.neighboring}, the run under {relation}; "
-                f"plan the run for {self.neighboring}, or keep all its data set's runs under {relation}"
+                f"{self._where}: this ledger counts under {self.neighboring}, the run under "
+                f"{relation}; "
+                f"plan the run for {self.neighboring}, or keep all its data set's runs under "
+                f"{relation}"
             )
         canonical(event)  # an event that no accountant can read is refused without a budget, too
         if self.budget is not None:

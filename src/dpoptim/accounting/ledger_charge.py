@@ -28,7 +28,9 @@ class Charge:
         reservation: None until `open`.
     """
 
-    def __init__(self, ledger: Ledger | None, event: dp.DpEvent, neighboring: str, label: str) -> None:
+    def __init__(
+        self, ledger: Ledger | None, event: dp.DpEvent, neighboring: str, label: str
+    ) -> None:
         self.event, self.neighboring, self.label = event, neighboring, label
         self.reservation: Reservation | None = None
         self._ledger = ledger
@@ -41,16 +43,24 @@ class Charge:
             self._ledger.check(self.event, self.neighboring)
 
     def open(self) -> None:
-        """Reserve the run, or take its reservation up again; on disk when this returns. Once is enough."""
+        """Reserve the run, or take its reservation up again; on disk when this returns. Once is
+        enough.
+        """
         if self._ledger is None or self.reservation is not None:
             return
         if self._paused is None:
-            self.reservation = self._ledger.reserve(self.event, neighboring=self.neighboring, label=self.label)
+            self.reservation = self._ledger.reserve(
+                self.event, neighboring=self.neighboring, label=self.label
+            )
         else:
-            self.reservation = self._ledger.resume(self._paused, self.event, released=self._announced)
+            self.reservation = self._ledger.resume(
+                self._paused, self.event, released=self._announced
+            )
 
     def announce(self, released: int, releases: int) -> None:
-        """Write down, ahead and for several at a time, that a release begins after so many of so many."""
+        """Write down, ahead and for several at a time, that a release begins after so many of so
+        many.
+        """
         if self._ledger is None or self.reservation is None or released < self._announced:
             return
         self._announced = min(releases, released + math.ceil(releases / ANNOUNCEMENTS))
@@ -62,7 +72,8 @@ class Charge:
         return self._paused if self.reservation is None else self.reservation.id
 
     def note_checkpoint(self, released: int, digest: str) -> None:
-        """Write down the SHA-256 of a checkpoint that is about to be saved; no other will be taken up.
+        """Write down the SHA-256 of a checkpoint that is about to be saved; no other will be taken
+        up.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -76,7 +87,8 @@ class Charge:
             self._ledger.note_checkpoint(self._paused, released, digest, paused=True)
 
     def take_up(self, reservation_id: str | None, released: int, digest: str) -> None:
-        """Go on with the reservation of a run's earlier part; where the ledger has none, `open` reserves anew.
+        """Go on with the reservation of a run's earlier part; where the ledger has none, `open`
+        reserves anew.
 
         Args:
             released: releases so far, as the checkpoint counts them.
@@ -92,17 +104,22 @@ class Charge:
             return
         if found.state == "committed":
             raise LedgerError(
-                f"the run {printable(found.label)!r} was completed, so its checkpoints cannot go on; make a new plan."
+                f"the run {printable(found.label)!r} was completed, so its checkpoints cannot go "
+                "on; make a new plan."
             )
         if not self._ledger.knows_checkpoint(found.id, released, digest):
             raise LedgerError(
-                f"resume: the ledger knows of no such checkpoint of the run {printable(found.label)!r}, after "
-                f"{released} releases; it was changed. Fix: give it as private.save(path) wrote it, or start a new run."
+                "resume: the ledger knows of no such checkpoint of the run "
+                f"{printable(found.label)!r}, after "
+                f"{released} releases; it was changed. Fix: give it as private.save(path) wrote "
+                "it, or start a new run."
             )
         self._paused = found.id
 
     def finish(self) -> None:
-        """Mark the run as completed. A failure is no reason to lose its results: it counts in full either way."""
+        """Mark the run as completed. A failure is no reason to lose its results: it counts in full
+        either way.
+        """
         if self._ledger is None or self.reservation is None:
             return
         try:
@@ -112,7 +129,9 @@ class Charge:
                 said = f"the run is charged, but could not be marked as completed: {error}"
             else:
                 said = (
-                    f"the ledger does not show this run's charge any more: {error}. What the run released counts "
-                    f"nevertheless. Fix: put the ledger back, or reserve this in the new one: {self.event}"
+                    f"the ledger does not show this run's charge any more: {error}. What the run "
+                    "released counts "
+                    "nevertheless. Fix: put the ledger back, or reserve this in the new one: "
+                    f"{self.event}"
                 )
             warnings.warn(said, RuntimeWarning, stacklevel=3)

@@ -12,28 +12,43 @@ FromFirst = Callable[[Callable[[], Any]], Any]
 
 
 class LedgerOfRanks(Ledger):
-    """Passes what changes the ledger on to rank 0's, whose answer or error all ranks get; made on all ranks together.
+    """Passes what changes the ledger on to rank 0's, whose answer or error all ranks get; made on
+    all ranks together.
 
     Args:
         ledger: rank 0's, where the run is charged; that of the others is not looked at.
         from_first: asks on rank 0 alone; see `Ranks.from_first`.
 
-    What a person may print (`entries`, `remaining`, `spent`, `describe`) tells what was known at the run's last entry, and
-    asks nobody: one rank may print it alone.
+    What a person may print (`entries`, `remaining`, `spent`, `describe`) tells what was known at
+    the run's last entry, and asks nobody: one rank may print it alone.
 
-    **Guarantee.** One reservation a run, however many processes it has; it is on disk before any of them goes on.
+    **Guarantee.** One reservation a run, however many processes it has; it is on disk before any
+    of them goes on.
     """
 
     def __init__(self, ledger: Ledger, from_first: FromFirst) -> None:
         self._real, self._from_first = ledger, from_first
-        settings = from_first(lambda: (ledger.dataset, ledger.neighboring, ledger.budget, ledger.durable, ledger._where))
-        super().__init__(None, dataset=settings[0], neighboring=settings[1])  # its own store stays empty
+        settings = from_first(
+            lambda: (
+                ledger.dataset,
+                ledger.neighboring,
+                ledger.budget,
+                ledger.durable,
+                ledger._where,
+            )
+        )
+        # its own store stays empty
+        super().__init__(None, dataset=settings[0], neighboring=settings[1])
         self.budget, self._durable, self._place = settings[2:]
         self._known: tuple[list[Reservation], Remaining]
         self._look()
 
-    def reserve(self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str) -> Reservation:
-        made: Reservation = self._ask(lambda: self._real.reserve(event, neighboring=neighboring, label=label))
+    def reserve(
+        self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str
+    ) -> Reservation:
+        made: Reservation = self._ask(
+            lambda: self._real.reserve(event, neighboring=neighboring, label=label)
+        )
         self.made.append(made.id)
         return made
 
@@ -44,17 +59,25 @@ class LedgerOfRanks(Ledger):
         self._ask(lambda: self._real.commit(reservation))
 
     def resume(self, reservation_id: str, event: dp.DpEvent, *, released: int = 0) -> Reservation:
-        taken: Reservation = self._ask(lambda: self._real.resume(reservation_id, event, released=released))
+        taken: Reservation = self._ask(
+            lambda: self._real.resume(reservation_id, event, released=released)
+        )
         return taken
 
     def begin_releases(self, reservation_id: str, count: int) -> None:
         self._ask(lambda: self._real.begin_releases(reservation_id, count))
 
-    def note_checkpoint(self, reservation_id: str, released: int, digest: str, *, paused: bool = False) -> None:
-        self._ask(lambda: self._real.note_checkpoint(reservation_id, released, digest, paused=paused))
+    def note_checkpoint(
+        self, reservation_id: str, released: int, digest: str, *, paused: bool = False
+    ) -> None:
+        self._ask(
+            lambda: self._real.note_checkpoint(reservation_id, released, digest, paused=paused)
+        )
 
     def knows_checkpoint(self, reservation_id: str, released: int, digest: str) -> bool:
-        return bool(self._ask(lambda: self._real.knows_checkpoint(reservation_id, released, digest)))
+        return bool(
+            self._ask(lambda: self._real.knows_checkpoint(reservation_id, released, digest))
+        )
 
     def holds(self, reservation: Reservation) -> bool:
         return bool(self._from_first(lambda: self._real.holds(reservation)))

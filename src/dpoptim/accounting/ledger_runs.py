@@ -1,4 +1,6 @@
-"""The runs of a ledger, read from its entries as they come: what each was promised, and what was added up."""
+"""The runs of a ledger, read from its entries as they come: what each was promised, and what was
+added up.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ class Reservation:
     """One run's charge. `state` is "open" or "committed"; both count in full.
 
     Attributes:
-        begun: at most so many releases have been begun, counted along the run: a part that is done again
-            counts from where it went on.
-        repeated: at most so many were begun more than once, by parts that went on from a checkpoint.
+        begun: at most so many releases have been begun, counted along the run: a part that is done
+            again counts from where it went on.
+        repeated: at most so many were begun more than once, by parts that went on from a
+            checkpoint.
     """
 
     id: str
@@ -61,7 +64,8 @@ class Runs:
                 self._add(entry)
             except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
                 raise LedgerError(
-                    f"entry {number} of the ledger cannot be read ({type(error).__name__}); upgrade dpoptim, "
+                    f"entry {number} of the ledger cannot be read ({type(error).__name__}); "
+                    "upgrade dpoptim, "
                     "or restore the file from a backup"
                 ) from error
         self.head = head
@@ -113,7 +117,12 @@ def _committed(run: Reservation, body: str) -> Reservation:
     return replace(run, state="committed")
 
 
-_CHANGES = {Kind.BEGUN: _begun, Kind.SAVED: _saved, Kind.RESUMED: _resumed, Kind.COMMITTED: _committed}
+_CHANGES = {
+    Kind.BEGUN: _begun,
+    Kind.SAVED: _saved,
+    Kind.RESUMED: _resumed,
+    Kind.COMMITTED: _committed,
+}
 
 
 def _count(text: str) -> int:

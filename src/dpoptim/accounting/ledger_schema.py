@@ -1,11 +1,12 @@
 """The tables of a ledger's file, and the digests by which a changed one is recognised.
 
-Entries form a chain: the digest of each covers the digest of the one before, and the first one's covers
-the settings. The head, a row of its own, holds their number and the last digest. So no byte of what is
-recorded can change, and no entry vanish, without a disagreement.
+Entries form a chain: the digest of each covers the digest of the one before, and the first one's
+covers the settings. The head, a row of its own, holds their number and the last digest. So no byte
+of what is recorded can change, and no entry vanish, without a disagreement.
 
-The digests are not keyed: they show damage and careless hands. Somebody who rewrites the whole chain is
-found by whoever wrote an earlier head down elsewhere (``dpoptim ledger --verify --digest``).
+The digests are not keyed: they show damage and careless hands. Somebody who rewrites the whole
+chain is found by whoever wrote an earlier head down elsewhere (``dpoptim ledger --verify
+--digest``).
 """
 
 from __future__ import annotations
@@ -19,12 +20,22 @@ from typing import Any
 
 from dpoptim.accounting.ledger_settings import Settings
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "Entry", "Head", "Kind", "first_digest", "new_file", "schema"]
+__all__ = [
+    "APPLICATION_ID",
+    "SCHEMA_VERSION",
+    "Entry",
+    "Head",
+    "Kind",
+    "first_digest",
+    "new_file",
+    "schema",
+]
 
 APPLICATION_ID = 0x64706F70  # "dpop": marks the file as ours in SQLite's header
 SCHEMA_VERSION = 2
 
-# Triggers against careless statements, REPLACE included; whoever drops them is left with the chain.
+# Triggers against careless statements, REPLACE included; whoever drops them is left with the
+# chain.
 _SCHEMA = f"""
 CREATE TABLE settings (
     only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -57,7 +68,9 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 @dataclass(frozen=True)
 class Head:
-    """How many entries there are, and the digest of the last (of the settings, if there is none)."""
+    """How many entries there are, and the digest of the last (of the settings, if there is
+    none).
+    """
 
     count: int
     digest: str

@@ -1,4 +1,6 @@
-"""What is fixed when a ledger is made: the data set's name, the relation, the budget and its filter."""
+"""What is fixed when a ledger is made: the data set's name, the relation, the budget and its
+filter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class LedgerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """One row, written once. `ledger` is a random id, so that another ledger at the same path is noticed."""
+    """One row, written once. `ledger` is a random id, so that another ledger at the same path is
+    noticed.
+    """
 
     ledger: str
     created: str  # UTC, ISO 8601
@@ -30,7 +34,9 @@ class Settings:
 
     @property
     def budget(self) -> Budget | None:
-        """The stored budget with its stored order, which a later version of `filter_order` cannot change."""
+        """The stored budget with its stored order, which a later version of `filter_order` cannot
+        change.
+        """
         if self.epsilon is None or self.delta is None:
             return None
         if self.filter == "renyi" and self.renyi_order is not None:
@@ -55,7 +61,10 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
-            raise ValueError(f"epsilon={self.epsilon}, delta={self.delta}: a budget needs both; give both or neither")
+            raise ValueError(
+                f"epsilon={self.epsilon}, delta={self.delta}: a budget needs both; "
+                "give both or neither"
+            )
         if self.filter not in (None, "renyi", "basic"):
             raise ValueError(f'filter: expected "renyi" or "basic", got {self.filter!r}')
         if self.dataset is not None and not self.dataset:
@@ -80,12 +89,18 @@ class Wanted:
         )
 
     def require_agreement(self, stored: Settings, where: str) -> None:
-        """LedgerError if something was named that a ledger which exists already was not made with."""
+        """LedgerError if something was named that a ledger which exists already was not made
+        with.
+        """
         for name in ("dataset", "epsilon", "delta", "neighboring", "filter"):
             wanted, kept = getattr(self, name), getattr(stored, name)
             if wanted is not None and wanted != kept:
-                what = {"epsilon": "a budget of epsilon", "delta": "a budget of delta"}.get(name, name)
+                what = {"epsilon": "a budget of epsilon", "delta": "a budget of delta"}.get(
+                    name, name
+                )
                 raise LedgerError(
-                    f"{where}: this ledger was made with {what}={kept!r}, not {wanted!r}, which cannot be changed; leave "
-                    f"{'the budget' if what != name else name} out to use what is stored, or keep another ledger"
+                    f"{where}: this ledger was made with {what}={kept!r}, not {wanted!r}, which "
+                    "cannot be changed; leave "
+                    f"{'the budget' if what != name else name} out to use what is stored, or "
+                    "keep another ledger"
                 )

@@ -1,17 +1,17 @@
 """The ledger's file: an append-only SQLite database whose entries survive a crash.
 
-A connection lives as long as one operation. So nothing stays open between reservations, a fork or a
-second thread carries no handle along, and a file that was deleted or replaced in the meantime is
+A connection lives as long as one operation. So nothing stays open between reservations, a fork or
+a second thread carries no handle along, and a file that was deleted or replaced in the meantime is
 noticed instead of written to in vain.
 
-The journal is SQLite's rollback journal: outside a transaction the one file holds everything, so it can
-be copied, and losing a file beside it loses nothing. (A write-ahead log holds what was promised in a
-second file; with connections this short it was also slower: 24 against 20 ms a reservation on a disk,
-0.18 against 0.11 ms in memory.) ``synchronous = EXTRA``, so that not even a power cut takes an
-acknowledged entry back.
+The journal is SQLite's rollback journal: outside a transaction the one file holds everything, so
+it can be copied, and losing a file beside it loses nothing. (A write-ahead log holds what was
+promised in a second file; with connections this short it was also slower: 24 against 20 ms a
+reservation on a disk, 0.18 against 0.11 ms in memory.) ``synchronous = EXTRA``, so that not even a
+power cut takes an acknowledged entry back.
 
-A new ledger is linked into place when it is complete. Hence a file at the ledger's path is never half
-made, and an empty or damaged one is always an error, never a fresh budget.
+A new ledger is linked into place when it is complete. Hence a file at the ledger's path is never
+half made, and an empty or damaged one is always an error, never a fresh budget.
 """
 
 from __future__ import annotations
@@ -48,11 +48,20 @@ BUSY_SECONDS = 30.0
 LONGEST_REASON = 200
 _MAGIC, _ROLLBACK_JOURNAL = b"SQLite format 3\0", b"\x01\x01"  # bytes 0 to 15, and 18 and 19
 # What reading a damaged file may raise below sqlite3 and above it.
-_FAILURES = (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
+_FAILURES = (
+    sqlite3.Error,
+    OSError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 class LedgerStore:
-    """Entries on disk (or, without a path, in memory). Every method raises LedgerError and nothing else.
+    """Entries on disk (or, without a path, in memory). Every method raises LedgerError and nothing
+    else.
 
     Args:
         path: the database, or None.
@@ -65,7 +74,9 @@ class LedgerStore:
         self._process = os.getpid()
         self._memory: sqlite3.Connection | None = None
         if path is None:
-            self._memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            self._memory = sqlite3.connect(
+                ":memory:", isolation_level=None, check_same_thread=False
+            )
             weakref.finalize(self, self._memory.close)  # a forgotten close() is no ResourceWarning
             initialise(self._memory, settings)
             self.settings = settings
@@ -103,7 +114,8 @@ class LedgerStore:
     def append(self, entry: Entry, *, after: Head) -> bool:
         """Writes `entry` durably if the ledger's head is `after`; else False, nothing written.
 
-        So whoever decided on an older view decides again: two processes cannot both take what is left.
+        So whoever decided on an older view decides again: two processes cannot both take what is
+        left.
         """
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -140,21 +152,28 @@ class LedgerStore:
             entry = Entry(*values)
             at = entry.after(at)
             if (number, digest) != (at.count, at.digest):
-                raise sqlite3.DatabaseError(f"file is malformed: entry {at.count} was changed or is missing")
+                raise sqlite3.DatabaseError(
+                    f"file is malformed: entry {at.count} was changed or is missing"
+                )
             found.append(entry)
         if at != now:
             raise sqlite3.DatabaseError(
-                f"file is malformed: it holds other entries than the {max(known.count, now.count)} recorded"
+                "file is malformed: it holds other entries than the "
+                f"{max(known.count, now.count)} recorded"
             )
         return found, now
 
     def _identify(self, path: Path) -> Settings:
-        """Checks that the file is a whole ledger of a known version that we may write; its settings."""
+        """Checks that the file is a whole ledger of a known version that we may write; its
+        settings.
+        """
         with self._failures():
             with path.open("rb") as file:
                 header = file.read(20)
             if header[:16] == _MAGIC and header[18:20] != _ROLLBACK_JOURNAL:
-                raise sqlite3.DatabaseError("file is malformed: it is not kept by a rollback journal")
+                raise sqlite3.DatabaseError(
+                    "file is malformed: it is not kept by a rollback journal"
+                )
         with self._connection(verify=False) as connection:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             if application != APPLICATION_ID:
@@ -162,14 +181,18 @@ class LedgerStore:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version != SCHEMA_VERSION:
                 raise LedgerError(
-                    f"{self.path}: ledger format {version}, this dpoptim reads format {SCHEMA_VERSION}; "
+                    f"{self.path}: ledger format {version}, this dpoptim reads format "
+                    f"{SCHEMA_VERSION}; "
                     "use the version that wrote it (the file was not touched)"
                 )
             if [row[0] for row in connection.execute("PRAGMA integrity_check")] != ["ok"]:
                 raise sqlite3.DatabaseError("file is malformed")
             if schema(connection) != expected_schema():
-                raise sqlite3.DatabaseError("file is malformed: its tables or triggers were changed")
-            connection.execute("BEGIN IMMEDIATE")  # a file that cannot be written must be known before a run
+                raise sqlite3.DatabaseError(
+                    "file is malformed: its tables or triggers were changed"
+                )
+            # a file that cannot be written must be known before a run
+            connection.execute("BEGIN IMMEDIATE")
             try:
                 settings = _read_settings(connection)
                 self._read(connection, Head(0, first_digest(settings)))
@@ -182,7 +205,8 @@ class LedgerStore:
         with self._lock, self._failures():
             if self._memory is not None and os.getpid() != self._process:
                 raise LedgerError(
-                    "the ledger in memory belongs to the process that made it: what a forked one reserves, the "
+                    "the ledger in memory belongs to the process that made it: what a forked one "
+                    "reserves, the "
                     "first would never see. Fix: Ledger(path), or reserve in the first process."
                 )
             kept = nullcontext(self._memory) if self._memory else closing(_connect(self.path))
@@ -192,7 +216,9 @@ class LedgerStore:
                 yield connection
 
     def _replaced(self) -> LedgerError:
-        return LedgerError(f"{self.path}: another ledger has taken this file's place; put the first back")
+        return LedgerError(
+            f"{self.path}: another ledger has taken this file's place; put the first back"
+        )
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -222,11 +248,14 @@ def _connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _refuse_other_names(path: Path) -> None:
-    """A file with two names has two journals: what a crash left is mended under the one name alone."""
+    """A file with two names has two journals: what a crash left is mended under the one name
+    alone.
+    """
     found = path.stat()
     if found.st_nlink < 2:
         return
-    for draft in path.parent.glob(".dpoptim-*.tmp"):  # a process died, or is about to remove it itself
+    # a process died, or is about to remove it itself
+    for draft in path.parent.glob(".dpoptim-*.tmp"):
         with suppress(FileNotFoundError):
             if draft.stat().st_ino == found.st_ino:
                 draft.unlink()
@@ -238,7 +267,8 @@ def _create(path: Path, settings: Settings) -> None:
     """A complete ledger appears at `path` at once, or (if somebody was faster) theirs stays."""
     leftovers = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
     if any(file.exists() for file in leftovers):
-        if path.exists():  # somebody has just made it, and uses it: its name was there before its journal
+        # somebody has just made it, and uses it: its name was there before its journal
+        if path.exists():
             return
         raise sqlite3.DatabaseError("file is missing but its -wal or -journal file is there")
     create_whole(path, new_file(settings))
@@ -258,7 +288,11 @@ def _read_settings(connection: sqlite3.Connection) -> Settings:
         raise sqlite3.DatabaseError("file is malformed: no settings")
     numbers = {"epsilon", "delta", "renyi_order"}
     for field, value in zip(fields(Settings), row, strict=True):
-        right = value is None or isinstance(value, float) if field.name in numbers else isinstance(value, str)
+        right = (
+            value is None or isinstance(value, float)
+            if field.name in numbers
+            else isinstance(value, str)
+        )
         if not right:
             raise sqlite3.DatabaseError(f"file is malformed: its {field.name} is of another type")
     return Settings(*row)
@@ -271,18 +305,23 @@ def _reason(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> str:
-    """The mended situation for a failure; by text, since SQLite's codes do not reach every exception."""
+    """The mended situation for a failure; by text, since SQLite's codes do not reach every
+    exception.
+    """
     text = _reason(error).lower()
     advice = {
-        "hard link": "a crash is mended under one name alone. Remove the other name; for a backup, copy the file",
+        "hard link": "a crash is mended under one name alone. Remove the other name; for a "
+        "backup, copy the file",
         "full": "free some space and try again; nothing was reserved",
         "no space": "free some space and try again; nothing was reserved",
         "too large": "free some space and try again; nothing was reserved",
         "readonly": "give this user write access to the file and its directory",
-        "locked": f"another process held it for {BUSY_SECONDS:g} s; try again when that one is done",
+        "locked": f"another process held it for {BUSY_SECONDS:g} s; try again when that one is "
+        "done",
         "empty": "restore it from a backup; if it never was a ledger, delete it",
         "of this kind": "it belongs to something else and was not touched; choose another path",
-        "not a database": "it is no ledger and was not touched; choose another path, or restore a backup",
+        "not a database": "it is no ledger and was not touched; choose another path, or restore "
+        "a backup",
         "could not decode": "it is damaged and was not touched; restore it from a backup",
         "malformed": "it is damaged and was not touched; restore it from a backup",
         "no such table": "it is damaged and was not touched; restore it from a backup",

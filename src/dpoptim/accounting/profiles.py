@@ -1,7 +1,9 @@
-"""Three ways to know the (epsilon, delta) profile of a composition; all are upper bounds, never estimates.
+"""Three ways to know the (epsilon, delta) profile of a composition; all are upper bounds, never
+estimates.
 
-`dp_accounting` supplies the privacy loss distributions (PLD) and Renyi divergences (RDP). This module chooses
-the discretisation, brings events into the scale of each accountant, and keeps a reserve for rounding errors.
+`dp_accounting` supplies the privacy loss distributions (PLD) and Renyi divergences (RDP). This
+module chooses the discretisation, brings events into the scale of each accountant, and keeps a
+reserve for rounding errors.
 """
 
 from __future__ import annotations
@@ -82,19 +84,28 @@ class RenyiProfile:
         return float(dp.rdp.compute_delta(_ORDERS, self._rdp, epsilon)[0])
 
 
-def renyi_divergences(leaves: Leaves, relation: dp.NeighboringRelation, orders: Sequence[float]) -> NDArray[np.float64]:
-    """Renyi divergence of a composition at each of `orders` (> 1), rounded up; inf where there is no bound.
+def renyi_divergences(
+    leaves: Leaves, relation: dp.NeighboringRelation, orders: Sequence[float]
+) -> NDArray[np.float64]:
+    """Renyi divergence of a composition at each of `orders` (> 1), rounded up; inf where there is
+    no bound.
 
     Raises ValueError if RDP does not cover an event under `relation`.
     """
-    if any(isinstance(leaf, RepeatAndSelectDpEvent) for leaf, _ in leaves) and tuple(orders) != _ORDERS:
-        # A search's divergence at one order is bounded by its trials' at all others: the more of these, the tighter.
+    if (
+        any(isinstance(leaf, RepeatAndSelectDpEvent) for leaf, _ in leaves)
+        and tuple(orders) != _ORDERS
+    ):
+        # A search's divergence at one order is bounded by its trials' at all others: the more of
+        # these, the tighter.
         every = sorted({*_ORDERS, *orders})
         return renyi_at(every, leaves, relation)[np.searchsorted(every, orders)]
     return renyi_at(orders, leaves, relation)
 
 
-def renyi_at(orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
+def renyi_at(
+    orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRelation
+) -> NDArray[np.float64]:
     """The divergences at these orders, each of which may make the others tighter."""
     accountant = dp.rdp.RdpAccountant(orders, relation)
     reserve = np.zeros(len(orders))
@@ -103,20 +114,22 @@ def renyi_at(orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRe
             accountant.compose(relative_to_sensitivity(leaf, relation), count)
         except dp.UnsupportedEventError as error:
             raise ValueError(f"event: RDP cannot evaluate it: {error}") from None
-        # A sampled Gaussian's divergence is the logarithm of a number near 1: it may round to 0, and is then
-        # read as perfect privacy.
+        # A sampled Gaussian's divergence is the logarithm of a number near 1: it may round to 0,
+        # and is then read as perfect privacy.
         reserve += count * 4 * sys.float_info.epsilon / (np.asarray(orders) - 1)
     return np.maximum(np.nan_to_num(accountant._rdp, nan=math.inf), 0) + reserve
 
 
 class LossDistribution:
-    """The profile by numerical composition of privacy losses, discretised upwards ("connect the dots").
+    """The profile by numerical composition of privacy losses, discretised upwards ("connect the
+    dots").
 
-    Made for the values of `deltas`: the discretisation is chosen for a relative error of about `accuracy` in
-    epsilon there. `guess` is an epsilon near the first of them, if one is known; then nothing is refined.
+    Made for the values of `deltas`: the discretisation is chosen for a relative error of about
+    `accuracy` in epsilon there. `guess` is an epsilon near the first of them, if one is known;
+    then nothing is refined.
 
-    Raises ValueError if PLD does not cover an event under `relation`, or if the smallest delta drowns in
-    rounding errors.
+    Raises ValueError if PLD does not cover an event under `relation`, or if the smallest delta
+    drowns in rounding errors.
     """
 
     name = "PLD"
@@ -134,13 +147,15 @@ class LossDistribution:
         self._leaves, self._relation = leaves, relation
         self._deltas = np.atleast_1d(np.asarray(deltas, dtype=float))
         self.steps = sum(count for _, count in leaves)
-        # Raising a Fourier transform to the T-th power multiplies its rounding errors by T. Against the exact
-        # Gaussian profile the error in delta stayed below 1e-16 T + 3e-15 (T from 1e2 to 1e6).
+        # Raising a Fourier transform to the T-th power multiplies its rounding errors by T.
+        # Against the exact Gaussian profile the error in delta stayed below 1e-16 T + 3e-15 (T
+        # from 1e2 to 1e6).
         self.reserve = 2 * sys.float_info.epsilon * self.steps + 5e-15
         smallest = float(self._deltas.min())
         if smallest < 2 * self.reserve:
             raise ValueError(
-                f"delta: {smallest:g} is too close to the rounding errors of PLD over {self.steps} steps "
+                f"delta: {smallest:g} is too close to the rounding errors of PLD over "
+                f"{self.steps} steps "
                 f"({self.reserve:.1g}); use a delta above {2 * self.reserve:.1g}"
             )
         # Each step may move this much probability to an infinite loss: 1e-4 of delta in all.
@@ -173,7 +188,9 @@ class LossDistribution:
         return min(1.0, float(self._composed.get_delta_for_epsilon(epsilon)) + self.reserve)
 
     def _refine(self, accuracy: float) -> None:
-        """Compose coarsely, then as finely as the epsilons found require; they fall with refinement."""
+        """Compose coarsely, then as finely as the epsilons found require; they fall with
+        refinement.
+        """
         guess = [gdp_epsilon(self._central_limit_mu(), delta) for delta in self._deltas]
         interval = self._interval(guess, 30 * accuracy)
         for _ in range(8):
@@ -184,7 +201,9 @@ class LossDistribution:
             interval = wanted
 
     def _interval(self, epsilons: Sequence[float], accuracy: float) -> float:
-        return interval_of(self._leaves, self._relation, epsilons, tuple(self._deltas), accuracy, self._log_mass)
+        return interval_of(
+            self._leaves, self._relation, epsilons, tuple(self._deltas), accuracy, self._log_mass
+        )
 
     def _compose(self, interval: float) -> pld.PrivacyLossDistribution:
         composed: pld.PrivacyLossDistribution | None = None
@@ -209,10 +228,11 @@ def interval_of(
     accuracy: float,
     log_mass: float,
 ) -> float:
-    """The discretisation at which every epsilon, at its delta, has a relative error of about `accuracy`.
+    """The discretisation at which every epsilon, at its delta, has a relative error of about
+    `accuracy`.
 
-    Rounding adds about h^2/4 to the variance of each step's loss and h^2/8 to its mean; the sum moves
-    epsilon by `T h^2 (1/2 + z / (2 mu)) / 4` for z the normal quantile of delta.
+    Rounding adds about h^2/4 to the variance of each step's loss and h^2/8 to its mean; the sum
+    moves epsilon by `T h^2 (1/2 + z / (2 mu)) / 4` for z the normal quantile of delta.
     """
     steps = sum(count for _, count in leaves)
     # A Laplace event's losses have atoms, which move by up to the interval itself.
@@ -236,7 +256,9 @@ def parts(leaf: dp.DpEvent) -> tuple[float, dp.DpEvent]:
     match leaf:
         case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
             return rate, inner
-        case dp.TruncatedSubsampledGaussianDpEvent(sampling_probability=rate, noise_multiplier=noise):
+        case dp.TruncatedSubsampledGaussianDpEvent(
+            sampling_probability=rate, noise_multiplier=noise
+        ):
             return rate, dp.GaussianDpEvent(noise)
     return 1.0, leaf
 
@@ -245,8 +267,12 @@ def _require_supported(leaves: Leaves, relation: dp.NeighboringRelation) -> None
     for leaf, _ in leaves:
         rate, inner = parts(leaf)
         sampled_replacement = rate < 1 and relation is dp.NeighboringRelation.REPLACE_ONE
-        if not isinstance(inner, dp.GaussianDpEvent) and (sampled_replacement or not isinstance(inner, dp.LaplaceDpEvent)):
-            raise ValueError(f"event: PLD cannot evaluate {leaf!r} under {neighboring_name(relation)}")
+        if not isinstance(inner, dp.GaussianDpEvent) and (
+            sampled_replacement or not isinstance(inner, dp.LaplaceDpEvent)
+        ):
+            raise ValueError(
+                f"event: PLD cannot evaluate {leaf!r} under {neighboring_name(relation)}"
+            )
 
 
 def _loss_variance(leaf: dp.DpEvent) -> float:
@@ -259,7 +285,9 @@ def _loss_variance(leaf: dp.DpEvent) -> float:
 def _loss_range(leaf: dp.DpEvent, relation: dp.NeighboringRelation, log_mass: float) -> float:
     """Roughly the width of one step's losses."""
     rate, inner = parts(leaf)
-    scale = (2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0) / inner.noise_multiplier
+    scale = (
+        2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0
+    ) / inner.noise_multiplier
     if isinstance(inner, dp.LaplaceDpEvent):
         return 2 * scale
     largest = scale * (-float(ndtri(0.5 * math.exp(log_mass))) + scale / 2)
@@ -269,7 +297,9 @@ def _loss_range(leaf: dp.DpEvent, relation: dp.NeighboringRelation, log_mass: fl
 def _losses(
     leaf: dp.DpEvent, relation: dp.NeighboringRelation, interval: float, log_mass: float
 ) -> pld.PrivacyLossDistribution:
-    """Discretised losses of one step; `dp_accounting`'s PLD takes a Gaussian's noise over C, as we do."""
+    """Discretised losses of one step; `dp_accounting`'s PLD takes a Gaussian's noise over C, as we
+    do.
+    """
     if isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):
         return pld.from_truncated_subsampled_gaussian_mechanism(
             leaf.dataset_size,
@@ -281,8 +311,11 @@ def _losses(
             neighboring_relation=relation,
         )
     rate, inner = parts(leaf)
-    if isinstance(inner, dp.LaplaceDpEvent):  # unsampled, it is stated for the relation in use, whichever
-        return pld.from_laplace_mechanism(inner.noise_multiplier, sampling_prob=rate, value_discretization_interval=interval)
+    # unsampled, it is stated for the relation in use, whichever
+    if isinstance(inner, dp.LaplaceDpEvent):
+        return pld.from_laplace_mechanism(
+            inner.noise_multiplier, sampling_prob=rate, value_discretization_interval=interval
+        )
     return pld.from_gaussian_mechanism(
         inner.noise_multiplier,
         sampling_prob=rate,

@@ -1,13 +1,17 @@
-"""Privacy losses composed on an exponentially tilted scale: for deltas that drown in an FFT's rounding, and long runs.
+"""Privacy losses composed on an exponentially tilted scale: for deltas that drown in an FFT's
+rounding, and long runs.
 
-A Fourier transform composes T steps with an error of about T 2^-53 in every probability, which is a floor
-under delta. Tilting (Esscher 1932; in accounting Gopi, Lee and Wutschitz 2021 use its cumulants) moves the
-floor: with p the probabilities of one step's losses l, and K(t) = T log sum p e^(t l),
+A Fourier transform composes T steps with an error of about T 2^-53 in every probability, which is
+a floor under delta. Tilting (Esscher 1932; in accounting Gopi, Lee and Wutschitz 2021 use its
+cumulants) moves the floor: with p the probabilities of one step's losses l, and K(t) = T log sum p
+e^(t l),
 
-    P(L = l) = e^(K(t) - t l) P_t(L = l),    P_t: the T-fold convolution of  p e^(t l) / sum p e^(t l).
+    P(L = l) = e^(K(t) - t l) P_t(L = l),    P_t: the T-fold convolution of  p e^(t l) / sum p e^(t
+    l).
 
-P_t has its mass around K'(t), so with K'(t) near epsilon its rounding errors enter delta multiplied by
-e^(K(t) - t epsilon), the Chernoff bound on delta: they are small *relative to delta*, however small it is.
+P_t has its mass around K'(t), so with K'(t) near epsilon its rounding errors enter delta
+multiplied by e^(K(t) - t epsilon), the Chernoff bound on delta: they are small *relative to
+delta*, however small it is.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ Floats = NDArray[np.float64]
 
 
 class TiltedDistribution:
-    """An upper bound on the profile of Poisson-sampled Gaussians, sharp at `deltas`, however small.
+    """An upper bound on the profile of Poisson-sampled Gaussians, sharp at `deltas`, however
+    small.
 
     At other deltas it is an upper bound too, but may be a loose one.
 
@@ -46,20 +51,31 @@ class TiltedDistribution:
 
     name = "tilted PLD"
 
-    def __init__(self, leaves: Leaves, relation: dp.NeighboringRelation, deltas: tuple[float, ...]) -> None:
+    def __init__(
+        self, leaves: Leaves, relation: dp.NeighboringRelation, deltas: tuple[float, ...]
+    ) -> None:
         if relation not in _RELATIONS:
-            raise ValueError(f"event: tilted PLD cannot evaluate it under {neighboring_name(relation)}")
+            raise ValueError(
+                f"event: tilted PLD cannot evaluate it under {neighboring_name(relation)}"
+            )
         steps = [(*parts(leaf), count) for leaf, count in leaves]
         if not steps or not all(isinstance(inner, dp.GaussianDpEvent) for _, inner, _ in steps):
             raise ValueError("event: tilted PLD evaluates Poisson-sampled Gaussians only")
         total = sum(count for _, _, count in steps)
         log_mass = math.log(1e-4 * min(deltas) / total)
         renyi = RenyiProfile(leaves, relation)
-        interval = interval_of(leaves, relation, [renyi.epsilon(d) for d in deltas], deltas, FINE, log_mass)
+        interval = interval_of(
+            leaves, relation, [renyi.epsilon(d) for d in deltas], deltas, FINE, log_mass
+        )
         directions = [
             Composition(
                 [
-                    (discretised_losses(q, inner.noise_multiplier, interval, log_mass, removed=way), n)
+                    (
+                        discretised_losses(
+                            q, inner.noise_multiplier, interval, log_mass, removed=way
+                        ),
+                        n,
+                    )
                     for q, inner, n in steps
                 ],
                 interval,
@@ -67,7 +83,9 @@ class TiltedDistribution:
             for way in (True, False)
         ]
         self._tilts = [tuple(one.tilted(0.0) for one in directions)]
-        self._tilts += [tuple(one.tilted(one.sharp_tilt(delta)) for one in directions) for delta in deltas]
+        self._tilts += [
+            tuple(one.tilted(one.sharp_tilt(delta)) for one in directions) for delta in deltas
+        ]
 
     def delta(self, epsilon: float) -> float:
         return min(1.0, *(max(one.delta(epsilon) for one in pair) for pair in self._tilts))
@@ -81,7 +99,9 @@ class Composition:
 
     def __init__(self, steps: list[tuple[StepLosses, int]], interval: float) -> None:
         self.steps, self.interval = steps, interval
-        self.infinite = -math.expm1(math.fsum(count * math.log1p(-step.infinite) for step, count in steps))
+        self.infinite = -math.expm1(
+            math.fsum(count * math.log1p(-step.infinite) for step, count in steps)
+        )
 
     def log_moment(self, tilt: float) -> float:
         """K(tilt)."""
@@ -114,7 +134,9 @@ class Composition:
         return float(brentq(excess, 0.0, high, rtol=1e-2))
 
     def reach(self, tilt: float, sign: int) -> float:
-        """A loss beyond which (above for sign 1, below for -1) at most e^_OUTSIDE of the tilted probability lies."""
+        """A loss beyond which (above for sign 1, below for -1) at most e^_OUTSIDE of the tilted
+        probability lies.
+        """
         here, best = self.log_moment(tilt), math.inf
         for further in np.geomspace(1e-3, 1e4, 36):
             bound = (self.log_moment(tilt + sign * further) - here - _OUTSIDE) / further
@@ -122,7 +144,9 @@ class Composition:
         return sign * best
 
     def tilted(self, tilt: float) -> Tilt:
-        """The composed distribution on a window that holds nearly all of the tilted probability."""
+        """The composed distribution on a window that holds nearly all of the tilted
+        probability.
+        """
         low = math.floor(self.reach(tilt, -1) / self.interval)
         high = math.ceil(self.reach(tilt, 1) / self.interval)
         size = next_fast_len(high - low + 1, real=True)
@@ -132,13 +156,16 @@ class Composition:
         for step, count in self.steps:
             exponents = step.log_probabilities + tilt * step.losses(self.interval)
             one = np.exp(exponents - logsumexp(exponents))
-            folded = np.bincount((step.first + np.arange(len(one))) % size, weights=one, minlength=size)
+            folded = np.bincount(
+                (step.first + np.arange(len(one))) % size, weights=one, minlength=size
+            )
             transformed = rfft(folded)
             spectrum += count * np.log(np.where(transformed == 0, 1e-300, transformed))
         values = irfft(np.exp(spectrum), size)
         window = np.roll(values, -(low % size)).clip(min=0.0)
         total = sum(count for _, count in self.steps)
-        # As for the untilted transform (profiles.py): measured below 1e-16 T + 3e-15, here with a factor of 16.
+        # As for the untilted transform (profiles.py): measured below 1e-16 T + 3e-15, here with a
+        # factor of 16.
         error = 16 * sys.float_info.epsilon * total + 5e-14 + 2 * math.exp(_OUTSIDE)
         return Tilt(tilt, self.log_moment(tilt), low, self.interval, window, error, self.infinite)
 
@@ -161,17 +188,24 @@ class Tilt:
     infinite: float
 
     def delta(self, epsilon: float) -> float:
-        """infinite + sum over losses l > epsilon of (1 - e^(epsilon - l)) P(l), and what errors may add."""
+        """infinite + sum over losses l > epsilon of (1 - e^(epsilon - l)) P(l), and what errors
+        may add.
+        """
         start = max(0, math.floor(epsilon / self.interval) + 1 - self.low)
         losses = (self.low + np.arange(start, len(self.probabilities))) * self.interval
         above = losses - epsilon
         terms = -np.expm1(-above) * np.exp(-self.tilt * above) * self.probabilities[start:]
         exponent = self.log_moment - self.tilt * epsilon + 1e-14 * abs(self.log_moment) + 1e-9
-        # The largest factor that meets an error is at most 1, since losses below epsilon do not count.
-        return min(1.0, self.infinite + math.exp(min(exponent, 700.0)) * (float(terms.sum()) + self.error))
+        # The largest factor that meets an error is at most 1, since losses below epsilon do not
+        # count.
+        return min(
+            1.0, self.infinite + math.exp(min(exponent, 700.0)) * (float(terms.sum()) + self.error)
+        )
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0, to 1e-6 of it, with at most `delta`; inf if there is none on the grid."""
+        """The smallest epsilon >= 0, to 1e-6 of it, with at most `delta`; inf if there is none on
+        the grid.
+        """
         high = max(self.low + len(self.probabilities), 1) * self.interval
         if self.delta(0.0) <= delta:
             return 0.0

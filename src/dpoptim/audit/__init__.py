@@ -1,10 +1,11 @@
 """The auditor: every promise of the library attacked through its own code.
 
-Two worlds (`audit_two_worlds`), sensitivity (`audit_sensitivity`), replay (`audit_replay`), noise (`audit_noise`),
-participation (`audit_participation`) and charging (`audit_charging`) each return a result with a ``verdict``,
-``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small fixed settings (tests/mutants holds the seeded bugs that
-show that they can find something). `AUDITS` attack every method by name, `one_run` a training run of the user's own. An
-audit can refute a claim; it can never prove one.
+Two worlds (`audit_two_worlds`), sensitivity (`audit_sensitivity`), replay (`audit_replay`), noise
+(`audit_noise`), participation (`audit_participation`) and charging (`audit_charging`) each return
+a result with a ``verdict``, ``"consistent"`` or ``"refuted"``. `DETECTORS` are these at small
+fixed settings (tests/mutants holds the seeded bugs that show that they can find something).
+`AUDITS` attack every method by name, `one_run` a training run of the user's own. An audit can
+refute a claim; it can never prove one.
 """
 
 from dpoptim.audit.bounds import (

@@ -1,11 +1,14 @@
-"""Two attacks on adaptive gradient descent, on its two kinds of release; each input makes it spend nearly all on one kind.
+"""Two attacks on adaptive gradient descent, on its two kinds of release; each input makes it spend
+nearly all on one kind.
 
-Its claim is for every input, so the public part of the risk may be made for the attack: a linear penalty, whose constant
-slope says how long the gradient is, and with that what its release costs. The data are zeros, but for a canary.
+Its claim is for every input, so the public part of the risk may be made for the attack: a linear
+penalty, whose constant slope says how long the gradient is, and with that what its release costs.
+The data are zeros, but for a canary.
 
-**The statistic** is the log-likelihood ratio of the two worlds, which for noise chosen from earlier releases is the sum over
-releases of ``shift (released - middle) / noise^2``: what the canary moves, the middle of the worlds, and the noise that the
-public trace gives. Its sign decides, so nothing is calibrated and every trial certifies.
+**The statistic** is the log-likelihood ratio of the two worlds, which for noise chosen from
+earlier releases is the sum over releases of ``shift (released - middle) / noise^2``: what the
+canary moves, the middle of the worlds, and the noise that the public trace gives. Its sign
+decides, so nothing is calibrated and every trial certifies.
 """
 
 import math
@@ -19,21 +22,29 @@ from dpoptim.audit.bounds import Errors, gdp_lower_bound
 from dpoptim.audit.side_by_side import CanaryProblem, Floats, Separation, lowest
 from dpoptim.solvers import Budget, Objective, Result, adaptive_gd
 
-STEPS = 1.5  # gradients that the budget would pay for: one, and half of another, which is made to fit what is left
-STEEP = 8.0  # slope, in shifts of the canary: a gradient so long costs 2 / 64, a norm sqrt(rho) / 2
+# gradients that the budget would pay for: one, and half of another, which is made to fit what is
+# left
+STEPS = 1.5
+# slope, in shifts of the canary: a gradient so long costs 2 / 64, a norm sqrt(rho) / 2
+STEEP = 8.0
 
 
-def from_gradients(trials: int, seed: int, *, budget: Budget, neighboring: str, confidence: float) -> Separation:
+def from_gradients(
+    trials: int, seed: int, *, budget: Budget, neighboring: str, confidence: float
+) -> Separation:
     """Runs side by side, which read the gradients alone.
 
-    A norm costs sqrt(rho) / (2 n): with a hundredth as many records as coordinates next to nothing, and it is still known
-    well enough. The canary must not be seen in the norm, which all runs share: the slope's part along the canary lies
-    halfway between the worlds, so that gradients are equally long in both, and its part across the canary sets that length.
+    A norm costs sqrt(rho) / (2 n): with a hundredth as many records as coordinates next to
+    nothing, and it is still known well enough. The canary must not be seen in the norm, which all
+    runs share: the slope's part along the canary lies halfway between the worlds, so that
+    gradients are equally long in both, and its part across the canary sets that length.
     """
     n, rho, low = max(1, trials // 100), budget.gdp**2 / 2, lowest(neighboring)
     shift, middle = (1 - low) / n, (1 + low) / 2 / n
     # A gradient of length sqrt(trials) r costs 2 (shift / r)^2, which is to be rho / STEPS.
-    across = torch.full((trials,), shift * math.sqrt(max(0.0, 2 * STEPS / rho - 1 / 4)), dtype=torch.float64)
+    across = torch.full(
+        (trials,), shift * math.sqrt(max(0.0, 2 * STEPS / rho - 1 / 4)), dtype=torch.float64
+    )
     across[1::2] *= -1
 
     def scores(presence: float, world_seed: int) -> Floats:
@@ -45,8 +56,11 @@ def from_gradients(trials: int, seed: int, *, budget: Budget, neighboring: str, 
     return judged(scores(low, seed), scores(1.0, seed + 1), confidence)
 
 
-def from_norms(trials: int, seed: int, *, budget: Budget, neighboring: str, confidence: float) -> Separation:
-    """Runs one after another, in one dimension with one record: norms cost the most, and a slope makes gradients cheap.
+def from_norms(
+    trials: int, seed: int, *, budget: Budget, neighboring: str, confidence: float
+) -> Separation:
+    """Runs one after another, in one dimension with one record: norms cost the most, and a slope
+    makes gradients cheap.
 
     Every release, of either kind, shows the canary in full.
     """
@@ -56,7 +70,11 @@ def from_norms(trials: int, seed: int, *, budget: Budget, neighboring: str, conf
 
     def score(presence: float, run_seed: int) -> float:
         result = attacked(torch.tensor([presence]), 1, slope, budget, neighboring, run_seed)
-        norms = [(step.norm - float(middle)) / step.noise**2 for step in result.trace if step.kind == "norm"]
+        norms = [
+            (step.norm - float(middle)) / step.noise**2
+            for step in result.trace
+            if step.kind == "norm"
+        ]
         return sum(norms) + float(of_gradients(result, middle))
 
     absent = np.array([score(low, seed + i) for i in range(trials)])
@@ -64,14 +82,22 @@ def from_norms(trials: int, seed: int, *, budget: Budget, neighboring: str, conf
     return judged(absent, present, confidence)
 
 
-def attacked(records: Tensor, dimension: int, slope: Tensor, budget: Budget, neighboring: str, seed: int) -> Result:
+def attacked(
+    records: Tensor, dimension: int, slope: Tensor, budget: Budget, neighboring: str, seed: int
+) -> Result:
     """A run with steps of size 1, and all its points."""
-    objective = Objective(CanaryProblem(dimension, len(records), slope), (records,), neighboring=neighboring)
-    return adaptive_gd(objective, None, budget, lipschitz=1.0, smoothness=0.5, keep_iterates=True, noise_seed=seed)
+    objective = Objective(
+        CanaryProblem(dimension, len(records), slope), (records,), neighboring=neighboring
+    )
+    return adaptive_gd(
+        objective, None, budget, lipschitz=1.0, smoothness=0.5, keep_iterates=True, noise_seed=seed
+    )
 
 
 def of_gradients(result: Result, middle: Tensor) -> Tensor:
-    """What the gradients tell, coordinate by coordinate: their sum of (released - middle) / noise^2, shape (d,)."""
+    """What the gradients tell, coordinate by coordinate: their sum of (released - middle) /
+    noise^2, shape (d,).
+    """
     noises = [step.noise for step in result.trace if step.kind == "gradient"]
     total = torch.zeros_like(middle)
     for noise, (old, new) in zip(noises, pairwise(result.iterates), strict=True):

@@ -1,15 +1,17 @@
 """From the errors of an attack to a lower bound on what a mechanism leaks.
 
-An attacker guesses which of two neighbouring data sets ("absent" or "present" record) was used, in many independent
-trials. Clopper-Pearson turns the counts of wrong guesses into upper bounds on both error rates; what no private mechanism
-would allow is then refuted. Three conversions, from the weakest assumption to the strongest:
+An attacker guesses which of two neighbouring data sets ("absent" or "present" record) was used, in
+many independent trials. Clopper-Pearson turns the counts of wrong guesses into upper bounds on
+both error rates; what no private mechanism would allow is then refuted. Three conversions, from
+the weakest assumption to the strongest:
 
 * ``epsilon_lower_bound``: any (epsilon, delta)-DP mechanism;
 * ``gdp_lower_bound``: mu-GDP, hence any composition of full-batch Gaussians;
 * `audit.family.SampledGaussians.lower_bound`: Poisson-subsampled Gaussians of unknown noise.
 
-**Failure probability.** Each bound is above the truth with probability at most ``1 - confidence``, if the trials are
-independent and neither they nor their number were chosen by looking at them (`choose_threshold` sees other trials).
+**Failure probability.** Each bound is above the truth with probability at most ``1 - confidence``,
+if the trials are independent and neither they nor their number were chosen by looking at them
+(`choose_threshold` sees other trials).
 """
 
 import math
@@ -34,7 +36,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Errors:
-    """Counts of wrong guesses: of "present" in ``absent_trials``, of "absent" in ``present_trials``."""
+    """Counts of wrong guesses: of "present" in ``absent_trials``, of "absent" in
+    ``present_trials``.
+    """
 
     false_positives: int
     absent_trials: int
@@ -47,10 +51,15 @@ class Errors:
             (self.false_negatives, self.present_trials),
         ):
             if not (trials >= 1 and 0 <= wrong <= trials):
-                raise ValueError(f"counts must satisfy 0 <= wrong <= trials and trials >= 1, got {wrong} of {trials}.")
+                raise ValueError(
+                    "counts must satisfy 0 <= wrong <= trials and trials >= 1, got "
+                    f"{wrong} of {trials}."
+                )
 
     def upper_bounds(self, confidence: float) -> tuple[float, float]:
-        """Upper bounds on (false positive rate, false negative rate), both right with probability ``confidence``."""
+        """Upper bounds on (false positive rate, false negative rate), both right with probability
+        ``confidence``.
+        """
         failure = failure_of(confidence) / 2
         false_positive = clopper_pearson_upper(self.false_positives, self.absent_trials, failure)
         false_negative = clopper_pearson_upper(self.false_negatives, self.present_trials, failure)
@@ -58,7 +67,8 @@ class Errors:
 
 
 def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, failure: float) -> Floats:
-    """Exact upper limit of a rate seen ``count`` times in ``trials``; wrong with probability at most ``failure``.
+    """Exact upper limit of a rate seen ``count`` times in ``trials``; wrong with probability at
+    most ``failure``.
 
     Clopper and Pearson 1934. Broadcasts; in [0, 1].
     """
@@ -70,14 +80,17 @@ def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, failure: float) -
 
 def clopper_pearson_lower(count: ArrayLike, trials: ArrayLike, failure: float) -> Floats:
     """Exact lower limit of a rate; see `clopper_pearson_upper`."""
-    return 1 - clopper_pearson_upper(np.asarray(trials, dtype=float) - np.asarray(count, dtype=float), trials, failure)
+    return 1 - clopper_pearson_upper(
+        np.asarray(trials, dtype=float) - np.asarray(count, dtype=float), trials, failure
+    )
 
 
 def epsilon_lower_bound(errors: Errors, delta: float, confidence: float) -> float:
-    """The largest epsilon that the errors refute at ``delta``; 0 if none. Both directions of the attack.
+    """The largest epsilon that the errors refute at ``delta``; 0 if none. Both directions of the
+    attack.
 
-    (epsilon, delta)-DP forces ``FPR + e^epsilon FNR >= 1 - delta`` and the same with the two exchanged (Kairouz, Oh and
-    Viswanath 2015, Theorem 2.1).
+    (epsilon, delta)-DP forces ``FPR + e^epsilon FNR >= 1 - delta`` and the same with the two
+    exchanged (Kairouz, Oh and Viswanath 2015, Theorem 2.1).
     """
     false_positive, false_negative = errors.upper_bounds(confidence)
     ratios = (
@@ -90,8 +103,8 @@ def epsilon_lower_bound(errors: Errors, delta: float, confidence: float) -> floa
 def gdp_lower_bound(errors: Errors, confidence: float) -> float:
     """The largest mu for which mu-GDP is refuted: ``Phi^-1(1 - FPR) - Phi^-1(FNR)``, at least 0.
 
-    The trade-off curve of mu-GDP is ``Phi(Phi^-1(1 - FPR) - mu)`` (Dong, Roth and Su 2022, Definition 3). It bounds
-    epsilon only of mechanisms that are known to be Gaussian.
+    The trade-off curve of mu-GDP is ``Phi(Phi^-1(1 - FPR) - mu)`` (Dong, Roth and Su 2022,
+    Definition 3). It bounds epsilon only of mechanisms that are known to be Gaussian.
     """
     false_positive, false_negative = errors.upper_bounds(confidence)
     return float(separation(false_positive, false_negative))
@@ -103,5 +116,8 @@ def separation(false_positive: ArrayLike, false_negative: ArrayLike) -> Floats:
 
 def failure_of(confidence: float) -> float:
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}; 0.95 is usual, 1 - 1e-6 for a test suite.")
+        raise ValueError(
+            f"confidence must be in (0, 1), got {confidence!r}; 0.95 is usual, 1 - "
+            "1e-6 for a test suite."
+        )
     return 1 - confidence

@@ -1,6 +1,7 @@
 """Charging audit: is every noisy sum paid for, in full, before it exists?
 
-One run through the public API against a ledger that watches. The checks are logic, not statistics: no false alarms.
+One run through the public API against a ledger that watches. The checks are logic, not statistics:
+no false alarms.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,10 @@ class ChargingResult:
         return "refuted" if self.failed else "consistent"
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {', '.join(self.failed) or 'every noisy sum was charged before it existed'}"
+        return (
+            f"{self.verdict}: "
+            f"{', '.join(self.failed) or 'every noisy sum was charged before it existed'}"
+        )
 
 
 class WatchingLedger(Ledger):
@@ -49,14 +53,20 @@ class WatchingLedger(Ledger):
         self.look = look
 
     def reserve(
-        self, event: dp_accounting.DpEvent, *, neighboring: str | dp_accounting.NeighboringRelation, label: str
+        self,
+        event: dp_accounting.DpEvent,
+        *,
+        neighboring: str | dp_accounting.NeighboringRelation,
+        label: str,
     ) -> Reservation:
         self.look()
         return super().reserve(event, neighboring=neighboring, label=label)
 
 
 def audit_charging() -> ChargingResult:
-    """Watch a gate's first release, then a whole run and an attempt to go on after its last step."""
+    """Watch a gate's first release, then a whole run and an attempt to go on after its last
+    step.
+    """
     return ChargingResult((*_order(), *_whole_run()))
 
 
@@ -91,11 +101,15 @@ def _order() -> Sequence[str]:
 
 
 def _whole_run() -> Sequence[str]:
-    """A training loop that wants more than was planned; it may not get it, and must pay for what it got."""
+    """A training loop that wants more than was planned; it may not get it, and must pay for what
+    it got.
+    """
     failed: list[str] = []
     model = Canaries(RECORDS, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = DPSGD(clip_norm=1.0).plan(n=RECORDS, batch_size=BATCH, steps=STEPS, noise_multiplier=NOISE, delta=1e-6)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=BATCH, steps=STEPS, noise_multiplier=NOISE, delta=1e-6
+    )
     moves = 0
 
     def train(private: Any) -> None:
@@ -108,7 +122,9 @@ def _whole_run() -> Sequence[str]:
 
     with (
         Ledger() as ledger,
-        attach(plan, model, optimizer, TensorDataset(torch.arange(RECORDS)), ledger=ledger) as private,
+        attach(
+            plan, model, optimizer, TensorDataset(torch.arange(RECORDS)), ledger=ledger
+        ) as private,
     ):
         try:
             train(private)

@@ -1,4 +1,6 @@
-"""``dpoptim audit``: the audits of `methods` with a table, a picture and a file; and the audit of a saved run."""
+"""``dpoptim audit``: the audits of `methods` with a table, a picture and a file; and the audit of
+a saved run.
+"""
 
 import json
 import math
@@ -26,23 +28,31 @@ def chosen(method: str) -> list[str]:
 
 
 def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
-    """Check a run's certificate against its plan, and attack the plan's own sampling, clipping and noise.
+    """Check a run's certificate against its plan, and attack the plan's own sampling, clipping and
+    noise.
 
     What is attacked is a replay on canary records: the run's data is not needed.
 
     Raises:
-        ValueError: the plan promises more than its settings give, or the certificate something else than the plan.
+        ValueError: the plan promises more than its settings give, or the certificate something
+            else than the plan.
     """
     plan = verify_run(directory).plan  # refuses an edited promise
     promised = plan.guarantee
     name = f"run {directory.name}"
     if plan.noise_multiplier == 0:
-        return [replace(finding(promised.epsilon, 0.0, 0.0, 0), method=f"{name}: no noise, nothing promised")]
+        return [
+            replace(
+                finding(promised.epsilon, 0.0, 0.0, 0), method=f"{name}: no noise, nothing promised"
+            )
+        ]
     return [replace(attack(plan, trials, seed), method=name)]
 
 
 def verdict_text(found: Finding, trials: int) -> str:
-    """The verdict for a person, with the ``--trials`` that would do where ``trials`` were too few."""
+    """The verdict for a person, with the ``--trials`` that would do where ``trials`` were too
+    few.
+    """
     if found.verdict != WEAK:
         return found.verdict
     enough = math.ceil(trials * found.trials_needed / max(found.trials, 1))
@@ -50,9 +60,15 @@ def verdict_text(found: Finding, trials: int) -> str:
 
 
 def save(findings: Sequence[Finding], out: Path, settings: dict[str, Any]) -> None:
-    """Write ``audit.json`` and ``audit.png`` into the folder ``out``, made if it does not exist."""
+    """Write ``audit.json`` and ``audit.png`` into the folder ``out``, made if it does not
+    exist.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    document = {"confidence": CONFIDENCE, **settings, "findings": [one.to_json() for one in findings]}
+    document = {
+        "confidence": CONFIDENCE,
+        **settings,
+        "findings": [one.to_json() for one in findings],
+    }
     write_atomically(out / "audit.json", json.dumps(document, indent=2))
     draw(out / "audit.png", findings)
 
@@ -69,9 +85,17 @@ def draw(path: Path, findings: Sequence[Finding]) -> None:
     shares = [one.lower_bound / one.claimed if one.claimed > 0 else 0.0 for one in findings]
     axis.barh(places, [1.0] * len(findings), color="#e5e7eb", label="claimed")
     colours = ["#dc2626" if one.verdict == "refuted" else "#2563eb" for one in findings]
-    axis.barh(places, [min(share, 1.6) for share in shares], height=0.5, color=colours, label="certified by the attack")
+    axis.barh(
+        places,
+        [min(share, 1.6) for share in shares],
+        height=0.5,
+        color=colours,
+        label="certified by the attack",
+    )
     for place, one in zip(places, findings, strict=True):
-        text = f"{one.lower_bound:.2f} of {one.claimed:.2f}" + (" refuted" if one.verdict == "refuted" else "")
+        text = f"{one.lower_bound:.2f} of {one.claimed:.2f}" + (
+            " refuted" if one.verdict == "refuted" else ""
+        )
         axis.text(0.02, place, text, va="center", fontsize=8, color="white")
     axis.set_yticks(places, [one.method for one in findings])
     axis.invert_yaxis()

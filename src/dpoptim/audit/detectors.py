@@ -1,8 +1,10 @@
-"""The audits at fixed, small settings, under names: what the mutants are tried against, and a quick check of an install.
+"""The audits at fixed, small settings, under names: what the mutants are tried against, and a
+quick check of an install.
 
-Each detector is a function without arguments that returns its findings (no text: nothing found). Statistical ones are set
-so that each of them raises a false alarm with probability at most ``FAILURE``; coins and noise are seeded all the same, so
-that a result repeats. The others are exact.
+Each detector is a function without arguments that returns its findings (no text: nothing found).
+Statistical ones are set so that each of them raises a false alarm with probability at most
+``FAILURE``; coins and noise are seeded all the same, so that a result repeats. The others are
+exact.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,12 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.audit.charging import audit_charging
 from dpoptim.audit.isolation import isolation
-from dpoptim.audit.method_detectors import clip_norm_search, error_feedback, named_audits, value_clipping
+from dpoptim.audit.method_detectors import (
+    clip_norm_search,
+    error_feedback,
+    named_audits,
+    value_clipping,
+)
 from dpoptim.audit.noise import audit_noise
 from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
@@ -39,8 +46,12 @@ def finding(result: Any) -> str:
     return str(result) if result.verdict == "refuted" else ""
 
 
-def two_worlds(*, canaries: int, sample_rate: float, steps: int, neighboring: str = "add-or-remove-one") -> str:
-    """The plan is made here, so that a fault in planning is attacked too; C is not 1, so that it cannot be forgotten."""
+def two_worlds(
+    *, canaries: int, sample_rate: float, steps: int, neighboring: str = "add-or-remove-one"
+) -> str:
+    """The plan is made here, so that a fault in planning is attacked too; C is not 1, so that it
+    cannot be forgotten.
+    """
     plan = DPSGD(clip_norm=2.0).plan(
         n=canaries,
         batch_size=round(sample_rate * canaries),
@@ -68,15 +79,23 @@ def sensitivity() -> str:
     finally:
         torch.random.set_rng_state(torch_state)
     half = 1e4 * normal(6, 1, 4)
-    cancelling = torch.cat([half, 2 * normal(6, 1, 4) - half], 1)  # two positions whose gradients almost cancel
-    # Just below C, so that 1/4007 and 1/4006 round all of them apart together; the record itself is clipped to C.
+    # two positions whose gradients almost cancel
+    cancelling = torch.cat([half, 2 * normal(6, 1, 4) - half], 1)
+    # Just below C, so that 1/4007 and 1/4006 round all of them apart together; the record itself
+    # is clipped to C.
     aligned = (torch.tensor([0.6, -0.64, 0.48]) * 0.9999 / 3).repeat(4007, 1)
     found = [
         audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5),
-        audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5, pieces=2, kinds=("plain", "huge")),
-        audit_sensitivity(twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")),
+        audit_sensitivity(
+            deep, (normal(6, 6).double(),), steep_loss, 0.5, pieces=2, kinds=("plain", "huge")
+        ),
+        audit_sensitivity(
+            twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")
+        ),
         audit_sensitivity(thin, (cancelling,), steep_loss, 1.0, kinds=("plain",)),
-        audit_sensitivity(thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1),
+        audit_sensitivity(
+            thinner, (aligned,), mean_loss, 1.0, reduction="mean", kinds=("huge",), records=1
+        ),
     ]
     return "; ".join(finding(result) for result in found if finding(result))
 
@@ -101,7 +120,9 @@ def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def replay() -> str:
-    """One record changed to something extreme or left out, and a record without gradient left out."""
+    """One record changed to something extreme or left out, and a record without gradient left
+    out.
+    """
     generator = torch.Generator().manual_seed(SEED)
     x, y = torch.randn(40, 3, generator=generator), torch.arange(40) % 2
     pairs: list[tuple[Callable[[Any], Any], Any, Any]] = []
@@ -121,7 +142,9 @@ def seen_of_training(data: tuple[Tensor, Tensor], *, sample_rate: float) -> dict
     """A seeded training run, and what its caller can see of it apart from the model."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = DPSGD(clip_norm=1.0).plan(n=40, batch_size=round(40 * sample_rate), steps=6, noise_multiplier=1.0, delta=1e-5)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=40, batch_size=round(40 * sample_rate), steps=6, noise_multiplier=1.0, delta=1e-5
+    )
     finished = []
     with attach(plan, model, optimizer, TensorDataset(*data), noise_seed=SEED) as private:
         for bx, by in private.batches():
@@ -139,7 +162,9 @@ def seen_of_training(data: tuple[Tensor, Tensor], *, sample_rate: float) -> dict
 
 
 def model_of_canaries(sign: Tensor) -> Tensor:
-    """The released model itself, of full batches of canaries of which the last has no gradient: it must not matter."""
+    """The released model itself, of full batches of canaries of which the last has no gradient: it
+    must not matter.
+    """
     model = Canaries(40, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=40, batch_size=40, steps=2, noise_multiplier=1.0, delta=1e-5)
@@ -157,8 +182,12 @@ def noise() -> str:
 
 def participation() -> str:
     """Batches of a hundred, and batches of one, of which a third are empty."""
-    large = audit_participation(records=400, batch_size=100, steps=300, failure=FAILURE / 2, noise_seed=SEED)
-    small = audit_participation(records=4, batch_size=1, steps=500, failure=FAILURE / 2, noise_seed=SEED)
+    large = audit_participation(
+        records=400, batch_size=100, steps=300, failure=FAILURE / 2, noise_seed=SEED
+    )
+    small = audit_participation(
+        records=4, batch_size=1, steps=500, failure=FAILURE / 2, noise_seed=SEED
+    )
     return "; ".join(finding(result) for result in (large, small) if finding(result))
 
 
@@ -167,7 +196,9 @@ def charging() -> str:
 
 
 def refusals() -> str:
-    """Loops whose gradients would escape clipping, or count twice: the library must refuse each by name."""
+    """Loops whose gradients would escape clipping, or count twice: the library must refuse each by
+    name.
+    """
 
     def functional(model: nn.Linear, x: Tensor) -> None:
         (model(x) + F.linear(100 * x, model.weight)).mean().backward()
@@ -189,7 +220,9 @@ def refused(backward: Callable[[nn.Linear, Tensor], None]) -> bool:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=8, batch_size=8, steps=1, noise_multiplier=1.0, delta=1e-5)
     try:
-        with attach(plan, model, optimizer, TensorDataset(torch.ones(8, 3)), noise_seed=SEED) as private:
+        with attach(
+            plan, model, optimizer, TensorDataset(torch.ones(8, 3)), noise_seed=SEED
+        ) as private:
             for (x,) in private.batches():
                 backward(model, x)
                 optimizer.step()
@@ -201,7 +234,9 @@ def refused(backward: Callable[[nn.Linear, Tensor], None]) -> bool:
 DETECTORS: dict[str, Detector] = {
     "two worlds, full batch": partial(two_worlds, canaries=100_000, sample_rate=1.0, steps=4),
     "two worlds, sampled": partial(two_worlds, canaries=40_000, sample_rate=0.1, steps=60),
-    "two worlds, replace-one": partial(two_worlds, canaries=20_000, sample_rate=1.0, steps=4, neighboring="replace-one"),
+    "two worlds, replace-one": partial(
+        two_worlds, canaries=20_000, sample_rate=1.0, steps=4, neighboring="replace-one"
+    ),
     "sensitivity": sensitivity,
     "replay": replay,
     "noise": noise,
@@ -211,7 +246,9 @@ DETECTORS: dict[str, Detector] = {
     "isolation": isolation,
     "persons": persons,
     "error feedback": error_feedback,
-    "correlated noise": partial(named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"),
+    "correlated noise": partial(
+        named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"
+    ),
     "banded noise": partial(named_audits, "dp-ftrl, best, two passes", "dp-ftrl, every turn"),
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),

@@ -1,7 +1,8 @@
 """Attacks by families of mechanisms: each plan is attacked by the family that its mechanism names.
 
-An attack replays the plan's own sampling and noise on canary records, through `dpoptim.attach` or the solver; the run's data
-is not needed. A third party's mechanism names one of these, or adds an attack of its own to `FAMILIES`.
+An attack replays the plan's own sampling and noise on canary records, through `dpoptim.attach` or
+the solver; the run's data is not needed. A third party's mechanism names one of these, or adds an
+attack of its own to `FAMILIES`.
 """
 
 from collections.abc import Callable
@@ -35,11 +36,13 @@ Attack = Callable[[Plan, int, int], Finding]  # (plan, trials, seed)
 
 @dataclass(frozen=True)
 class PlainlyClipped(TrainingMethod):
-    """A method's sampler and mechanism with flat clipping, for attacks on these: how it clips has tests of its own.
+    """A method's sampler and mechanism with flat clipping, for attacks on these: how it clips has
+    tests of its own.
 
     Args:
         method: whose they are. clip_norm: its norm bound.
-        given_order: fixed batches come in the data set's own order, so that canaries know their place.
+        given_order: fixed batches come in the data set's own order, so that canaries know their
+            place.
     """
 
     method: TrainingMethod
@@ -50,7 +53,11 @@ class PlainlyClipped(TrainingMethod):
 
     def sampler(self, n: int, batch_size: int) -> Sampler:
         sampler = self.method.sampler(n, batch_size)
-        return replace(sampler, order="given") if self.given_order and isinstance(sampler, FixedBatches) else sampler
+        return (
+            replace(sampler, order="given")
+            if self.given_order and isinstance(sampler, FixedBatches)
+            else sampler
+        )
 
     @property
     def mechanism(self) -> StepMechanism:
@@ -73,14 +80,19 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
     if family not in FAMILIES:
         raise ValueError(
             f"{type(plan.mechanism).__name__}.audit_family names {family!r}, which is none of "
-            f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or add an attack to dpoptim.audit.families.FAMILIES."
+            f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or add an attack to "
+            "dpoptim.audit.families.FAMILIES."
         )
     return FAMILIES[family](plan, trials, seed)
 
 
 def two_worlds(plan: Plan, trials: int, seed: int) -> Finding:
-    """Independent noise on Poisson batches: a canary in each of ``trials`` coordinates; see `audit.two_worlds`."""
-    scaled = replace(plainly(plan), n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials)))
+    """Independent noise on Poisson batches: a canary in each of ``trials`` coordinates; see
+    `audit.two_worlds`.
+    """
+    scaled = replace(
+        plainly(plan), n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials))
+    )
     return two_worlds_finding(scaled, seed)
 
 
@@ -126,7 +138,9 @@ FAMILIES: dict[str, Attack] = {
 
 
 def audits() -> dict[str, Audit]:
-    """Return the audits of all methods by name: those of `AUDITS`, and of any other registered method at its defaults."""
+    """Return the audits of all methods by name: those of `AUDITS`, and of any other registered
+    method at its defaults.
+    """
     covered = {name.partition(",")[0] for name in AUDITS}
     others = [name for name in registry.method_names() if name not in covered]
     return {**AUDITS, **{name: partial(at_defaults, name) for name in others}}
@@ -135,9 +149,17 @@ def audits() -> dict[str, Audit]:
 def at_defaults(name: str, trials: int, seed: int) -> Finding:
     """Attack a method at its default settings, in a short run at epsilon 6 under zero-out.
 
-    One pass over six fixed batches; of methods that sample, four full batches, which show most of a claim.
+    One pass over six fixed batches; of methods that sample, four full batches, which show most of
+    a claim.
     """
     method = registry.entry(name).make(clip_norm=1.0)
     batch_size, epochs = (100, 1) if method.sampler(600, 100).whole_passes else (600, 4)
-    plan = method.plan(n=600, batch_size=batch_size, epochs=epochs, epsilon=6.0, delta=DELTA, neighboring="zero-out")
+    plan = method.plan(
+        n=600,
+        batch_size=batch_size,
+        epochs=epochs,
+        epsilon=6.0,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
     return attack(plan, trials, seed)

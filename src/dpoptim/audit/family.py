@@ -1,4 +1,6 @@
-"""Attacks on Poisson-subsampled Gaussians: what a claim allows, where to cut the scores, what the errors certify."""
+"""Attacks on Poisson-subsampled Gaussians: what a claim allows, where to cut the scores, what the
+errors certify.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +14,13 @@ from dpoptim.accounting import calibrate_event, compute_epsilon, gdp_epsilon, tr
 from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
 from dpoptim.sampling import composed
 
-__all__ = ["SampledGaussians", "Tradeoff", "attainable_errors", "choose_threshold", "trials_that_show"]
+__all__ = [
+    "SampledGaussians",
+    "Tradeoff",
+    "attainable_errors",
+    "choose_threshold",
+    "trials_that_show",
+]
 
 _NOISE_ACCURACY = 3e-3  # relative, of the inverted noise multiplier; rounded to the safe side
 _LEAST_NOISE = 0.2  # below it a subsampled Gaussian's losses have no usable discretisation
@@ -23,16 +31,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """The trade-off curve of a claim: the least false negative rate at each false positive rate, both shape (k,)."""
+    """The trade-off curve of a claim: the least false negative rate at each false positive rate,
+    both shape (k,).
+    """
 
     false_positive_rates: Floats
     false_negative_rates: Floats
 
     def approached(self, false_positive: ArrayLike, false_negative: ArrayLike) -> Floats:
-        """How near an attack with these error rates comes to the curve: its separation over the curve's own there.
+        """How near an attack with these error rates comes to the curve: its separation over the
+        curve's own there.
 
-        Sampled Gaussians are easier to attack at one end of the curve than at the other, which the plain separation
-        of `gdp_lower_bound` does not know.
+        Sampled Gaussians are easier to attack at one end of the curve than at the other, which the
+        plain separation of `gdp_lower_bound` does not know.
         """
         at = np.clip(false_positive, self.false_positive_rates[0], self.false_positive_rates[-1])
         least = np.interp(at, self.false_positive_rates, self.false_negative_rates)
@@ -41,9 +52,11 @@ class Tradeoff:
 
 @dataclass(frozen=True)
 class SampledGaussians:
-    """A family of mechanisms: ``steps`` Gaussians on Poisson batches, with any one noise multiplier.
+    """A family of mechanisms: ``steps`` Gaussians on Poisson batches, with any one noise
+    multiplier.
 
-    Written down here and not taken from a plan, so that a fault in a plan's own event cannot hide itself.
+    Written down here and not taken from a plan, so that a fault in a plan's own event cannot hide
+    itself.
 
     Args:
         sample_rate: q in (0, 1]; 1 for full batches.
@@ -67,26 +80,39 @@ class SampledGaussians:
         return dp_accounting.SelfComposedDpEvent(step, self.steps)
 
     def tradeoff(self, noise_multiplier: float) -> Tradeoff:
-        """The member's curve: exact for full batches, else the lower bound of `dpoptim.accounting.tradeoff_curve`."""
+        """The member's curve: exact for full batches, else the lower bound of
+        `dpoptim.accounting.tradeoff_curve`.
+        """
         rates = ndtr(np.linspace(-4.3, 4.3, 300))
         if self.sample_rate == 1:
             scale = 2.0 if self.neighboring == "replace-one" else 1.0
-            together = float(np.square(1 / np.array(self.scales)).sum()) if self.scales else self.steps
+            together = (
+                float(np.square(1 / np.array(self.scales)).sum()) if self.scales else self.steps
+            )
             mu = scale * math.sqrt(together) / noise_multiplier
             return Tradeoff(rates, ndtr(-ndtri(rates) - mu))
-        return Tradeoff(rates, tradeoff_curve(self.event(noise_multiplier), self.neighboring, rates))
+        return Tradeoff(
+            rates, tradeoff_curve(self.event(noise_multiplier), self.neighboring, rates)
+        )
 
-    def trials_that_show_half(self, noise_multiplier: float, claimed: float, delta: float, confidence: float) -> int:
-        """Trials a world with which the best attack on the member with this noise refutes half of ``claimed``."""
-        scale = calibrate_event(self.event, epsilon=claimed / 2, delta=delta, neighboring=self.neighboring)
+    def trials_that_show_half(
+        self, noise_multiplier: float, claimed: float, delta: float, confidence: float
+    ) -> int:
+        """Trials a world with which the best attack on the member with this noise refutes half of
+        ``claimed``.
+        """
+        scale = calibrate_event(
+            self.event, epsilon=claimed / 2, delta=delta, neighboring=self.neighboring
+        )
         return trials_that_show(self.tradeoff(noise_multiplier), self.tradeoff(scale), confidence)
 
     def lower_bound(self, errors: Errors, delta: float, confidence: float) -> float:
-        """Epsilon at ``delta`` of the noisiest member that the errors do not refute; 0 if they refute none.
+        """Epsilon at ``delta`` of the noisiest member that the errors do not refute; 0 if they
+        refute none.
 
-        The trade-off curves are ordered by the noise, so every noise above the smallest refuted one is refuted too.
-        The bound holds for members of the family, with probability ``confidence``; that the code is one of them is
-        what the other audits are for.
+        The trade-off curves are ordered by the noise, so every noise above the smallest refuted
+        one is refuted too. The bound holds for members of the family, with probability
+        ``confidence``; that the code is one of them is what the other audits are for.
         """
         false_positive, false_negative = errors.upper_bounds(confidence)
         mu = float(separation(false_positive, false_negative))
@@ -95,15 +121,28 @@ class SampledGaussians:
         if self.sample_rate == 1:
             return gdp_epsilon(mu, delta)
         # The central limit's noise for this mu is near.
-        guess = max(_LEAST_NOISE, math.log1p((mu / (self.sample_rate * math.sqrt(self.steps))) ** 2) ** -0.5)
+        guess = max(
+            _LEAST_NOISE, math.log1p((mu / (self.sample_rate * math.sqrt(self.steps))) ** 2) ** -0.5
+        )
         noise = self._smallest_refuted(false_positive, false_negative, guess)
-        return 0.0 if math.isinf(noise) else compute_epsilon(self.event(noise), delta, self.neighboring).epsilon
+        return (
+            0.0
+            if math.isinf(noise)
+            else compute_epsilon(self.event(noise), delta, self.neighboring).epsilon
+        )
 
-    def _smallest_refuted(self, false_positive: float, false_negative: float, guess: float) -> float:
-        """The smallest noise multiplier whose curve lies above the point, rounded up; infinite if it is above 1e4."""
+    def _smallest_refuted(
+        self, false_positive: float, false_negative: float, guess: float
+    ) -> float:
+        """The smallest noise multiplier whose curve lies above the point, rounded up; infinite if
+        it is above 1e4.
+        """
 
         def refuted(noise: float) -> bool:
-            return bool(tradeoff_curve(self.event(noise), self.neighboring, [false_positive])[0] > false_negative)
+            return bool(
+                tradeoff_curve(self.event(noise), self.neighboring, [false_positive])[0]
+                > false_negative
+            )
 
         low = high = guess
         while not refuted(high):
@@ -120,19 +159,26 @@ class SampledGaussians:
         return high
 
 
-def choose_threshold(absent: ArrayLike, present: ArrayLike, confidence: float, claim: Tradeoff) -> float:
-    """The threshold (guess "present" above it) that would certify most, on trials that must not be used again.
+def choose_threshold(
+    absent: ArrayLike, present: ArrayLike, confidence: float, claim: Tradeoff
+) -> float:
+    """The threshold (guess "present" above it) that would certify most, on trials that must not be
+    used again.
 
     Args:
         absent, present: scores of the trials without and with the record, shapes (k,) and (l,).
         claim: what the attack is to come near to. Any claim gives a valid threshold.
     """
-    absent, present = np.sort(np.asarray(absent, dtype=float)), np.sort(np.asarray(present, dtype=float))
+    absent, present = (
+        np.sort(np.asarray(absent, dtype=float)),
+        np.sort(np.asarray(present, dtype=float)),
+    )
     both = np.sort(np.concatenate([absent, present]))
     candidates = both[np.linspace(0, len(both) - 1, min(_THRESHOLDS, len(both))).astype(int)]
     false_positives = len(absent) - np.searchsorted(absent, candidates, side="right")
     false_negatives = np.searchsorted(present, candidates, side="right")
-    # Shared among the candidates: at the ends of the scores, the best of many is often best by luck.
+    # Shared among the candidates: at the ends of the scores, the best of many is often best by
+    # luck.
     failure = failure_of(confidence) / 2 / len(candidates)
     value = claim.approached(
         clopper_pearson_upper(false_positives, len(absent), failure),
@@ -142,7 +188,8 @@ def choose_threshold(absent: ArrayLike, present: ArrayLike, confidence: float, c
 
 
 def attainable_errors(claim: Tradeoff, trials: int, confidence: float) -> Errors:
-    """The errors that the best attack on a mechanism with this trade-off curve would make on average.
+    """The errors that the best attack on a mechanism with this trade-off curve would make on
+    average.
 
     What they certify is the upper limit of what ``trials`` trials a world can be expected to show.
     """
@@ -166,7 +213,9 @@ def trials_that_show(claim: Tradeoff, weaker: Tradeoff, confidence: float) -> in
     while trials < 1 << 50:
         errors = attainable_errors(claim, trials, confidence)
         false_positive, false_negative = errors.upper_bounds(confidence)
-        least = np.interp(false_positive, weaker.false_positive_rates, weaker.false_negative_rates, right=0.0)
+        least = np.interp(
+            false_positive, weaker.false_positive_rates, weaker.false_negative_rates, right=0.0
+        )
         if false_negative < least:
             break
         trials *= 2

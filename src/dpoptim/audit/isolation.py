@@ -1,4 +1,6 @@
-"""Loops in which records see each other, or leave by other ways than the optimizer: the library must refuse each."""
+"""Loops in which records see each other, or leave by other ways than the optimizer: the library
+must refuse each.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,12 +72,16 @@ def pads_by_the_longest() -> None:
     train(LastPosition(), Sequences(), padded)
 
 
-def train(model: nn.Module, records: Any, collate_fn: Any, before: Callable[[], Any] = lambda: None) -> None:
+def train(
+    model: nn.Module, records: Any, collate_fn: Any, before: Callable[[], Any] = lambda: None
+) -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch)[:, 0].square()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = DPSGD(clip_norm=1.0).plan(n=RECORDS, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=RECORDS, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
     with attach(plan, model, optimizer, records, loss=loss, collate_fn=collate_fn) as private:
         before()
         for batch in private.batches():

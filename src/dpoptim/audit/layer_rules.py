@@ -1,4 +1,6 @@
-"""The contract of layer rules: each record's own gradient, and one record that moves a clipped sum by C at most."""
+"""The contract of layer rules: each record's own gradient, and one record that moves a clipped sum
+by C at most.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ Batch = Sequence[Tensor]
 
 
 class Between(nn.Module):
-    """A layer whose inputs come from something trainable, so that their gradients count as well."""
+    """A layer whose inputs come from something trainable, so that their gradients count as
+    well.
+    """
 
     def __init__(self, layer: nn.Module, count: int) -> None:
         super().__init__()
@@ -40,18 +44,23 @@ def check_layer_rule(layer: nn.Module, *inputs: Tensor) -> SensitivityResult:
         inputs: of its call, at least 3 records on the first axis of each, with different values.
 
     Returns:
-        what the attack found: records added and removed, plain, huge, not finite, copied and flipped.
+        what the attack found: records added and removed, plain, huge, not finite, copied and
+            flipped.
 
     Raises:
-        PrivacyError: the rule gives other gradients than the record's own, or one record moved a clipped sum by more than C.
+        PrivacyError: the rule gives other gradients than the record's own, or one record moved a
+            clipped sum by more than C.
         ValueError: the layer has no rule, or there are fewer than 3 records.
     """
     if registered_rule(layer) is None and rule_for(layer) is None:
         raise ValueError(
-            f"{type(layer).__name__} has no rule of its own. Fix: dpoptim.register_layer_rule({type(layer).__name__})."
+            f"{type(layer).__name__} has no rule of its own. Fix: "
+            f"dpoptim.register_layer_rule({type(layer).__name__})."
         )
     if not inputs or len({len(x) for x in inputs}) != 1 or len(inputs[0]) < 3:
-        raise ValueError("inputs must be tensors of one common number of at least 3 records on their first axis.")
+        raise ValueError(
+            "inputs must be tensors of one common number of at least 3 records on their first axis."
+        )
     batch = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     count = sum(x.is_floating_point() for x in batch)
     model = Between(copy.deepcopy(layer).double(), count)
@@ -63,7 +72,10 @@ def check_layer_rule(layer: nn.Module, *inputs: Tensor) -> SensitivityResult:
                 compare(model, tuple(x[:records] for x in batch), Clipping(bound), reduction)
     found = audit_sensitivity(model, batch, summed, tight)
     if found.verdict != "consistent":
-        raise PrivacyError(f"the rule of {type(layer).__name__} lets a record move the clipped sum too far: {found}.")
+        raise PrivacyError(
+            f"the rule of {type(layer).__name__} lets a record move the clipped "
+            f"sum too far: {found}."
+        )
     return found
 
 
@@ -76,10 +88,16 @@ def compare(model: Between, batch: Batch, clipping: Clipping, reduction: Reducti
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     for name, a, b in zip(names, ours, expected, strict=True):
         if not float((a - b).norm()) <= 1e-7 * clipping.norm * len(batch[0]):
-            whose = f"parameter {name.removeprefix('layer.')!r}" if name.startswith("layer.") else "its inputs"
+            whose = (
+                f"parameter {name.removeprefix('layer.')!r}"
+                if name.startswith("layer.")
+                else "its inputs"
+            )
             raise PrivacyError(
-                f"the rule of {type(model.layer).__name__} gives {whose} other gradients than those of the records "
-                "taken one at a time. Fix: row i of what it returns must be made of row i of g and of the inputs alone."
+                f"the rule of {type(model.layer).__name__} gives {whose} other gradients than "
+                "those of the records "
+                "taken one at a time. Fix: row i of what it returns must be made of row i of g "
+                "and of the inputs alone."
             )
 
 

@@ -1,4 +1,6 @@
-"""Detectors for the methods beyond DP-SGD; see `detectors`. The exact ones have no false alarms."""
+"""Detectors for the methods beyond DP-SGD; see `detectors`. The exact ones have no false
+alarms.
+"""
 
 import math
 from dataclasses import replace
@@ -16,7 +18,8 @@ from dpoptim.plan import Plan
 
 TRIALS = 8000
 SEED = 8
-# (n, batch size, passes), by what each shape shows: one pass, long memory, many passes, many passes of one batch.
+# (n, batch size, passes), by what each shape shows: one pass, long memory, many passes, many
+# passes of one batch.
 DICE_RUNS = (
     (DiceSGD(1.0, 1.0, 2.0), (12, 4, 1)),
     (DiceSGD(1.0, 2.0, 2.0), (12, 4, 1)),
@@ -32,14 +35,21 @@ def named_audits(*names: str) -> str:
     for name in names:
         result = AUDITS[name](TRIALS, SEED)
         if result.verdict == "refuted":
-            found.append(f"refuted: {name} claims epsilon {result.claimed:.3g}, audited {result.lower_bound:.3g}")
+            found.append(
+                f"refuted: {name} claims epsilon {result.claimed:.3g}, audited "
+                f"{result.lower_bound:.3g}"
+            )
     return "; ".join(found)
 
 
 def error_feedback() -> str:
-    """Exact: how far one large gradient moves the true run, against the S that the noise is for."""
+    """Exact: how far one large gradient moves the true run, against the S that the noise is
+    for.
+    """
     for method, (n, batch_size, passes) in DICE_RUNS:
-        plan: Plan = method.plan(n=n, batch_size=batch_size, epochs=passes, noise_multiplier=1.0, delta=1e-5)
+        plan: Plan = method.plan(
+            n=n, batch_size=batch_size, epochs=passes, noise_multiplier=1.0, delta=1e-5
+        )
         quiet = replace(plan, noise_multiplier=0.0)
         allowed = plan.query.standard_deviation
         for record in range(0, n, max(1, n // 12)):
@@ -47,12 +57,17 @@ def error_feedback() -> str:
             x[record] = 100.0
             moved = float(released_means(quiet, x, SEED).norm()) * batch_size
             if moved > allowed * (1 + 1e-6):
-                return f"refuted: one record moves a run of {method} by {moved:.4g}, and the noise is for {allowed:.4g}"
+                return (
+                    f"refuted: one record moves a run of {method} by {moved:.4g}, and the noise "
+                    f"is for {allowed:.4g}"
+                )
     return ""
 
 
 def value_clipping() -> str:
-    """Exact: each record alone, in nets whose biases or later weights make most of the gradient."""
+    """Exact: each record alone, in nets whose biases or later weights make most of the
+    gradient.
+    """
     for first, second, size in ((1.0, 1.0, 1e-3), (0.1, 30.0, 1.0)):
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
         generator = torch.Generator().manual_seed(SEED)
@@ -77,7 +92,9 @@ def sum_norm(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def clip_norm_search() -> str:
-    """Exact: how far one record moves a search's queries, which the noise takes to be 1 at most."""
+    """Exact: how far one record moves a search's queries, which the noise takes to be 1 at
+    most.
+    """
     for when in ("at the start", "all along"):
         queries = []
         for present in (False, True):
@@ -87,8 +104,13 @@ def clip_norm_search() -> str:
             if present:
                 search.observe(torch.tensor([9.0], dtype=torch.float64))
                 total[0] = 2.0
-            queries.append(torch.cat([part.clone() for part in search.query(*search.scaled([[total]]))]))
+            queries.append(
+                torch.cat([part.clone() for part in search.query(*search.scaled([[total]]))])
+            )
         moved = float((queries[1] - queries[0]).norm())
         if moved > 1 + 1e-9 or math.isnan(moved):
-            return f"refuted: one record moves a query of the search {when} by {moved:.4g}, and the noise is for 1"
+            return (
+                f"refuted: one record moves a query of the search {when} by {moved:.4g}, and the "
+                "noise is for 1"
+            )
     return ""

@@ -1,6 +1,7 @@
 """Every method attacked through its own code, under the name that the command line knows it by.
 
-Each audit runs the method as its user would and compares what the best attack certifies with what was promised.
+Each audit runs the method as its user would and compares what the best attack certifies with what
+was promised.
 """
 
 import math
@@ -27,7 +28,13 @@ from dpoptim.audit.bounds import Errors, epsilon_lower_bound
 from dpoptim.audit.family import SampledGaussians, attainable_errors
 from dpoptim.audit.side_by_side import RUNS, CanaryProblem, Floats, lowest, releases_kept, separate
 from dpoptim.audit.turns import family_of_turns, scores_of_turns
-from dpoptim.audit.two_worlds import LENGTH, Attack, audit_two_worlds, canary_scores, sampled_gaussians
+from dpoptim.audit.two_worlds import (
+    LENGTH,
+    Attack,
+    audit_two_worlds,
+    canary_scores,
+    sampled_gaussians,
+)
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.plan import Plan
@@ -37,11 +44,13 @@ from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.training.attach import attach
 
 DELTA = 1e-5
-MU = 1.5  # of the audited runs that are one Gaussian: where a few thousand trials show most of a claim
+# of the audited runs that are one Gaussian: where a few thousand trials show most of a claim
+MU = 1.5
 MOST_RELEASES = 16_000_000  # numbers that the worlds of a plan's audit keep
 WEAK = "too weak to tell"
 STRONG = 0.5  # of a claim that an attack must be able to show, or its silence says nothing
-CONFIDENCE = 1 - 1e-6  # of each lower bound: all audits together raise a false alarm with probability below 2e-5
+# of each lower bound: all audits together raise a false alarm with probability below 2e-5
+CONFIDENCE = 1 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,13 @@ class Finding:
     """What an audit showed of one method.
 
     Attributes:
-        claimed, lower_bound, limit: epsilons at ``delta``: promised, certified, and what as many trials could show at best.
+        claimed, lower_bound, limit: epsilons at ``delta``: promised, certified, and what as many
+            trials could show at best.
         trials: certifying trials; 0 where the attack's error rates were computed and not sampled.
-        verdict: ``"refuted"``, ``"consistent"``, or ``"too weak to tell"`` where ``limit`` is below half of the claim.
-        trials_needed: how many of these trials would have a limit of half the claim, if these are too few; else 0.
+        verdict: ``"refuted"``, ``"consistent"``, or ``"too weak to tell"`` where ``limit`` is
+            below half of the claim.
+        trials_needed: how many of these trials would have a limit of half the claim, if these are
+            too few; else 0.
         expected: what the verdict should be: the paper's accounting of DiceSGD is false.
     """
 
@@ -76,7 +88,9 @@ class Finding:
         return asdict(self)
 
 
-def dp_sgd(trials: int, seed: int, *, sample_rate: float = 1.0, steps: int = 4, noise: float = 2.0) -> Finding:
+def dp_sgd(
+    trials: int, seed: int, *, sample_rate: float = 1.0, steps: int = 4, noise: float = 2.0
+) -> Finding:
     plan = DPSGD(1.0).plan(
         n=trials,
         batch_size=max(1, round(sample_rate * trials)),
@@ -93,12 +107,18 @@ BY_TURNS = Attack(scores_of_turns, family_of_turns)
 
 
 def two_worlds_finding(plan: Plan, seed: int, attack: Attack = BY_STEPS) -> Finding:
-    """What the two-world audit finds of a plan that samples, or takes every record in every step."""
-    result = audit_two_worlds(plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed, attack=attack)
+    """What the two-world audit finds of a plan that samples, or takes every record in every
+    step.
+    """
+    result = audit_two_worlds(
+        plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed, attack=attack
+    )
     family = attack.family(plan)
 
     def needed() -> int:  # half of the trials choose the threshold, and certify nothing
-        return 2 * family.trials_that_show_half(plan.noise_multiplier, result.claimed, plan.delta, CONFIDENCE)
+        return 2 * family.trials_that_show_half(
+            plan.noise_multiplier, result.claimed, plan.delta, CONFIDENCE
+        )
 
     return finding(result.claimed, result.lower_bound, result.limit, result.trials, needed=needed)
 
@@ -118,7 +138,9 @@ def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
 
 
 def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 4) -> Finding:
-    """Banded noise on batches sampled by turns; at ``rate`` 1 a part is taken whole, and the attack shows most."""
+    """Banded noise on batches sampled by turns; at ``rate`` 1 a part is taken whole, and the
+    attack shows most.
+    """
     plan = DPFTRL(1.0, sampling="cyclic-poisson", bands=bands).plan(
         n=trials - trials % bands,
         batch_size=round(rate * trials) // bands,
@@ -131,11 +153,13 @@ def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 
 
 
 def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:
-    """Canaries in the first batch of fixed batches in given order: that is where a record is best seen.
+    """Canaries in the first batch of fixed batches in given order: that is where a record is best
+    seen.
 
     Args:
         plan: of a method that takes its batches in the data set's order. Steps and noise stay.
-        trials: runs side by side; fewer where there are many steps, so that their releases fit memory.
+        trials: runs side by side; fewer where there are many steps, so that their releases fit
+            memory.
     """
     trials = min(trials, max(1000, MOST_RELEASES // plan.steps))
     steps_per_pass = math.ceil(plan.n / plan.batch_size)
@@ -160,12 +184,17 @@ def mu_of(plan: Plan) -> float:
     """
     mu = gaussian_mu(canonical(plan.event), parse_neighboring(plan.neighboring))
     if mu is None:
-        raise ValueError(f"a plan for {plan.method.name!r} on this sampler is not one Gaussian, as this attack supposes.")
+        raise ValueError(
+            f"a plan for {plan.method.name!r} on this sampler is not one Gaussian, "
+            "as this attack supposes."
+        )
     return mu
 
 
 def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> Floats:
-    """Each record's gradient is its weight times 16 C at its own entry of a table; what each step releases."""
+    """Each record's gradient is its weight times 16 C at its own entry of a table; what each step
+    releases.
+    """
     table = nn.Embedding(columns, 1, dtype=torch.float64)
     with torch.no_grad():
         table.weight.zero_()
@@ -180,33 +209,48 @@ def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> 
     return torch.stack(kept).numpy()
 
 
-def solver(name: str, trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
+def solver(
+    name: str, trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out"
+) -> Finding:
     """A whole-run solver on records of which one, the canary, has a gradient."""
     run = SOLVERS[name]
 
     def world(presence: float, world_seed: int) -> Floats:
         records = torch.zeros(8)
         records[0] = presence
-        objective = Objective(CanaryProblem(trials, capacity=8), (records,), neighboring=neighboring)
+        objective = Objective(
+            CanaryProblem(trials, capacity=8), (records,), neighboring=neighboring
+        )
         with releases_kept(trials) as kept:
             run(objective, Budget(DELTA, mu=mu), world_seed)
         return torch.stack(kept).numpy()
 
-    return gaussian_finding(separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu)
+    return gaussian_finding(
+        separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu
+    )
 
 
 def adaptive(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
     """Adaptive gradient descent where it spends nearly all on gradients."""
     budget = Budget(DELTA, mu=mu)
     return gaussian_finding(
-        from_gradients(trials, seed * 10, budget=budget, neighboring=neighboring, confidence=CONFIDENCE), mu
+        from_gradients(
+            trials, seed * 10, budget=budget, neighboring=neighboring, confidence=CONFIDENCE
+        ),
+        mu,
     )
 
 
-def adaptive_norms(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
-    """Adaptive gradient descent where it spends nearly all on norms; a tenth of the trials, since each is a run."""
+def adaptive_norms(
+    trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out"
+) -> Finding:
+    """Adaptive gradient descent where it spends nearly all on norms; a tenth of the trials, since
+    each is a run.
+    """
     runs, budget = max(1000, trials // 10), Budget(DELTA, mu=mu)
-    found = from_norms(runs, seed * 10**6, budget=budget, neighboring=neighboring, confidence=CONFIDENCE)
+    found = from_norms(
+        runs, seed * 10**6, budget=budget, neighboring=neighboring, confidence=CONFIDENCE
+    )
     return gaussian_finding(found, mu)
 
 
@@ -227,11 +271,15 @@ def srgd(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out
             )
         return torch.stack(kept).numpy()
 
-    return gaussian_finding(separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu)
+    return gaussian_finding(
+        separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu
+    )
 
 
 def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
-    """What each step releases when record i's gradient is x[i] whatever the model: shape (steps,)."""
+    """What each step releases when record i's gradient is x[i] whatever the model: shape
+    (steps,).
+    """
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -247,12 +295,16 @@ def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
 
 
 def dice_sgd(trials: int, seed: int) -> Finding:
-    plan = DiceSGD(1.0, 1.0, 2.0).plan(n=12, batch_size=4, epochs=1, noise_multiplier=1 / MU, delta=DELTA)
+    plan = DiceSGD(1.0, 1.0, 2.0).plan(
+        n=12, batch_size=4, epochs=1, noise_multiplier=1 / MU, delta=DELTA
+    )
     return dice_sgd_plan(plan, range(plan.n), seed)
 
 
 def dice_sgd_plan(plan: Plan, records: Sequence[int], seed: int) -> Finding:
-    """The shift of one of ``records`` in the true run, noise off, against the plan's noise: the exact likelihood ratio."""
+    """The shift of one of ``records`` in the true run, noise off, against the plan's noise: the
+    exact likelihood ratio.
+    """
     quiet = replace(plan, noise_multiplier=0.0)
     deviation = plan.query.standard_deviation / plan.batch_size
     nobody = torch.zeros(plan.n, dtype=torch.float64)
@@ -269,9 +321,11 @@ def dice_sgd_plan(plan: Plan, records: Sequence[int], seed: int) -> Finding:
 
 
 def dice_sgd_as_published(trials: int, seed: int) -> Finding:
-    """One record with a huge gradient fills the hidden state when it is first drawn, and shifts every later step by C2.
+    """One record with a huge gradient fills the hidden state when it is first drawn, and shifts
+    every later step by C2.
 
-    Threshold tests on the sum of all steps; their error rates are computed: the first draw is geometric.
+    Threshold tests on the sum of all steps; their error rates are computed: the first draw is
+    geometric.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the verdict says it
@@ -297,10 +351,11 @@ def dice_sgd_as_published(trials: int, seed: int) -> Finding:
 def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
     """The exponential mechanism for the clip norm, on data where one record shifts every count.
 
-    The record goes from below all candidates to above them, as it also does when it is zeroed out. In the lower seven
-    octaves the count was the rank and falls one short of it; in the highest octave it was one above and becomes the rank. So
-    the scores of the one fall by 1, those of the other rise by 1, and their odds change by ``e^epsilon``, all that the
-    guarantee allows. The chance changes by nearly as much where it is small, but then takes many runs to measure.
+    The record goes from below all candidates to above them, as it also does when it is zeroed out.
+    In the lower seven octaves the count was the rank and falls one short of it; in the highest
+    octave it was one above and becomes the rank. So the scores of the one fall by 1, those of the
+    other rise by 1, and their odds change by ``e^epsilon``, all that the guarantee allows. The
+    chance changes by nearly as much where it is small, but then takes many runs to measure.
     """
     runs = max(2000, trials // 10)
     low, edge, high = 1.0, 128.0, 256.0
@@ -308,10 +363,14 @@ def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
     for canary, start in ((0.5, 0), (1000.0, runs)):
         values = torch.tensor([canary] + [0.5] * 5 + [edge] + [1000.0] * 5)
         seeds = range(seed * 10**6 + start, seed * 10**6 + start + runs)
-        drawn = [private_low_quantile(values, 0.5, epsilon=epsilon, low=low, high=high, noise_seed=s)[0] for s in seeds]
+        drawn = [
+            private_low_quantile(values, 0.5, epsilon=epsilon, low=low, high=high, noise_seed=s)[0]
+            for s in seeds
+        ]
         chosen.append(np.array([value > edge for value in drawn]))
     errors = Errors(int(chosen[0].sum()), runs, int((~chosen[1]).sum()), runs)
-    odds = 8 / 57 * np.exp([-epsilon / 2, epsilon / 2])  # of the 8 candidates above the edge against the 57 others
+    # of the 8 candidates above the edge against the 57 others
+    odds = 8 / 57 * np.exp([-epsilon / 2, epsilon / 2])
     rates = odds / (1 + odds)
     expected = expected_of(runs, rates)
     lower, limit = (epsilon_lower_bound(each, 0.0, CONFIDENCE) for each in (errors, expected))
@@ -331,14 +390,18 @@ def expected_of(runs: int, rates: Floats) -> Errors:
 
 
 def statistic(name: str, trials: int, seed: int) -> Finding:
-    """A released statistic: the exact shift of its vector by the worst record, against the noise that it gets."""
+    """A released statistic: the exact shift of its vector by the worst record, against the noise
+    that it gets.
+    """
     claimed = gdp_epsilon(released_statistics.MU, DELTA)
     return finding(claimed, gdp_epsilon(released_statistics.largest_mu(name), DELTA), claimed, 0)
 
 
 def gaussian_finding(found: Any, claimed_mu: float) -> Finding:
     family = SampledGaussians(1.0, 1, "zero-out")
-    attainable = attainable_errors(family.tradeoff(1 / claimed_mu), found.errors.absent_trials, CONFIDENCE)
+    attainable = attainable_errors(
+        family.tradeoff(1 / claimed_mu), found.errors.absent_trials, CONFIDENCE
+    )
     limit = family.lower_bound(attainable, DELTA, CONFIDENCE)
     trials = found.errors.absent_trials + found.errors.present_trials
     claimed = gdp_epsilon(claimed_mu, DELTA)
@@ -346,7 +409,9 @@ def gaussian_finding(found: Any, claimed_mu: float) -> Finding:
     def needed() -> int:
         return 2 * family.trials_that_show_half(1 / claimed_mu, claimed, DELTA, CONFIDENCE)
 
-    return finding(claimed, gdp_epsilon(found.mu, DELTA) if found.mu > 0 else 0.0, limit, trials, needed=needed)
+    return finding(
+        claimed, gdp_epsilon(found.mu, DELTA) if found.mu > 0 else 0.0, limit, trials, needed=needed
+    )
 
 
 def finding(
@@ -358,7 +423,9 @@ def finding(
     *,
     needed: Callable[[], int] = lambda: 0,
 ) -> Finding:
-    """The verdict on a claim. Args: needed: how many trials would do, asked only if these are too few."""
+    """The verdict on a claim. Args: needed: how many trials would do, asked only if these are too
+    few.
+    """
     weak = limit < STRONG * claimed
     verdict = "refuted" if lower > claimed * (1 + 1e-9) else WEAK if weak else "consistent"
     trials_needed = needed() if verdict == WEAK else 0
@@ -366,10 +433,20 @@ def finding(
 
 
 SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {
-    "momentum-gd": lambda o, b, s: momentum_gd(o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s),
-    "noisy-gd": lambda o, b, s: noisy_gd(o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s),
+    "momentum-gd": lambda o, b, s: momentum_gd(
+        o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s
+    ),
+    "noisy-gd": lambda o, b, s: noisy_gd(
+        o, None, b, lipschitz=1.0, steps=10, step_size=0.1, noise_seed=s
+    ),
     "kl-spider": lambda o, b, s: kl_spider(
-        *(o, None, b), lipschitz=1.0, smoothness=1.0, kl_gamma=1.0, kl_exponent=2.0, risk_bound=1.0, noise_seed=s
+        *(o, None, b),
+        lipschitz=1.0,
+        smoothness=1.0,
+        kl_gamma=1.0,
+        kl_exponent=2.0,
+        risk_bound=1.0,
+        noise_seed=s,
     ),
     "proximal-point": lambda o, b, s: proximal_point(
         *(o, None, b),
@@ -386,8 +463,12 @@ SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {
 Audit = Callable[[int, int], Finding]
 AUDITS: dict[str, Audit] = {
     "dp-sgd": dp_sgd,
-    "dp-sgd, sampled": lambda trials, seed: dp_sgd(trials, seed, sample_rate=0.01, steps=1000, noise=0.6),
-    "dp-ftrl, buffered Toeplitz": lambda trials, seed: dp_ftrl(trials, seed, noise="buffered-toeplitz"),
+    "dp-sgd, sampled": lambda trials, seed: dp_sgd(
+        trials, seed, sample_rate=0.01, steps=1000, noise=0.6
+    ),
+    "dp-ftrl, buffered Toeplitz": lambda trials, seed: dp_ftrl(
+        trials, seed, noise="buffered-toeplitz"
+    ),
     "dp-ftrl, Toeplitz": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz"),
     "dp-ftrl, tree": lambda trials, seed: dp_ftrl(trials, seed, noise="tree"),
     "dp-ftrl, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz", passes=2),
@@ -402,18 +483,26 @@ AUDITS: dict[str, Audit] = {
     "adaptive-gd, norms": adaptive_norms,
     "accelerated-srgd": srgd,
     "quantile": low_quantile,
-    **{name: partial(statistic, name) for name in ("scaler", "imputer", "class counts", "evaluation", "regression sums")},
+    **{
+        name: partial(statistic, name)
+        for name in ("scaler", "imputer", "class counts", "evaluation", "regression sums")
+    },
 }
 
 
 def run_audits(
-    names: Sequence[str], *, trials: int = RUNS, seed: int = 0, on_done: Callable[[Finding], None] | None = None
+    names: Sequence[str],
+    *,
+    trials: int = RUNS,
+    seed: int = 0,
+    on_done: Callable[[Finding], None] | None = None,
 ) -> list[Finding]:
     """The named audits, in this order.
 
     Args:
         names: keys of `families.audits`.
-        trials: of each attack's certifying half, about; thousands are needed to show most of a claim.
+        trials: of each attack's certifying half, about; thousands are needed to show most of a
+            claim.
         seed: of coins and noise, so that a finding repeats.
         on_done: told each finding.
     """

@@ -1,12 +1,13 @@
 """Noise audit: is what the live gate adds fresh, independent, normal, and as large as planned?
 
-The noise is read off a run through the public API whose gradients are all zero. Every check is a p-value; the result is
-refuted when one of them is below ``failure / checks`` (Bonferroni), so a right implementation is refuted with probability
-at most ``failure``, up to the accuracy of the normal approximation in the correlations.
+The noise is read off a run through the public API whose gradients are all zero. Every check is a
+p-value; the result is refuted when one of them is below ``failure / checks`` (Bonferroni), so a
+right implementation is refuted with probability at most ``failure``, up to the accuracy of the
+normal approximation in the correlations.
 
-Two weaknesses leave no trace in a million draws and have checks of their own. float32 generators never exceed 5.8 sigma:
-`tail_pvalues` asks the sampler for draws beyond 4 sigma only. And draws made in float32 sit on a coarse grid: `resolution`
-counts values that float32 holds exactly.
+Two weaknesses leave no trace in a million draws and have checks of their own. float32 generators
+never exceed 5.8 sigma: `tail_pvalues` asks the sampler for draws beyond 4 sigma only. And draws
+made in float32 sit on a coarse grid: `resolution` counts values that float32 holds exactly.
 """
 
 import math
@@ -28,7 +29,8 @@ from dpoptim.training.attach import attach
 __all__ = ["NoiseResult", "audit_noise", "gate_noise", "noise_pvalues", "tail_pvalues"]
 
 Floats = NDArray[np.float64]
-SHAPES = ((120, 200), (200,), (1, 24_000))  # equal sizes among them, so that a copied stream would show
+# equal sizes among them, so that a copied stream would show
+SHAPES = ((120, 200), (200,), (1, 24_000))
 CLIP_NORM, NOISE_MULTIPLIER = 2.0, 1.0  # powers of two, which keep a float32 draw's grid visible
 
 
@@ -49,7 +51,9 @@ class NoiseResult:
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of the checks that a right implementation would not fail."""
-        return tuple(name for name, p in self.pvalues.items() if not p >= self.failure / len(self.pvalues))
+        return tuple(
+            name for name, p in self.pvalues.items() if not p >= self.failure / len(self.pvalues)
+        )
 
     @property
     def verdict(self) -> str:
@@ -57,8 +61,14 @@ class NoiseResult:
         return "refuted" if self.failed else "consistent"
 
     def __str__(self) -> str:
-        found = f"failed: {', '.join(self.failed)}" if self.failed else f"{len(self.pvalues)} checks passed"
-        return f"{self.verdict}: {found} on {self.draws} draws (false alarm at most {self.failure:g})"
+        found = (
+            f"failed: {', '.join(self.failed)}"
+            if self.failed
+            else f"{len(self.pvalues)} checks passed"
+        )
+        return (
+            f"{self.verdict}: {found} on {self.draws} draws (false alarm at most {self.failure:g})"
+        )
 
 
 class Weights(nn.Module):
@@ -67,38 +77,58 @@ class Weights(nn.Module):
     def __init__(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         super().__init__()
         self.inputs = [shape[-1] for shape in shapes]
-        layers = [nn.Linear(shape[-1], math.prod(shape[:-1]), bias=False, dtype=torch.float64) for shape in shapes]
+        layers = [
+            nn.Linear(shape[-1], math.prod(shape[:-1]), bias=False, dtype=torch.float64)
+            for shape in shapes
+        ]
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs = [layer(x.expand(-1, size)).sum(1) for layer, size in zip(self.layers, self.inputs, strict=True)]
+        outputs = [
+            layer(x.expand(-1, size)).sum(1)
+            for layer, size in zip(self.layers, self.inputs, strict=True)
+        ]
         return torch.stack(outputs).sum(0)
 
 
-def audit_noise(*, steps: int = 12, failure: float = 1e-6, noise_seed: int | None = None) -> NoiseResult:
-    """Look at the noise of ``steps`` >= 2 steps of the live gate, at its tail, and at whether global seeds reach it.
+def audit_noise(
+    *, steps: int = 12, failure: float = 1e-6, noise_seed: int | None = None
+) -> NoiseResult:
+    """Look at the noise of ``steps`` >= 2 steps of the live gate, at its tail, and at whether
+    global seeds reach it.
 
     Args:
         failure: probability of a false alarm, at most.
-        noise_seed: as for ``attach``; it cannot be given to the check that the noise of two runs differs.
+        noise_seed: as for ``attach``; it cannot be given to the check that the noise of two runs
+            differs.
     """
     if steps < 2:
         raise ValueError(f"steps must be at least 2, so that steps can be compared, got {steps!r}.")
     noise = gate_noise(steps, noise_seed=noise_seed)
     pvalues = noise_pvalues(noise)
-    pvalues |= tail_pvalues(KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "audit of the tail"))
+    pvalues |= tail_pvalues(
+        KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "audit of the tail")
+    )
     pvalues["global seeds do not reach the noise"] = freshness_pvalue()
     return NoiseResult(pvalues, sum(tensor.size for tensor in noise), failure)
 
 
-def gate_noise(steps: int, *, noise_seed: int | None = None, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> list[Floats]:
-    """The noise that a run without gradients releases, in units of its planned deviation: one (steps, size) a tensor."""
+def gate_noise(
+    steps: int, *, noise_seed: int | None = None, shapes: tuple[tuple[int, ...], ...] = SHAPES
+) -> list[Floats]:
+    """The noise that a run without gradients releases, in units of its planned deviation: one
+    (steps, size) a tensor.
+    """
     model = Weights(shapes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = DPSGD(clip_norm=CLIP_NORM).plan(n=1, batch_size=1, steps=steps, noise_multiplier=NOISE_MULTIPLIER, delta=1e-6)
+    plan = DPSGD(clip_norm=CLIP_NORM).plan(
+        n=1, batch_size=1, steps=steps, noise_multiplier=NOISE_MULTIPLIER, delta=1e-6
+    )
     released: list[list[Floats]] = [[] for _ in shapes]
     zero(model)
-    with attach(plan, model, optimizer, TensorDataset(torch.ones(1, 1).double()), noise_seed=noise_seed) as private:
+    with attach(
+        plan, model, optimizer, TensorDataset(torch.ones(1, 1).double()), noise_seed=noise_seed
+    ) as private:
         for (x,) in private.batches():
             private.backward((0 * model(x)).mean())
             optimizer.step()
@@ -116,17 +146,28 @@ def zero(model: torch.nn.Module) -> None:
 
 
 def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
-    """p-values of standard normal, independent noise; ``noise`` has one (steps, size) array a tensor."""
+    """p-values of standard normal, independent noise; ``noise`` has one (steps, size) array a
+    tensor.
+    """
     pvalues: dict[str, float] = {}
     for i, z in enumerate(noise):
-        pvalues[f"tensor {i}: standard deviation"] = two_sided(chdtr(z.size, (z**2).sum()), chdtrc(z.size, (z**2).sum()))
+        pvalues[f"tensor {i}: standard deviation"] = two_sided(
+            chdtr(z.size, (z**2).sum()), chdtrc(z.size, (z**2).sum())
+        )
         pvalues[f"tensor {i}: mean"] = normal_pvalue(z.sum() / math.sqrt(z.size))
-        pvalues[f"tensor {i}: steps are independent"] = correlation_pvalue(z[:-1].ravel(), z[1:].ravel())
+        pvalues[f"tensor {i}: steps are independent"] = correlation_pvalue(
+            z[:-1].ravel(), z[1:].ravel()
+        )
         pvalues[f"tensor {i}: any two steps are independent"] = min(
             1.0,
-            len(z) * (len(z) - 1) / 2 * min(correlation_pvalue(z[s], z[t]) for t in range(len(z)) for s in range(t)),
+            len(z)
+            * (len(z) - 1)
+            / 2
+            * min(correlation_pvalue(z[s], z[t]) for t in range(len(z)) for s in range(t)),
         )
-        pvalues[f"tensor {i}: entries are independent"] = correlation_pvalue(z[:, :-1].ravel(), z[:, 1:].ravel())
+        pvalues[f"tensor {i}: entries are independent"] = correlation_pvalue(
+            z[:, :-1].ravel(), z[:, 1:].ravel()
+        )
         for j, other in enumerate(noise[:i]):
             size = min(z.shape[1], other.shape[1])
             pvalues[f"tensors {j} and {i} are independent"] = correlation_pvalue(
@@ -145,7 +186,9 @@ def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
 
 
 def tail_pvalues(stream: KeyStream, draws: int = 400_000) -> dict[str, float]:
-    """The sampler's tail on its own: draws given |Z| > 4.04, of which 1.5e-4 lie beyond the edge of float32 generators."""
+    """The sampler's tail on its own: draws given |Z| > 4.04, of which 1.5e-4 lie beyond the edge
+    of float32 generators.
+    """
     start = ziggurat.TAIL_START
     z = np.abs(ziggurat.settle(stream, np.full(draws, start), np.zeros(draws, dtype=np.int64)))
     edge = 5.768
@@ -167,7 +210,9 @@ def resolution_pvalue(z: Floats) -> float:
 
 
 def freshness_pvalue() -> float:
-    """0 if two runs from the same global seeds drew equal noise: it would be known to whoever knows the seeds."""
+    """0 if two runs from the same global seeds drew equal noise: it would be known to whoever
+    knows the seeds.
+    """
     state = torch.random.get_rng_state()
     runs = []
     try:
@@ -182,12 +227,16 @@ def freshness_pvalue() -> float:
 
 
 def correlation_pvalue(x: Floats, y: Floats) -> float:
-    """Of the correlation of paired standard normals, known to have mean 0: normal, with variance 1/n."""
+    """Of the correlation of paired standard normals, known to have mean 0: normal, with variance
+    1/n.
+    """
     return normal_pvalue(float(x @ y) / math.sqrt(len(x)))
 
 
 def repetition_pvalue(noise: Floats) -> float:
-    """Of the largest circular autocorrelation over all lags, summed over the rows of ``noise``: finds copies anywhere."""
+    """Of the largest circular autocorrelation over all lags, summed over the rows of ``noise``:
+    finds copies anywhere.
+    """
     steps, size = noise.shape
     power = (np.abs(np.fft.rfft(noise, axis=1)) ** 2).sum(0)
     lags = np.fft.irfft(power, n=size)[1 : size // 2 + 1]

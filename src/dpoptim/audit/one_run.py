@@ -1,18 +1,21 @@
-"""Audit by one training run: many canaries, each put in by a coin, and an attacker who guesses the coins.
+"""Audit by one training run: many canaries, each put in by a coin, and an attacker who guesses the
+coins.
 
-For full models and for loops of one's own, where thousands of runs are out of reach. Weaker than `two_worlds`, because all
-canaries share one run. Two estimators, from the same guesses:
+For full models and for loops of one's own, where thousands of runs are out of reach. Weaker than
+`two_worlds`, because all canaries share one run. Two estimators, from the same guesses:
 
-* (epsilon, delta)-DP: the number of right guesses is, up to delta, dominated by a binomial (Steinke, Nasr and Jagielski
-  2023, Theorem 5.2);
-* a trade-off curve f: the bound below, which knows how Gaussian noise leaks (Mahloujifar, Melis and Chaudhuri 2024).
+* (epsilon, delta)-DP: the number of right guesses is, up to delta, dominated by a binomial
+  (Steinke, Nasr and Jagielski 2023, Theorem 5.2);
+* a trade-off curve f: the bound below, which knows how Gaussian noise leaks (Mahloujifar, Melis
+  and Chaudhuri 2024).
 
-**The second bound.** u is m fair coins, W the number of right guesses among c' (which coins to guess may depend on the
-output), p_w = P(W = w), and B = 1 - f. Exchanging coin i turns its guess from right to wrong and W into W - 1, so
-``P(i right, W >= w) <= B(P(i wrong, W >= w - 1))``; averaged over i, as B is concave,
-``h_w := sum_{j >= w} j p_j / m <= B(r_{w-1})`` with ``r_w := sum_{j >= w} (c' - j) p_j / m``. Suppose P(W >= c) >= t. Mass
-at larger W only raises h and lowers r, which tightens every inequality, so the least total mass puts t at W = c, and
-going down from there adds the least that ``r_{w-1} >= B^-1(h_w)`` demands; if that exceeds 1, P(W >= c) < t.
+**The second bound.** u is m fair coins, W the number of right guesses among c' (which coins to
+guess may depend on the output), p_w = P(W = w), and B = 1 - f. Exchanging coin i turns its guess
+from right to wrong and W into W - 1, so ``P(i right, W >= w) <= B(P(i wrong, W >= w - 1))``;
+averaged over i, as B is concave, ``h_w := sum_{j >= w} j p_j / m <= B(r_{w-1})`` with ``r_w :=
+sum_{j >= w} (c' - j) p_j / m``. Suppose P(W >= c) >= t. Mass at larger W only raises h and lowers
+r, which tightens every inequality, so the least total mass puts t at W = c, and going down from
+there adds the least that ``r_{w-1} >= B^-1(h_w)`` demands; if that exceeds 1, P(W >= c) < t.
 """
 
 import copy
@@ -50,8 +53,10 @@ class OneRunResult:
 
     Attributes:
         claimed: epsilon at ``delta``.
-        by_binomial, by_tradeoff: lower bounds on epsilon by the two estimators; both right with probability ``confidence``.
-        canaries, guesses, correct: how many there were, how many of their coins were guessed, and how many rightly.
+        by_binomial, by_tradeoff: lower bounds on epsilon by the two estimators; both right with
+            probability ``confidence``.
+        canaries, guesses, correct: how many there were, how many of their coins were guessed, and
+            how many rightly.
     """
 
     claimed: float
@@ -71,7 +76,9 @@ class OneRunResult:
 
     @property
     def verdict(self) -> str:
-        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no audit proves a claim."""
+        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no audit
+        proves a claim.
+        """
         return "refuted" if self.lower_bound > self.claimed else "consistent"
 
     def to_json(self) -> dict[str, Any]:
@@ -80,9 +87,12 @@ class OneRunResult:
 
     def __str__(self) -> str:
         return (
-            f"{self.verdict}: claimed epsilon {self.claimed:.3g}; one run shows at least {self.by_binomial:.3g} (binomial), "
-            f"{self.by_tradeoff:.3g} (trade-off curve): {self.correct} of {self.guesses} guesses right on {self.canaries} "
-            f"canaries (delta={self.delta:g}, {self.neighboring}, confidence {self.confidence:.7g})"
+            f"{self.verdict}: claimed epsilon {self.claimed:.3g}; one run shows at least "
+            f"{self.by_binomial:.3g} (binomial), "
+            f"{self.by_tradeoff:.3g} (trade-off curve): {self.correct} of {self.guesses} guesses "
+            f"right on {self.canaries} "
+            f"canaries (delta={self.delta:g}, {self.neighboring}, confidence "
+            f"{self.confidence:.7g})"
         )
 
 
@@ -95,16 +105,18 @@ def one_run(
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> OneRunResult:
-    """Train once on canaries chosen by coins, guess the coins from scores, and compare with what the plan promises.
+    """Train once on canaries chosen by coins, guess the coins from scores, and compare with what
+    the plan promises.
 
     Args:
-        run: a private training of any kind, by a loop of your own or by `attached_run`. It is called once, with the coins
-            (shape (m,)): it must train with canary i exactly if coin i is True (zero-out: else with gradient zero), and
-            return a score for each canary, shape (m,), computed from what the run released. Higher: likelier present.
+        run: a private training of any kind, by a loop of your own or by `attached_run`. It is
+            called once, with the coins (shape (m,)): it must train with canary i exactly if coin i
+            is True (zero-out: else with gradient zero), and return a score for each canary, shape
+            (m,), computed from what the run released. Higher: likelier present.
         canaries: m, at least 8; hundreds are needed to show anything.
         plan: the claim.
-        guesses: how many coins are guessed, the highest and the lowest scores half and half; by default a third of m. Not
-            to be chosen by looking at the scores.
+        guesses: how many coins are guessed, the highest and the lowest scores half and half; by
+            default a third of m. Not to be chosen by looking at the scores.
         confidence: that both bounds are right, in (0, 1).
         seed: of the coins; None: fresh.
 
@@ -112,16 +124,23 @@ def one_run(
         ValueError: naming the argument; replace-one has no such audit.
     """
     if plan.neighboring == "replace-one":
-        raise ValueError("plan: coins put records in or out, which replace-one does not speak of; use zero-out.")
+        raise ValueError(
+            "plan: coins put records in or out, which replace-one does not speak of; use zero-out."
+        )
     if canaries < 8:
-        raise ValueError(f"canaries must be at least 8, got {canaries}; hundreds are needed to show anything.")
+        raise ValueError(
+            f"canaries must be at least 8, got {canaries}; hundreds are needed to show anything."
+        )
     half = (canaries // 3 if guesses is None else guesses) // 2
     if not 1 <= half <= canaries // 2:
         raise ValueError(f"guesses must be from 2 to canaries={canaries}, got {guesses!r}.")
     present = np.random.default_rng(seed).random(canaries) < 0.5
     scores = np.asarray(run(present.copy()), dtype=float)
     if scores.shape != (canaries,) or np.isnan(scores).any():
-        raise ValueError(f"run must return one score a canary, shape ({canaries},) without NaN, got shape {scores.shape}.")
+        raise ValueError(
+            f"run must return one score a canary, shape ({canaries},) without NaN, "
+            f"got shape {scores.shape}."
+        )
     order = np.argsort(scores, kind="stable")
     correct = int(present[order[-half:]].sum() + (~present[order[:half]]).sum())
     failure = failure_of(confidence) / 2  # shared by the two estimators
@@ -138,11 +157,15 @@ def one_run(
     )
 
 
-# ---- the two estimators ----------------------------------------------------------------------------------------------
+# ---- the two estimators -------------------------------------------------------------------------
 
 
-def binomial_epsilon(canaries: int, guesses: int, correct: int, delta: float, failure: float) -> float:
-    """The largest epsilon for which so many right guesses have probability at most ``failure``, rounded down; or 0."""
+def binomial_epsilon(
+    canaries: int, guesses: int, correct: int, delta: float, failure: float
+) -> float:
+    """The largest epsilon for which so many right guesses have probability at most ``failure``,
+    rounded down; or 0.
+    """
 
     def refuted(epsilon: float) -> bool:
         return binomial_pvalue(canaries, guesses, correct, epsilon, delta) <= failure
@@ -150,52 +173,76 @@ def binomial_epsilon(canaries: int, guesses: int, correct: int, delta: float, fa
     return largest(refuted, 0.0, MOST_EPSILON)
 
 
-def binomial_pvalue(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Bound on P(W >= correct) under (epsilon, delta)-DP: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+def binomial_pvalue(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
+    """Bound on P(W >= correct) under (epsilon, delta)-DP: Steinke, Nasr and Jagielski 2023,
+    Theorem 5.2.
 
-    ``P(Y >= v) + 2 m delta max_i P(v > Y >= v - i) / i``, Y binomial with ``guesses`` trials of 1 / (1 + e^-epsilon).
+    ``P(Y >= v) + 2 m delta max_i P(v > Y >= v - i) / i``, Y binomial with ``guesses`` trials of 1
+    / (1 + e^-epsilon).
     """
     rate = 1 / (1 + math.exp(-epsilon))
     above = 1.0 if correct == 0 else float(bdtrc(correct - 1, guesses, rate))
     i = np.arange(1, correct + 1)
-    below = bdtr(correct - 1, guesses, rate) - np.where(correct - i > 0, bdtr(correct - i - 1, guesses, rate), 0.0)
+    below = bdtr(correct - 1, guesses, rate) - np.where(
+        correct - i > 0, bdtr(correct - i - 1, guesses, rate), 0.0
+    )
     slope = float((below / i).max()) if correct else 0.0
     return min(1.0, above + 2 * canaries * delta * slope)
 
 
-def tradeoff_epsilon(canaries: int, guesses: int, correct: int, plan: Plan, failure: float) -> float:
-    """Epsilon at the plan's delta of the noisiest mechanism of the plan's family that is refuted; 0 if none is.
+def tradeoff_epsilon(
+    canaries: int, guesses: int, correct: int, plan: Plan, failure: float
+) -> float:
+    """Epsilon at the plan's delta of the noisiest mechanism of the plan's family that is refuted;
+    0 if none is.
 
-    The family: Poisson-sampled Gaussians of the plan's rate and steps for DP-SGD; one Gaussian for whatever else.
+    The family: Poisson-sampled Gaussians of the plan's rate and steps for DP-SGD; one Gaussian for
+    whatever else.
     """
     rate = plan.batch_size / plan.n
     if not isinstance(plan.sampler, PoissonSampling) or rate == 1:
 
         def refuted(mu: float) -> bool:
-            return tradeoff_refutes(lambda y: float(ndtr(ndtri(y) - mu)), canaries, guesses, correct, failure)
+            return tradeoff_refutes(
+                lambda y: float(ndtr(ndtri(y) - mu)), canaries, guesses, correct, failure
+            )
 
         mu = largest(refuted, 0.0, 2 * gdp_mu(MOST_EPSILON, plan.delta))
         return gdp_epsilon(mu, plan.delta)
     family = SampledGaussians(rate, plan.steps, plan.neighboring)
 
     def refuted_noise(inverse: float) -> bool:
-        rates = np.concatenate([[0.0], np.geomspace(1e-7, 1e-2, 400), np.linspace(0.01, 1, 1600)[1:]])
+        rates = np.concatenate(
+            [[0.0], np.geomspace(1e-7, 1e-2, 400), np.linspace(0.01, 1, 1600)[1:]]
+        )
         reached = 1 - tradeoff_curve(family.event(1 / inverse), family.neighboring, rates)
         reached = np.maximum.accumulate(reached)
 
-        def inverse_blow_up(y: float) -> float:  # the grid point to the left: never above the truth
+        # the grid point to the left: never above the truth
+        def inverse_blow_up(y: float) -> float:
             return float(rates[max(0, int(np.searchsorted(reached, y, side="right")) - 1)])
 
         return tradeoff_refutes(inverse_blow_up, canaries, guesses, correct, failure)
 
     inverse = largest(refuted_noise, 0.02, 5.0)
-    return 0.0 if inverse <= 0.02 else compute_epsilon(family.event(1 / inverse), plan.delta, plan.neighboring).epsilon
+    return (
+        0.0
+        if inverse <= 0.02
+        else compute_epsilon(family.event(1 / inverse), plan.delta, plan.neighboring).epsilon
+    )
 
 
 def tradeoff_refutes(
-    inverse_blow_up: Callable[[float], float], canaries: int, guesses: int, correct: int, failure: float
+    inverse_blow_up: Callable[[float], float],
+    canaries: int,
+    guesses: int,
+    correct: int,
+    failure: float,
 ) -> bool:
-    """Whether P(W >= correct) <= ``failure`` for every mechanism with this trade-off curve; see the module.
+    """Whether P(W >= correct) <= ``failure`` for every mechanism with this trade-off curve; see
+    the module.
 
     Args:
         inverse_blow_up: B^-1 on [0, 1], B = 1 - f; a smaller function refutes less.
@@ -211,7 +258,9 @@ def tradeoff_refutes(
 
 
 def largest(refuted: Callable[[float], bool], low: float, high: float) -> float:
-    """The largest value that is refuted, rounded down; ``low`` if none is. ``refuted`` is decreasing."""
+    """The largest value that is refuted, rounded down; ``low`` if none is. ``refuted`` is
+    decreasing.
+    """
     if refuted(high):
         return high
     start = low
@@ -223,7 +272,7 @@ def largest(refuted: Callable[[float], bool], low: float, high: float) -> float:
     return low
 
 
-# ---- a run through attach --------------------------------------------------------------------------------------------
+# ---- a run through attach -----------------------------------------------------------------------
 
 
 def attached_run(
@@ -238,18 +287,25 @@ def attached_run(
 ) -> Callable[[Coins], Floats]:
     """A run for `one_run`: SGD through `attach`, watched by an attacker who sees every step.
 
-    A canary's score is the inner product of its clipped gradient with each step's noisy sum, added up over steps: what it
-    would have put there. Models with many more parameters than canaries show most.
+    A canary's score is the inner product of its clipped gradient with each step's noisy sum, added
+    up over steps: what it would have put there. Models with many more parameters than canaries
+    show most.
 
     Args:
-        plan: DP-SGD under add-or-remove-one, or any plan under zero-out (then n counts all canaries).
+        plan: DP-SGD under add-or-remove-one, or any plan under zero-out (then n counts all
+            canaries).
         model: is copied. loss: maps (output, target) to one number for each record, shape (B,).
-        canaries, others: (inputs, targets), records on the first axis: the canaries, and the data they hide among.
+        canaries, others: (inputs, targets), records on the first axis: the canaries, and the data
+            they hide among.
         learning_rate: of SGD.
         noise_seed: as for ``attach``.
     """
     x, y = (torch.as_tensor(part) for part in canaries)
-    rest = (x[:0], y[:0]) if others is None else (torch.as_tensor(others[0]), torch.as_tensor(others[1]))
+    rest = (
+        (x[:0], y[:0])
+        if others is None
+        else (torch.as_tensor(others[0]), torch.as_tensor(others[1]))
+    )
 
     def run(present: Coins) -> Floats:
         kept = torch.from_numpy(present)
@@ -263,7 +319,9 @@ def attached_run(
         optimizer = torch.optim.SGD(trained.parameters(), lr=learning_rate)
         scores = np.zeros(len(present))
         data = TensorDataset(inputs, targets, weights)
-        with attach(plan, trained, optimizer, data, noise_seed=noise_seed, label="audit") as private:
+        with attach(
+            plan, trained, optimizer, data, noise_seed=noise_seed, label="audit"
+        ) as private:
             for bx, by, weight in private.batches():
                 before = flat(trained)
                 private.backward(loss(trained(bx), by) * weight)
@@ -287,10 +345,15 @@ def alignment(
     to: Tensor,
     norm: float,
 ) -> Floats:
-    """Inner products of the records' clipped gradients, at parameters ``at``, with the vector ``to``; shape (m,)."""
+    """Inner products of the records' clipped gradients, at parameters ``at``, with the vector
+    ``to``; shape (m,).
+    """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parts = at.split([p.numel() for p in trainable.values()])
-    weights = {name: part.view(p.shape).to(p.dtype) for (name, p), part in zip(trainable.items(), parts, strict=True)}
+    weights = {
+        name: part.view(p.shape).to(p.dtype)
+        for (name, p), part in zip(trainable.items(), parts, strict=True)
+    }
 
     def one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(model, weights, (x[None],)), y[None]).sum()

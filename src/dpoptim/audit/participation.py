@@ -1,11 +1,14 @@
-"""Participation audit: who took part in which step of a run, and is that what the accountant was told?
+"""Participation audit: who took part in which step of a run, and is that what the accountant was
+told?
 
-With the noise off, canaries whose gradients are coordinates of their own show exactly which records each step summed. Under
-Poisson sampling these are independent coins of one bias, so their counts are binomial. Shuffled batches, batches of a
-fixed size, coins tossed once for a run or once for a batch, skipped or redrawn empty batches and a counted placeholder all
-show in one of the counts.
+With the noise off, canaries whose gradients are coordinates of their own show exactly which
+records each step summed. Under Poisson sampling these are independent coins of one bias, so their
+counts are binomial. Shuffled batches, batches of a fixed size, coins tossed once for a run or once
+for a batch, skipped or redrawn empty batches and a counted placeholder all show in one of the
+counts.
 
-Checks are p-values as in `audit.noise` (exact binomials, or chi-square and normal approximations of sums of thousands).
+Checks are p-values as in `audit.noise` (exact binomials, or chi-square and normal approximations
+of sums of thousands).
 """
 
 from dataclasses import dataclass
@@ -41,8 +44,12 @@ class ParticipationResult:
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of the checks that a right implementation would not fail."""
-        missing = (f"{self.steps_missing} planned steps did not happen",) if self.steps_missing else ()
-        return missing + tuple(name for name, p in self.pvalues.items() if not p >= self.failure / len(self.pvalues))
+        missing = (
+            (f"{self.steps_missing} planned steps did not happen",) if self.steps_missing else ()
+        )
+        return missing + tuple(
+            name for name, p in self.pvalues.items() if not p >= self.failure / len(self.pvalues)
+        )
 
     @property
     def verdict(self) -> str:
@@ -50,37 +57,60 @@ class ParticipationResult:
         return "refuted" if self.failed else "consistent"
 
     def __str__(self) -> str:
-        found = f"failed: {', '.join(self.failed)}" if self.failed else f"{len(self.pvalues)} checks passed"
+        found = (
+            f"failed: {', '.join(self.failed)}"
+            if self.failed
+            else f"{len(self.pvalues)} checks passed"
+        )
         return f"{self.verdict}: {found} (false alarm at most {self.failure:g})"
 
 
 def audit_participation(
-    *, records: int, batch_size: int, steps: int, failure: float = 1e-6, noise_seed: int | None = None
+    *,
+    records: int,
+    batch_size: int,
+    steps: int,
+    failure: float = 1e-6,
+    noise_seed: int | None = None,
 ) -> ParticipationResult:
-    """Run a plan without noise through the public API and test its batches against independent coins.
+    """Run a plan without noise through the public API and test its batches against independent
+    coins.
 
     Args:
-        records, batch_size, steps: of the plan; an expected batch of one or two makes empty batches frequent.
+        records, batch_size, steps: of the plan; an expected batch of one or two makes empty
+            batches frequent.
         failure: probability of a false alarm, at most (up to the approximations).
         noise_seed: as for ``attach``; it seeds the coins.
 
     Raises:
-        ValueError: every record takes part in every step, so there are no coins to test, or there are too few steps.
+        ValueError: every record takes part in every step, so there are no coins to test, or there
+            are too few steps.
     """
     if batch_size >= records or steps < 2:
         raise ValueError(
-            f"batch_size={batch_size} of {records} records in {steps} steps: use a smaller batch, or more steps."
+            f"batch_size={batch_size} of {records} records in {steps} steps: use a smaller "
+            "batch, or more steps."
         )
-    took_part = participation(records=records, batch_size=batch_size, steps=steps, noise_seed=noise_seed)
+    took_part = participation(
+        records=records, batch_size=batch_size, steps=steps, noise_seed=noise_seed
+    )
     missing = steps - len(took_part)
-    return ParticipationResult(participation_pvalues(took_part, batch_size / records), missing, failure)
+    return ParticipationResult(
+        participation_pvalues(took_part, batch_size / records), missing, failure
+    )
 
 
-def participation(*, records: int, batch_size: int, steps: int, noise_seed: int | None = None) -> NDArray[np.float64]:
-    """How often each record counted in each step that was released: shape (steps, records), 0 or 1 if all is well."""
+def participation(
+    *, records: int, batch_size: int, steps: int, noise_seed: int | None = None
+) -> NDArray[np.float64]:
+    """How often each record counted in each step that was released: shape (steps, records), 0 or 1
+    if all is well.
+    """
     model = Canaries(records, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = DPSGD(clip_norm=1.0).plan(n=records, batch_size=batch_size, steps=steps, noise_multiplier=0.0, delta=1e-6)
+    plan = DPSGD(clip_norm=1.0).plan(
+        n=records, batch_size=batch_size, steps=steps, noise_multiplier=0.0, delta=1e-6
+    )
     with torch.no_grad():
         model.table.weight.zero_()
     rows = []
@@ -96,22 +126,29 @@ def participation(*, records: int, batch_size: int, steps: int, noise_seed: int 
 
 
 def participation_pvalues(took_part: NDArray[np.float64], sample_rate: float) -> dict[str, float]:
-    """p-values of independent coins of bias ``sample_rate`` in (0, 1); ``took_part`` has shape (steps, records)."""
+    """p-values of independent coins of bias ``sample_rate`` in (0, 1); ``took_part`` has shape
+    (steps, records).
+    """
     (steps, records), q = took_part.shape, sample_rate
     variance = q * (1 - q)
     sizes, counts = took_part.sum(1), took_part.sum(0)
     spread_of_sizes = ((sizes - records * q) ** 2).sum() / (records * variance)
     spread_of_counts = ((counts - steps * q) ** 2).sum() / (steps * variance)
     again = (took_part[1:] * took_part[:-1]).sum()
-    # Of X_t X_(t+1) summed over t: its own variance, and the covariance of neighbours that share a coin.
+    # Of X_t X_(t+1) summed over t: its own variance, and the covariance of neighbours that share a
+    # coin.
     spread_of_again = records * ((steps - 1) * q**2 * (1 - q**2) + 2 * (steps - 2) * (q**3 - q**4))
     return {
         "each record counts once or not at all": float(np.isin(took_part, (0.0, 1.0)).all()),
         "sample rate": binomial_pvalue(sizes.sum(), took_part.size, q),
         "sample rate of record 0": binomial_pvalue(counts[0], steps, q),
         "empty batches": binomial_pvalue((sizes == 0).sum(), steps, (1 - q) ** records),
-        "spread of batch sizes": two_sided(chdtr(steps, spread_of_sizes), chdtrc(steps, spread_of_sizes)),
-        "spread of records' counts": two_sided(chdtr(records, spread_of_counts), chdtrc(records, spread_of_counts)),
+        "spread of batch sizes": two_sided(
+            chdtr(steps, spread_of_sizes), chdtrc(steps, spread_of_sizes)
+        ),
+        "spread of records' counts": two_sided(
+            chdtr(records, spread_of_counts), chdtrc(records, spread_of_counts)
+        ),
         "records that come again": normal_pvalue(
             (again - records * (steps - 1) * q**2) / np.sqrt(max(spread_of_again, 1e-300))
         ),

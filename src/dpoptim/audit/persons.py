@@ -1,4 +1,6 @@
-"""Try to falsify that a person moves a step's sum by at most C, however many rows they own, and whatever these hold."""
+"""Try to falsify that a person moves a step's sum by at most C, however many rows they own, and
+whatever these hold.
+"""
 
 from typing import Literal
 
@@ -10,13 +12,22 @@ from torch.utils.data import TensorDataset
 from dpoptim.methods import DPSGD
 from dpoptim.training.attach import attach
 
-WAYS: tuple[tuple[Literal["mean", "sum"], int | None], ...] = (("mean", None), ("sum", None), ("mean", 3), ("sum", 6))
+WAYS: tuple[tuple[Literal["mean", "sum"], int | None], ...] = (
+    ("mean", None),
+    ("sum", None),
+    ("mean", 3),
+    ("sum", 6),
+)
 PERSONS, MOST, FEATURES, CLIP_NORM = 6, 3, 4, 0.5
 
 
-def sum_of_a_step(x: Tensor, y: Tensor, owners: Tensor, how: Literal["mean", "sum"], physical: int | None) -> Tensor:
+def sum_of_a_step(
+    x: Tensor, y: Tensor, owners: Tensor, how: Literal["mean", "sum"], physical: int | None
+) -> Tensor:
     """What one step of a linear model, of every person and without noise, adds up: float64."""
-    plan = DPSGD(clip_norm=CLIP_NORM).plan(n=PERSONS, batch_size=PERSONS, steps=1, noise_multiplier=0, delta=1e-5)
+    plan = DPSGD(clip_norm=CLIP_NORM).plan(
+        n=PERSONS, batch_size=PERSONS, steps=1, noise_multiplier=0, delta=1e-5
+    )
     model = nn.utils.skip_init(nn.Linear, FEATURES, 1, dtype=torch.float64)  # draws nothing
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -39,21 +50,31 @@ def sum_of_a_step(x: Tensor, y: Tensor, owners: Tensor, how: Literal["mean", "su
 
 
 def persons() -> str:
-    """A person of rows that agree, that cancel, and of one row, taken out of a data set: by how much do sums move?"""
+    """A person of rows that agree, that cancel, and of one row, taken out of a data set: by how
+    much do sums move?
+    """
     owners = torch.tensor([0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 5, 5, 5])
     x = torch.arange(len(owners) * FEATURES, dtype=torch.float64).view(-1, FEATURES).mul(1.7).sin()
     y = torch.arange(len(owners), dtype=torch.float64).add(0.4).cos()
     last = owners == 5
-    hostile = {"agree": torch.ones(5, dtype=torch.float64), "cancel": torch.tensor([1.0, -1, 1, -1, 1]).double()}
+    hostile = {
+        "agree": torch.ones(5, dtype=torch.float64),
+        "cancel": torch.tensor([1.0, -1, 1, -1, 1]).double(),
+    }
     findings = []
     for name, signs in hostile.items():
         for how, physical in WAYS:
             x[last], y[last] = 1e3, 1e3 * signs
             with_them = sum_of_a_step(x, y, owners, how, physical)
-            moved = float((with_them - sum_of_a_step(x[~last], y[~last], owners[~last], how, physical)).norm())
+            moved = float(
+                (with_them - sum_of_a_step(x[~last], y[~last], owners[~last], how, physical)).norm()
+            )
             if not moved <= CLIP_NORM * (1 + 1e-9):
-                findings.append(f"a person whose rows {name} moved the sum by {moved / CLIP_NORM:.4g} C ({how})")
-    x, y = x[:1], 0.1 * y[:1]  # a person of one row, too short to be clipped, adds that row's gradient
+                findings.append(
+                    f"a person whose rows {name} moved the sum by {moved / CLIP_NORM:.4g} C ({how})"
+                )
+    # a person of one row, too short to be clipped, adds that row's gradient
+    x, y = x[:1], 0.1 * y[:1]
     expected = -2 * y[0] * torch.cat([x[0], torch.ones(1, dtype=torch.float64)])
     for how, _ in WAYS[:2]:
         if not torch.allclose(sum_of_a_step(x, y, owners[:1], how, None), expected, rtol=1e-6):

@@ -1,8 +1,10 @@
-"""Replay audit: run the same seeded program on neighbouring data, and compare everything that it does not charge for.
+"""Replay audit: run the same seeded program on neighbouring data, and compare everything that it
+does not charge for.
 
-A program with fixed seeds is a function of its data. Whatever it returns, prints, logs, warns, writes or raises besides
-the released (noisy) values must not depend on the data at all, so on D and on D' it must be identical, bit by bit: there
-is no tolerance and no probability of a false alarm. Times are not compared.
+A program with fixed seeds is a function of its data. Whatever it returns, prints, logs, warns,
+writes or raises besides the released (noisy) values must not depend on the data at all, so on D
+and on D' it must be identical, bit by bit: there is no tolerance and no probability of a false
+alarm. Times are not compared.
 """
 
 import contextlib
@@ -40,7 +42,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Where the two runs differed: dotted names, such as ``returned['steps']`` or ``printed``; empty is good."""
+    """Where the two runs differed: dotted names, such as ``returned['steps']`` or ``printed``;
+    empty is good.
+    """
 
     differences: tuple[str, ...]
 
@@ -50,17 +54,25 @@ class ReplayResult:
         return "refuted" if self.differences else "consistent"
 
     def __str__(self) -> str:
-        return f"{self.verdict}: " + (f"depends on the data: {', '.join(self.differences)}" if self.differences else "equal")
+        return f"{self.verdict}: " + (
+            f"depends on the data: {', '.join(self.differences)}" if self.differences else "equal"
+        )
 
 
 def audit_replay(
-    run: Callable[[Data], Any], first: Data, second: Data, *, charged: tuple[str, ...] = (), seed: int = 0
+    run: Callable[[Data], Any],
+    first: Data,
+    second: Data,
+    *,
+    charged: tuple[str, ...] = (),
+    seed: int = 0,
 ) -> ReplayResult:
     """Run ``run(first)`` and ``run(second)`` from the same seeds, in empty folders, and compare.
 
     Args:
-        run: a seeded program (pass ``noise_seed`` to ``attach``). It returns what its caller would see: numbers, texts,
-            tensors, arrays, dataclasses, and containers of these. Relative paths that it writes are compared too.
+        run: a seeded program (pass ``noise_seed`` to ``attach``). It returns what its caller would
+            see: numbers, texts, tensors, arrays, dataclasses, and containers of these. Relative
+                paths that it writes are compared too.
         first, second: neighbouring data sets.
         charged: keys of a returned mapping that hold released values, which the ledger pays for.
         seed: of Python's, NumPy's and torch's global generators.
@@ -70,7 +82,9 @@ def audit_replay(
     for field in fields(Observation):
         left, right = getattr(a, field.name), getattr(b, field.name)
         if field.name == "returned" and isinstance(left, Mapping) and isinstance(right, Mapping):
-            left, right = ({k: v for k, v in side.items() if k not in charged} for side in (left, right))
+            left, right = (
+                {k: v for k, v in side.items() if k not in charged} for side in (left, right)
+            )
         found += differences(field.name, left, right)
     return ReplayResult(tuple(found))
 
@@ -101,7 +115,9 @@ def observe(run: Callable[[Data], Any], data: Data, *, seed: int = 0) -> Observa
             except Exception as error:  # whatever the program raises is something that it shows
                 raised = f"{type(error).__name__}: {error}"
             files = {
-                os.fspath(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
+                os.fspath(path.relative_to(folder)): path.read_bytes()
+                for path in Path(folder).rglob("*")
+                if path.is_file()
             }
     finally:
         root.removeHandler(handler)
@@ -114,7 +130,9 @@ def observe(run: Callable[[Data], Any], data: Data, *, seed: int = 0) -> Observa
 
 
 def differences(name: str, a: Any, b: Any) -> list[str]:
-    """Names of the parts in which two values differ; tensors and floats are compared bit by bit (NaN equals NaN)."""
+    """Names of the parts in which two values differ; tensors and floats are compared bit by bit
+    (NaN equals NaN).
+    """
     if type(a) is not type(b):
         return [name]
     if is_dataclass(a) and not isinstance(a, type):

@@ -1,8 +1,10 @@
-"""Try to falsify ``|sum(D) - sum(D')| <= C``: one record more or less, noise off, on any model, loss and data.
+"""Try to falsify ``|sum(D) - sum(D')| <= C``: one record more or less, noise off, on any model,
+loss and data.
 
-The bound is a theorem about what is computed, so there are no statistics here: one ratio above 1 refutes it. What cannot
-be covered is said in `gradients.products`: the *forward* pass may round other records differently in other company; pass
-float64 data and model, or ``tolerance``, where that matters.
+The bound is a theorem about what is computed, so there are no statistics here: one ratio above 1
+refutes it. What cannot be covered is said in `gradients.products`: the *forward* pass may round
+other records differently in other company; pass float64 data and model, or ``tolerance``, where
+that matters.
 """
 
 import math
@@ -46,7 +48,8 @@ class SensitivityResult:
 
     def __str__(self) -> str:
         return (
-            f"{self.verdict}: one record moved the clipped sum by at most {self.largest_ratio:.7g} C in "
+            f"{self.verdict}: one record moved the clipped sum by at most "
+            f"{self.largest_ratio:.7g} C in "
             f"{self.trials} trials (worst: {self.worst})"
         )
 
@@ -64,11 +67,13 @@ def audit_sensitivity(
     seed: int = 0,
     tolerance: float = 0.0,
 ) -> SensitivityResult:
-    """Remove records, plain and distorted, one at a time, and measure how far the clipped sum moves.
+    """Remove records, plain and distorted, one at a time, and measure how far the clipped sum
+    moves.
 
     Args:
         model: not attached; it is attached and detached here, and its parameters stay as they are.
-        batch: tensors of the same length N >= 2 on their first axis; floating-point ones are distorted.
+        batch: tensors of the same length N >= 2 on their first axis; floating-point ones are
+            distorted.
         loss: called as ``loss(model, batch)``; the ``reduction`` over records of one term each.
         clip_norm: C, or a whole clipping rule.
         kinds: what is done to the record, from `KINDS`.
@@ -79,7 +84,8 @@ def audit_sensitivity(
 
     Raises:
         ValueError: an unknown kind, or a batch too short.
-        PrivacyError: what attaching the model or its backward pass raises; that is a refusal, not a finding.
+        PrivacyError: what attaching the model or its backward pass raises; that is a refusal, not
+            a finding.
     """
     if unknown := set(kinds) - set(KINDS):
         raise ValueError(f"kinds {sorted(unknown)} are unknown; choose from {', '.join(KINDS)}.")
@@ -91,7 +97,9 @@ def audit_sensitivity(
     largest, worst, trials = 0.0, "none", 0
 
     def sums(parts: Batch) -> list[Tensor]:
-        return clipped_sums(model, parts, loss, rule, capacity=N, reduction=reduction, pieces=pieces)
+        return clipped_sums(
+            model, parts, loss, rule, capacity=N, reduction=reduction, pieces=pieces
+        )
 
     for kind in kinds:
         for place in range(N if records is None else min(records, N)):
@@ -114,7 +122,9 @@ def clipped_sums(
     reduction: Reduction = "sum",
     pieces: int = 1,
 ) -> list[Tensor]:
-    """The engine's clipped sums of one logical batch, before any noise: private. One tensor a parameter, float64."""
+    """The engine's clipped sums of one logical batch, before any noise: private. One tensor a
+    parameter, float64.
+    """
     engine = Engine(model, rule, capacity=capacity, reduction=reduction)
     engine.attach()
     try:
@@ -134,14 +144,18 @@ def cut(batch: Batch, pieces: int) -> Iterator[Batch]:
 
 
 def joint_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """Euclidean distance of two lists of tensors taken as one vector; infinite where it is not a number."""
+    """Euclidean distance of two lists of tensors taken as one vector; infinite where it is not a
+    number.
+    """
     squares = [(a - b).double().square().sum() for a, b in zip(first, second, strict=True)]
     distance = float(torch.stack(squares).sum().sqrt())
     return float("inf") if math.isnan(distance) else distance
 
 
 def distort(x: Tensor, place: int, kind: str, generator: torch.Generator) -> Tensor:
-    """A copy of ``x`` with record ``place`` made adversarial. Integers (indices, labels) are left alone or copied."""
+    """A copy of ``x`` with record ``place`` made adversarial. Integers (indices, labels) are left
+    alone or copied.
+    """
     x = x.clone()
     if kind == "copy":
         x[place] = x[place - 1]

@@ -1,13 +1,15 @@
-"""Many runs side by side: each coordinate of one long vector is a run of its own, in one dimension.
+"""Many runs side by side: each coordinate of one long vector is a run of its own, in one
+dimension.
 
-A method adds noise to every coordinate independently and decides everything else (steps, step sizes) for all of them
-together, from what was released. If nobody has a gradient but a canary, whose clipped gradient is the norm bound in every
-coordinate, then each coordinate is a two-world experiment at the method's own noise. (All together the canary is longer
-than the bound, by the root of their number; no coordinate knows of the others.)
+A method adds noise to every coordinate independently and decides everything else (steps, step
+sizes) for all of them together, from what was released. If nobody has a gradient but a canary,
+whose clipped gradient is the norm bound in every coordinate, then each coordinate is a two-world
+experiment at the method's own noise. (All together the canary is longer than the bound, by the
+root of their number; no coordinate knows of the others.)
 
-**The statistic** is linear in everything a run releases: ``K^-1 m``, K the covariance of the noise and m the canary's shift,
-both measured on runs that certify nothing. For Gaussian releases that is the likelihood ratio. The threshold lies halfway
-between the means of those runs.
+**The statistic** is linear in everything a run releases: ``K^-1 m``, K the covariance of the noise
+and m the canary's shift, both measured on runs that certify nothing. For Gaussian releases that is
+the likelihood ratio. The threshold lies halfway between the means of those runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,16 +27,19 @@ from dpoptim.gate import FilteredGate, Gate
 
 Floats = NDArray[np.float64]
 RUNS = 20_000
-World = Callable[[float, int], Floats]  # (what the canary holds, seed) -> releases, shape (steps, runs)
+# (what the canary holds, seed) -> releases, shape (steps, runs)
+World = Callable[[float, int], Floats]
 
 
 class CanaryProblem:
-    """A problem for the solvers: records are numbers, and a record's clipped gradient is that multiple of the bound.
+    """A problem for the solvers: records are numbers, and a record's clipped gradient is that
+    multiple of the bound.
 
     Args:
         runs, capacity: coordinates, and records at most.
-        slope: the gradient of the public penalty, one number or one for each coordinate. By default some noise deviations
-            long in all, which keeps methods going that stop at small gradients.
+        slope: the gradient of the public penalty, one number or one for each coordinate. By
+            default some noise deviations long in all, which keeps methods going that stop at small
+            gradients.
     """
 
     def __init__(self, runs: int, capacity: int, slope: float | Tensor = 0.1) -> None:
@@ -94,11 +99,15 @@ class Separation:
 
 
 def lowest(neighboring: str) -> float:
-    """What the canary holds in the world without it, in norm bounds: nothing, or its value turned round."""
+    """What the canary holds in the world without it, in norm bounds: nothing, or its value turned
+    round.
+    """
     return -1.0 if neighboring == "replace-one" else 0.0
 
 
-def separate(world: World, *, low: float = 0.0, confidence: float = 0.95, seed: int = 0) -> Separation:
+def separate(
+    world: World, *, low: float = 0.0, confidence: float = 0.95, seed: int = 0
+) -> Separation:
     """Attack: two runs of the world choose statistic and threshold, two others certify.
 
     Args:
@@ -110,12 +119,24 @@ def separate(world: World, *, low: float = 0.0, confidence: float = 0.95, seed: 
     covariance = np.atleast_2d(np.cov(chosen[0][:steps]))
     direction = np.linalg.solve(covariance, shift)
     threshold = float(np.mean([(direction @ each[:steps]).mean() for each in chosen]))
-    absent, present = (direction @ padded(world(presence, seed + 3 + i), steps) for i, presence in enumerate((low, 1.0)))
-    errors = Errors(int((absent > threshold).sum()), absent.size, int((present <= threshold).sum()), present.size)
+    absent, present = (
+        direction @ padded(world(presence, seed + 3 + i), steps)
+        for i, presence in enumerate((low, 1.0))
+    )
+    errors = Errors(
+        int((absent > threshold).sum()),
+        absent.size,
+        int((present <= threshold).sum()),
+        present.size,
+    )
     return Separation(gdp_lower_bound(errors, confidence), errors)
 
 
 def padded(releases: Floats, steps: int) -> Floats:
     """The first ``steps`` releases; zeros where a run stopped before."""
     missing = steps - len(releases)
-    return releases[:steps] if missing <= 0 else np.vstack([releases, np.zeros((missing, releases.shape[1]))])
+    return (
+        releases[:steps]
+        if missing <= 0
+        else np.vstack([releases, np.zeros((missing, releases.shape[1]))])
+    )

@@ -1,8 +1,10 @@
-"""Exact audits of released statistics: how far the worst record moves what reaches the noise, against the noise's own size.
+"""Exact audits of released statistics: how far the worst record moves what reaches the noise,
+against the noise's own size.
 
-For one Gaussian vector that is the likelihood ratio's separation, so mu is found and not estimated; that the noise is
-drawn rightly is what `audit.noise` tests. Beside it a replay: with the released values held fixed, everything that a fit
-leaves behind must be the same on neighbouring data, or something was read past the gate.
+For one Gaussian vector that is the likelihood ratio's separation, so mu is found and not
+estimated; that the noise is drawn rightly is what `audit.noise` tests. Beside it a replay: with
+the released values held fixed, everything that a fit leaves behind must be the same on
+neighbouring data, or something was read past the gate.
 """
 
 import math
@@ -45,7 +47,12 @@ def left_behind(estimator: Any) -> dict[str, Any]:
 
 def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
     """By name: a fit on a table of `COLUMNS` numbers, and the records that may move it most."""
-    ends: tuple[Sequence[float], ...] = ((1.0,) * COLUMNS, (-1.0,) * COLUMNS, (1e30,) * COLUMNS, (math.nan,) * COLUMNS)
+    ends: tuple[Sequence[float], ...] = (
+        (1.0,) * COLUMNS,
+        (-1.0,) * COLUMNS,
+        (1e30,) * COLUMNS,
+        (math.nan,) * COLUMNS,
+    )
 
     def counts(x: Floats) -> Any:
         return left_behind(DPClassCounts([0, 1], **PUBLIC).fit(np.where(x[:, 0] > 0.5, 1, 0)))
@@ -53,17 +60,22 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
     def classifier(x: Floats) -> Any:
         chance = np.clip(np.nan_to_num(x[:, 0]), 0.0, 1.0)
         wrong = (chance < 0.5).astype(int)
-        return evaluate_classifier(np.stack([1 - chance, chance], 1), wrong, classes=[0, 1], bins=2, **PUBLIC)
+        return evaluate_classifier(
+            np.stack([1 - chance, chance], 1), wrong, classes=[0, 1], bins=2, **PUBLIC
+        )
 
     def regressor(x: Floats) -> Any:
         return evaluate_regressor(-x[:, 0], x[:, 0], target_bound=1.0, **PUBLIC)
 
     def regression(x: Floats) -> Any:
-        empty = np.full((RECORDS - len(x), COLUMNS), np.nan)  # n is public here: a record that is not there counts as zero
+        # n is public here: a record that is not there counts as zero
+        empty = np.full((RECORDS - len(x), COLUMNS), np.nan)
         rows = np.vstack([x, empty])
         model = LinearModel("squared", COLUMNS - 1)
         data = (rows[:, :-1], rows[:, -1])
-        found = sufficient_statistics(model, data, Budget(DELTA, mu=MU), radius=2.0**0.5, target_bound=1.0, noise_seed=0)
+        found = sufficient_statistics(
+            model, data, Budget(DELTA, mu=MU), radius=2.0**0.5, target_bound=1.0, noise_seed=0
+        )
         return found.weights.numpy()
 
     return {
@@ -73,7 +85,10 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
         "class counts": (counts, ends),
         "evaluation": (classifier, ((1.0,) * COLUMNS, (0.0,) * COLUMNS)),
         "evaluation of a regression": (regressor, ends),
-        "regression sums": (regression, ((1.0, 0.0, 1.0), (0.0, 1.0, -1.0), (1e9, 0.0, 1e9), (math.nan,) * COLUMNS)),
+        "regression sums": (
+            regression,
+            ((1.0, 0.0, 1.0), (0.0, 1.0, -1.0), (1e9, 0.0, 1e9), (math.nan,) * COLUMNS),
+        ),
     }
 
 
@@ -95,7 +110,9 @@ def largest_mu(name: str) -> float:
 
 
 def differs(name: str) -> bool:
-    """Whether anything that the fit leaves behind depends on the data otherwise than through what was released."""
+    """Whether anything that the fit leaves behind depends on the data otherwise than through what
+    was released.
+    """
     fit, records = fits()[name]
     others = np.zeros((RECORDS - 1, COLUMNS))
     shown = set()

@@ -34,16 +34,24 @@ def parts_of(plan: Plan) -> CyclicPoissonSampling:
 
 
 def family_of_turns(plan: Plan) -> SampledGaussians:
-    """Return the family that the plan is in, its noise apart: written down here, not asked of it."""
+    """Return the family that the plan is in, its noise apart: written down here, not asked of
+    it.
+    """
     sampler = parts_of(plan)
     turns = -(-plan.steps // sampler.parts)
     return SampledGaussians(plan.batch_size / plan.n * sampler.parts, turns, plan.neighboring)
 
 
 def scores_of_turns(
-    plan: Plan, present: NDArray[np.bool_], *, noise_seed: int | None = None, dtype: torch.dtype = torch.float64
+    plan: Plan,
+    present: NDArray[np.bool_],
+    *,
+    noise_seed: int | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> Floats:
-    """Run the plan with the canaries in ``present`` (shape (m,)), and score each one's presence: (m,)."""
+    """Run the plan with the canaries in ``present`` (shape (m,)), and score each one's presence:
+    (m,).
+    """
     sampler = parts_of(plan)
     data = canary_data(plan.neighboring, torch.from_numpy(present))
     model = Canaries(len(present), dtype)
@@ -57,7 +65,8 @@ def scores_of_turns(
             private.backward(model(index) * sign.to(dtype) * length)
             optimizer.step()
         known = known_parts(private)
-    parts = np.random.default_rng(0).integers(sampler.parts, size=len(present))  # of who is not there
+    # of who is not there
+    parts = np.random.default_rng(0).integers(sampler.parts, size=len(present))
     parts[data.tensors[0].numpy()] = known
     released = torch.stack(kept).numpy() / plan.method.rule.norm
     return turn_scores(plan, released, parts)

@@ -1,13 +1,16 @@
-"""Two-world audit: the library's own code path, run on a data set with and without a record, many times at once.
+"""Two-world audit: the library's own code path, run on a data set with and without a record, many
+times at once.
 
-**Many worlds in one run.** Every canary record looks up a row of its own in a table with one column, so its gradient is
-one coordinate, longer than the clip norm: the worst case for a Gaussian mechanism (a Dirac canary). Each canary's coin
-says whether it is in the data set. Records are clipped one by one and noise is independent by coordinate, so each canary
-is an independent trial *if the code is right*: a false alarm has at most probability ``1 - confidence``. Nothing of the
-library is re-implemented: plan, sampler, engine, clipping, gate, ledger and optimizer are reached through
-``dpoptim.attach``.
+**Many worlds in one run.** Every canary record looks up a row of its own in a table with one
+column, so its gradient is one coordinate, longer than the clip norm: the worst case for a Gaussian
+mechanism (a Dirac canary). Each canary's coin says whether it is in the data set. Records are
+clipped one by one and noise is independent by coordinate, so each canary is an independent trial
+*if the code is right*: a false alarm has at most probability ``1 - confidence``. Nothing of the
+library is re-implemented: plan, sampler, engine, clipping, gate, ledger and optimizer are reached
+through ``dpoptim.attach``.
 
-**The statistic** is the log-likelihood ratio of the canary's noisy coordinates, optimal by Neyman and Pearson.
+**The statistic** is the log-likelihood ratio of the canary's noisy coordinates, optimal by Neyman
+and Pearson.
 """
 
 import math
@@ -56,7 +59,9 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no audit proves a claim."""
+        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no audit
+        proves a claim.
+        """
         return "refuted" if self.lower_bound > self.claimed else "consistent"
 
     def to_json(self) -> dict[str, Any]:
@@ -65,14 +70,18 @@ class AuditResult:
 
     def __str__(self) -> str:
         return (
-            f"{self.verdict}: claimed epsilon {self.claimed:.3g}, audited at least {self.lower_bound:.3g} of about "
-            f"{self.limit:.3g} that {self.trials} trials could show (delta={self.delta:g}, {self.neighboring}, "
+            f"{self.verdict}: claimed epsilon {self.claimed:.3g}, audited at least "
+            f"{self.lower_bound:.3g} of about "
+            f"{self.limit:.3g} that {self.trials} trials could show (delta={self.delta:g}, "
+            f"{self.neighboring}, "
             f"confidence {self.confidence:.7g})"
         )
 
 
 class Canaries(nn.Module):
-    """A table with one row for each canary: the gradient of record i is ``length`` at coordinate i."""
+    """A table with one row for each canary: the gradient of record i is ``length`` at coordinate
+    i.
+    """
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -95,25 +104,33 @@ def audit_two_worlds(
     """Attack a plan through the public API and compare what was learned with what it promises.
 
     Args:
-        plan: what to attack; its relation says what the two worlds are (record absent or present; its gradient zero or
-            not; its gradient of one sign or the other).
-        canaries: independent trials, half of which choose the threshold; by default the plan's n, which the
-            relations with an exact n insist on. Under add-or-remove-one about half of them are in the data set.
+        plan: what to attack; its relation says what the two worlds are (record absent or present;
+            its gradient zero or not; its gradient of one sign or the other).
+        canaries: independent trials, half of which choose the threshold; by default the plan's n,
+            which the relations with an exact n insist on. Under add-or-remove-one about half of
+            them are in the data set.
         confidence: in (0, 1); of the lower bound.
         seed: of the canaries' coins; None: fresh.
         noise_seed: as for ``attach``, for repeatable tests.
-        dtype: of the model. float64 loses less of C to the rounding margin, so it audits more sharply.
+        dtype: of the model. float64 loses less of C to the rounding margin, so it audits more
+            sharply.
         attack: how canaries are scored, and the family that the plan is in; None: `canary_scores`.
 
     Returns:
-        the result; for a right implementation its verdict is ``"refuted"`` with probability at most ``1 - confidence``.
+        the result; for a right implementation its verdict is ``"refuted"`` with probability at
+        most ``1 - confidence``.
     """
     claimed = plan.guarantee.epsilon
     if not 0 < plan.noise_multiplier < math.inf:
-        raise ValueError("plan has no noise, so it claims nothing that could be refuted; give it a noise_multiplier.")
+        raise ValueError(
+            "plan has no noise, so it claims nothing that could be refuted; give it "
+            "a noise_multiplier."
+        )
     count = plan.n if canaries is None else canaries
     if count < 8:
-        raise ValueError(f"canaries must be at least 8, got {count}; thousands are needed to show anything.")
+        raise ValueError(
+            f"canaries must be at least 8, got {count}; thousands are needed to show anything."
+        )
     coins = np.random.default_rng(seed)
     present = coins.random(count) < 0.5
     attack = attack or Attack(canary_scores, sampled_gaussians)
@@ -121,7 +138,9 @@ def audit_two_worlds(
     choosing = coins.random(count) < 0.5
     family = attack.family(plan)
     claim = family.tradeoff(plan.noise_multiplier)
-    threshold = choose_threshold(scores[choosing & ~present], scores[choosing & present], confidence, claim)
+    threshold = choose_threshold(
+        scores[choosing & ~present], scores[choosing & present], confidence, claim
+    )
     absent_scores, present_scores = scores[~choosing & ~present], scores[~choosing & present]
     errors = Errors(
         int((absent_scores > threshold).sum()),
@@ -129,7 +148,9 @@ def audit_two_worlds(
         int((present_scores <= threshold).sum()),
         len(present_scores),
     )
-    attainable = attainable_errors(claim, min(errors.absent_trials, errors.present_trials), confidence)
+    attainable = attainable_errors(
+        claim, min(errors.absent_trials, errors.present_trials), confidence
+    )
     return AuditResult(
         claimed=claimed,
         lower_bound=family.lower_bound(errors, plan.delta, confidence),
@@ -144,7 +165,9 @@ def audit_two_worlds(
 
 @dataclass(frozen=True)
 class Attack:
-    """A way to score canaries, (plan, who is present, noise_seed, dtype) -> scores, and the plan's family."""
+    """A way to score canaries, (plan, who is present, noise_seed, dtype) -> scores, and the plan's
+    family.
+    """
 
     scores: Callable[..., NDArray[np.float64]]
     family: Callable[[Plan], SampledGaussians]
@@ -158,14 +181,23 @@ def sampled_gaussians(plan: Plan) -> SampledGaussians:
     """
     query = plan.query
     if not isinstance(query, GaussianSum) or not isinstance(plan.sampler, PoissonSampling):
-        raise ValueError("the two-world audit is for independent noise on Poisson batches; see dpoptim.audit.families.")
+        raise ValueError(
+            "the two-world audit is for independent noise on Poisson batches; see "
+            "dpoptim.audit.families."
+        )
     return SampledGaussians(plan.batch_size / plan.n, plan.steps, plan.neighboring, query.scales)
 
 
 def canary_scores(
-    plan: Plan, present: NDArray[np.bool_], *, noise_seed: int | None = None, dtype: torch.dtype = torch.float64
+    plan: Plan,
+    present: NDArray[np.bool_],
+    *,
+    noise_seed: int | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> NDArray[np.float64]:
-    """Run the plan with the canaries in ``present`` (shape (m,)) and score each canary's presence: shape (m,)."""
+    """Run the plan with the canaries in ``present`` (shape (m,)) and score each canary's presence:
+    shape (m,).
+    """
     data = canary_data(plan.neighboring, torch.from_numpy(present))
     model = Canaries(len(present), dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -184,7 +216,8 @@ def canary_scores(
                 model.table.weight.zero_()
             scores += log_likelihood_ratio(
                 moved.numpy(),
-                noise_multiplier=plan.noise_multiplier * (scales[private.steps_done - 1] if scales else 1.0),
+                noise_multiplier=plan.noise_multiplier
+                * (scales[private.steps_done - 1] if scales else 1.0),
                 sample_rate=plan.batch_size / plan.n,
                 neighboring=plan.neighboring,
             )
@@ -206,11 +239,17 @@ def canary_data(neighboring: str, present: Tensor) -> TensorDataset:
 
 
 def log_likelihood_ratio(
-    coordinate: NDArray[np.float64], *, noise_multiplier: float, sample_rate: float, neighboring: str = "add-or-remove-one"
+    coordinate: NDArray[np.float64],
+    *,
+    noise_multiplier: float,
+    sample_rate: float,
+    neighboring: str = "add-or-remove-one",
 ) -> NDArray[np.float64]:
-    """Log-likelihood ratio, present over absent, of one step's noisy coordinate in units of C; any shape.
+    """Log-likelihood ratio, present over absent, of one step's noisy coordinate in units of C; any
+    shape.
 
-    ``log(1 - q + q exp((2 x - 1) / (2 sigma^2)))``; under replace-one the absent world's own term is subtracted.
+    ``log(1 - q + q exp((2 x - 1) / (2 sigma^2)))``; under replace-one the absent world's own term
+    is subtracted.
     """
 
     def against_zero(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -15,19 +15,32 @@ ALL = ("dp-sgd", "dice-sgd", "dp-ftrl")  # that train any model, compared unless
 
 def compare(
     methods: Annotated[
-        list[str] | None, typer.Argument(help=f"Any of {', '.join(method_names())}; default {', '.join(ALL)}.")
+        list[str] | None,
+        typer.Argument(help=f"Any of {', '.join(method_names())}; default {', '.join(ALL)}."),
     ] = None,
     data: Annotated[str, typer.Option(help="As for dpoptim train; it must be public.")] = "digits",
-    schema: Annotated[Path | None, typer.Option(help="Public description of a table's columns (TOML).")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="Public description of a table's columns (TOML).")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Label column of a table, or array.")] = None,
-    task: Annotated[TaskName | None, typer.Option(help="Default: what the target's description says.")] = None,
-    target_bounds: Annotated[str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict.")] = None,
-    data_is_public: Annotated[bool, typer.Option("--data-is-public", help="The bundled sets are public.")] = False,
+    task: Annotated[
+        TaskName | None, typer.Option(help="Default: what the target's description says.")
+    ] = None,
+    target_bounds: Annotated[
+        str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict.")
+    ] = None,
+    data_is_public: Annotated[
+        bool, typer.Option("--data-is-public", help="The bundled sets are public.")
+    ] = False,
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax,
     epsilon: Annotated[float, typer.Option(help="Of every method.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Of every method.")] = 1e-5,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data; default: the recipe's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Expected batch size; default: the recipe's.", min=1)] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data; default: the recipe's.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Expected batch size; default: the recipe's.", min=1)
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.", min=1)] = 3,
     out: Annotated[Path, typer.Option(help="File for the figures (JSON).")] = Path("compare.json"),
 ) -> None:
@@ -59,7 +72,9 @@ def compare(
             epochs=epochs,
             batch_size=batch_size,
         )
-        found = compare_methods(request, chosen, seeds=seeds, on_done=lambda each: say(f"{each.method}: done"))
+        found = compare_methods(
+            request, chosen, seeds=seeds, on_done=lambda each: say(f"{each.method}: done")
+        )
         write_atomically(out, to_json(found))
         table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, {seeds} seeds")
         for heading in ("method", "score", "+-", "seconds", "guarantee"):

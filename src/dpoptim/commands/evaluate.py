@@ -12,16 +12,26 @@ from dpoptim.terminal import clear_errors, say
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")],
-    data: Annotated[Path, typer.Argument(help="Private hold-out records: a table with the target's column.")],
+    data: Annotated[
+        Path, typer.Argument(help="Private hold-out records: a table with the target's column.")
+    ],
     epsilon: Annotated[float, typer.Option(help="What the evaluation may cost: epsilon > 0.")],
     delta: Annotated[float, typer.Option(help="Failure probability, well below 1/n.")],
-    ledger: Annotated[Path | None, typer.Option(help="Ledger of these records, charged before the noise is drawn.")] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Ledger of these records, charged before the noise is drawn."),
+    ] = None,
     neighboring: Annotated[
-        Relation | None, typer.Option(help="Neighbouring relation; default: the ledger's, else zero-out.")
+        Relation | None,
+        typer.Option(help="Neighbouring relation; default: the ledger's, else zero-out."),
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option("--n", help="Public number of records (of persons); needed for add-or-remove-one.", min=1),
+        typer.Option(
+            "--n",
+            help="Public number of records (of persons); needed for add-or-remove-one.",
+            min=1,
+        ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     noise_seed: Annotated[
@@ -29,9 +39,11 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Score a trained model on private records: noisy figures with confidence intervals, charged before they are drawn.
+    """Score a trained model on private records: noisy figures with confidence intervals, charged
+    before they are drawn.
 
-    Example: [bold]dpoptim evaluate runs/patients holdout.csv --epsilon 0.5 --delta 1e-6 --ledger holdout.sqlite[/]
+    Example: [bold]dpoptim evaluate runs/patients holdout.csv --epsilon 0.5 --delta 1e-6 --ledger
+    holdout.sqlite[/]
     """
     with clear_errors():
         from dpoptim.runs.evaluate import evaluate_run, to_json

@@ -9,18 +9,24 @@ from dpoptim.terminal import clear_errors, say
 
 
 def ledger(
-    file: Annotated[Path, typer.Argument(help="A ledger, as --ledger of `dpoptim train` names it.")],
+    file: Annotated[
+        Path, typer.Argument(help="A ledger, as --ledger of `dpoptim train` names it.")
+    ],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read all of it again: structure, digests, events, budget.")
+        bool,
+        typer.Option("--verify", help="Read all of it again: structure, digests, events, budget."),
     ] = False,
     digest: Annotated[
-        str | None, typer.Option(help="With --verify: a digest printed earlier; it must still be in the chain.")
+        str | None,
+        typer.Option(
+            help="With --verify: a digest printed earlier; it must still be in the chain."
+        ),
     ] = None,
 ) -> None:
     """Show a ledger: its budget, what is left, and each run.
 
-    The digest that it prints covers every entry. Write it down elsewhere, and --verify --digest shows
-    later whether the ledger was written anew or replaced by an older copy.
+    The digest that it prints covers every entry. Write it down elsewhere, and --verify --digest
+    shows later whether the ledger was written anew or replaced by an older copy.
 
     Example: [bold]dpoptim ledger patients.sqlite --verify[/]
     """
@@ -30,10 +36,15 @@ def ledger(
         if digest is not None and not verify:
             raise ValueError("--digest is compared by --verify; add it.")
         if not file.is_file():
-            raise FileNotFoundError(f"there is no ledger at {file}; `dpoptim train --ledger` makes one.")
+            raise FileNotFoundError(
+                f"there is no ledger at {file}; `dpoptim train --ledger` makes one."
+            )
         opened = Ledger(file)
         say(opened.describe())
         if verify:
             entries = opened.verify(digest=digest)
-            say(f"verified    {entries} entries, whole and as they were written; the budget admits every run")
+            say(
+                f"verified    {entries} entries, whole and as they were written; the budget "
+                "admits every run"
+            )
         say(f"digest      {opened.digest}")

@@ -10,13 +10,19 @@ from dpoptim.terminal import clear_errors, say
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")],
-    data: Annotated[Path, typer.Argument(help="New records: a table with the same columns, or a .npz file.")],
+    data: Annotated[
+        Path, typer.Argument(help="New records: a table with the same columns, or a .npz file.")
+    ],
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("predictions.csv"),
     data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="The true values are there and public: print the score.")
+        bool,
+        typer.Option(
+            "--data-is-public", help="The true values are there and public: print the score."
+        ),
     ] = False,
 ) -> None:
-    """Predict new records with a trained model: columns are found by name, and encoded as in training.
+    """Predict new records with a trained model: columns are found by name, and encoded as in
+    training.
 
     Example: [bold]dpoptim predict runs/patients new.csv --out predictions.csv[/]
     """

@@ -14,17 +14,28 @@ schema_commands = typer.Typer(help="The public description of a table.", no_args
 def schema_new(
     data: Annotated[Path, typer.Argument(help="A .csv, .csv.gz, .parquet or .arrow file.")],
     target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    person_column: Annotated[str | None, typer.Option(help="The column that says whose record each is.")] = None,
+    person_column: Annotated[
+        str | None, typer.Option(help="The column that says whose record each is.")
+    ] = None,
     data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="Fill in bounds, categories and classes from the values.")
+        bool,
+        typer.Option(
+            "--data-is-public", help="Fill in bounds, categories and classes from the values."
+        ),
     ] = False,
     regression: Annotated[
-        bool, typer.Option("--regression", help="Of public data: the target is a number to predict.")
+        bool,
+        typer.Option("--regression", help="Of public data: the target is a number to predict."),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Where to write; default DATA.schema.toml beside it.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; default DATA.schema.toml beside it.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
+    ] = False,
 ) -> None:
-    """Draft a schema of a table from the names and types of its columns; no value is read. You fill in the rest.
+    """Draft a schema of a table from the names and types of its columns; no value is read. You
+    fill in the rest.
 
     Example: [bold]dpoptim schema new patients.csv --target outcome[/]
     """
@@ -55,5 +66,8 @@ def schema_check(
 
         found = read_schema(schema)
     target = "none" if found.target is None else found.target.name
-    text = f"{len(found.features)} columns make {found.width} features; target {target}; person {found.person or 'none'}"
+    text = (
+        f"{len(found.features)} columns make {found.width} features; target {target}; person "
+        f"{found.person or 'none'}"
+    )
     say(text)

@@ -7,14 +7,19 @@ import typer
 
 from dpoptim.terminal import clear_errors, say
 
-RunArgument = Annotated[Path, typer.Argument(help="Run directory: what `dpoptim train --out` wrote.")]
+RunArgument = Annotated[
+    Path, typer.Argument(help="Run directory: what `dpoptim train --out` wrote.")
+]
 
 
 def verify(
     run: RunArgument,
-    ledger: Annotated[Path | None, typer.Option(help="Also look for the run's charge in this ledger.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Also look for the run's charge in this ledger.")
+    ] = None,
     public_key: Annotated[
-        Path | None, typer.Option(help="Also check the certificate's signature by this key (PEM, Ed25519).")
+        Path | None,
+        typer.Option(help="Also check the certificate's signature by this key (PEM, Ed25519)."),
     ] = None,
 ) -> None:
     """Is a run's certificate what its plan gives? Computes again whatever the plan determines.
@@ -43,7 +48,9 @@ def verify(
 
 def sign(
     run: RunArgument,
-    key: Annotated[Path, typer.Option(help="Private Ed25519 key, PEM (openssl genpkey -algorithm ed25519).")],
+    key: Annotated[
+        Path, typer.Option(help="Private Ed25519 key, PEM (openssl genpkey -algorithm ed25519).")
+    ],
 ) -> None:
     """Sign a run's certificate with a key of your organisation; it is verified first.
 

@@ -27,14 +27,17 @@ def load_arrays(
     numbers: Sequence[Step] = (),
     cache: Path | None = None,
 ) -> Data:
-    """Load arrays of features and labels from a .npz file or a folder of images, with a hold-out where it brings one.
+    """Load arrays of features and labels from a .npz file or a folder of images, with a hold-out
+    where it brings one.
 
     Args:
         target: the array of labels; None: ``y`` or ``y_train``.
-        classes: the labels that may occur, in order; public. None: read off the data, which only public data allows.
+        classes: the labels that may occur, in order; public. None: read off the data, which only
+            public data allows.
         public: the owner declares the data public.
         cache: see `Preparation`.
-        pixels, numbers: what happens to records of bytes, which are pixels, and to records of other numbers.
+        pixels, numbers: what happens to records of bytes, which are pixels, and to records of
+            other numbers.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the array and the fix.
@@ -42,7 +45,9 @@ def load_arrays(
     path = Path(path)
     arrays = read_image_folder(path) if path.is_dir() else read_npz(existing(path), target)
     steps = pixels if arrays.x.dtype == np.uint8 else numbers
-    return from_arrays(str(path), path.stem, arrays, classes=classes, public=public, steps=steps, cache=cache)
+    return from_arrays(
+        str(path), path.stem, arrays, classes=classes, public=public, steps=steps, cache=cache
+    )
 
 
 def from_arrays(
@@ -80,13 +85,16 @@ def label_numbers(source: str, labels: list[str], names: tuple[str, ...]) -> Lab
     y = np.array([places.get(label, -1) for label in labels], dtype=np.int64)
     if (y < 0).any():
         raise ValueError(
-            f"{source}: record {int(np.argmax(y < 0)) + 1} has a label outside the declared classes {', '.join(names)}; "
+            f"{source}: record {int(np.argmax(y < 0)) + 1} has a label outside the declared "
+            f"classes {', '.join(names)}; "
             "add it to --classes or drop the record. (Labels are compared as text: 1.0 is not 1.)"
         )
     return y
 
 
-def prepared(source: str, preparation: Preparation, x: NDArray[Any], cache: Path | None) -> NDArray[np.float32]:
+def prepared(
+    source: str, preparation: Preparation, x: NDArray[Any], cache: Path | None
+) -> NDArray[np.float32]:
     try:
         return preparation(x, cache=cache)
     except ValueError as error:

@@ -9,12 +9,25 @@ from dpoptim.data.idx import read_idx_folder
 from dpoptim.data.npz_files import Arrays, as_text
 from dpoptim.data.preparation import ChannelsFirst, Divide, Step
 
-FASHION_MNIST_DIRECTORY = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
-GARMENTS = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+# Debian's package dataset-fashion-mnist
+FASHION_MNIST_DIRECTORY = "/usr/share/datasets/fashion-mnist"
+GARMENTS = (
+    "t-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 
 
 def load_digits(seed: int = 0, steps: Sequence[Step] = (), cache: Path | None = None) -> Data:
-    """Load scikit-learn's 1,797 handwritten digits (8 x 8), one fifth held out at random by ``seed``.
+    """Load scikit-learn's 1,797 handwritten digits (8 x 8), one fifth held out at random by
+    ``seed``.
 
     Args:
         steps: applied to each image once its pixels are in [0, 1]. cache: see `Preparation`.
@@ -24,13 +37,21 @@ def load_digits(seed: int = 0, steps: Sequence[Step] = (), cache: Path | None = 
     images, labels = bundled(return_X_y=True)
     arrays = Arrays(images.reshape(-1, 8, 8), as_text(labels), None, None)
     steps = (ChannelsFirst(), Divide(16.0), *steps)
-    return hold_out_fifth(from_arrays("digits", "digits", arrays, classes=None, public=True, steps=steps, cache=cache), seed)
+    return hold_out_fifth(
+        from_arrays(
+            "digits", "digits", arrays, classes=None, public=True, steps=steps, cache=cache
+        ),
+        seed,
+    )
 
 
 def load_fashion_mnist(
-    directory: str | Path = FASHION_MNIST_DIRECTORY, steps: Sequence[Step] = (), cache: Path | None = None
+    directory: str | Path = FASHION_MNIST_DIRECTORY,
+    steps: Sequence[Step] = (),
+    cache: Path | None = None,
 ) -> Data:
-    """Load Fashion-MNIST (60,000 + 10,000 images of 28 x 28) from its four IDX files, gzipped or not.
+    """Load Fashion-MNIST (60,000 + 10,000 images of 28 x 28) from its four IDX files, gzipped or
+    not.
 
     Args:
         steps: applied to each image once its pixels are in [0, 1]. cache: see `Preparation`.
@@ -42,10 +63,22 @@ def load_fashion_mnist(
     arrays = read_idx_folder(Path(directory))
     for part, labels in (("train", arrays.labels), ("test", arrays.labels_test)):
         if not labels or not set(labels) <= {str(digit) for digit in range(10)}:
-            raise ValueError(f"{directory}: the {part} labels are not 0..9; these are not Fashion-MNIST's files.")
-    named = Arrays(arrays.x, garments(arrays.labels), arrays.x_test, garments(arrays.labels_test or []))
+            raise ValueError(
+                f"{directory}: the {part} labels are not 0..9; these are not Fashion-MNIST's files."
+            )
+    named = Arrays(
+        arrays.x, garments(arrays.labels), arrays.x_test, garments(arrays.labels_test or [])
+    )
     steps = (*PIXELS, *steps)
-    return from_arrays(str(directory), "fashion-mnist", named, classes=GARMENTS, public=True, steps=steps, cache=cache)
+    return from_arrays(
+        str(directory),
+        "fashion-mnist",
+        named,
+        classes=GARMENTS,
+        public=True,
+        steps=steps,
+        cache=cache,
+    )
 
 
 def garments(labels: list[str]) -> list[str]:

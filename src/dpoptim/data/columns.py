@@ -16,7 +16,8 @@ from dpoptim.data.reading import decoding, kind_of, opened
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones
-Values = Sequence[str] | NDArray[Any]  # text as in the file, or numbers with NaN for what is missing
+# text as in the file, or numbers with NaN for what is missing
+Values = Sequence[str] | NDArray[Any]
 
 TABLE_ENDINGS = (".csv", *arrow_files.ENDINGS)
 
@@ -43,7 +44,9 @@ def is_table(path: Path) -> bool:
 
 
 def column_names(path: Path) -> list[tuple[str, str | None]]:
-    """The columns in order, each with ``"number"``, ``"text"`` or, where the file does not say, None. No value is read."""
+    """The columns in order, each with ``"number"``, ``"text"`` or, where the file does not say,
+    None. No value is read.
+    """
     if kind_of(path) in arrow_files.ENDINGS:
         return arrow_files.names_and_kinds(path)
     with csv_rows(path, header_only=True) as rows:
@@ -54,7 +57,8 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> Iterator[Chu
     """The named columns (None: all), in chunks; only one chunk is in memory at a time.
 
     Raises:
-        ValueError: the file is damaged or lacks a column; naming the file, the line or column, and the fix.
+        ValueError: the file is damaged or lacks a column; naming the file, the line or column, and
+            the fix.
     """
     known = [name for name, _ in column_names(path)]
     wanted = list(known if names is None else names)
@@ -82,10 +86,13 @@ def read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Chunk]:
         size = max(1, min(CHUNK, MOST_CELLS // len(header)))
         first = 1
         while records := list(islice(rows, size)):
-            wrong = next((i for i, record in enumerate(records) if len(record) != len(header)), None)
+            wrong = next(
+                (i for i, record in enumerate(records) if len(record) != len(header)), None
+            )
             if wrong is not None:
                 raise ValueError(
-                    f"{path}, record {first + wrong}: {len(records[wrong])} columns where the header has {len(header)}."
+                    f"{path}, record {first + wrong}: {len(records[wrong])} columns where the "
+                    f"header has {len(header)}."
                 )
             columns = list(zip(*records, strict=True))
             yield Chunk(first, {name: columns[places[name]] for name in wanted})
@@ -106,7 +113,9 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
 
     def __enter__(self) -> Iterator[list[str]]:
         # With or without a byte-order mark.
-        self._text = io.TextIOWrapper(opened(self._path), encoding="utf-8-sig", errors=self._errors, newline="")
+        self._text = io.TextIOWrapper(
+            opened(self._path), encoding="utf-8-sig", errors=self._errors, newline=""
+        )
         return self._rows()
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +134,8 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
                 return
             if any("\0" in value for value in row):
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged or UTF-16; save it as UTF-8."
+                    f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged "
+                    "or UTF-16; save it as UTF-8."
                 )
             if row:
                 yield row
@@ -135,7 +145,8 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
             return ValueError(f"{self._path} is not UTF-8 text; save it as UTF-8.")
         if "(Error)" in str(error):  # csv.Error: a field beyond its limit
             return ValueError(
-                f"{self._path}, near line {line + 1}: a field of more than {csv.field_size_limit():,} characters. "
+                f"{self._path}, near line {line + 1}: a field of more than "
+                f"{csv.field_size_limit():,} characters. "
                 "Fix: close the quotation mark that was left open there, or shorten the text."
             )
         return error

@@ -1,4 +1,6 @@
-"""A data set in memory: features and labels, whose they are, and whether anything computed from it may be shown."""
+"""A data set in memory: features and labels, whose they are, and whether anything computed from it
+may be shown.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -14,14 +16,18 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Data:
-    """Features (records, ...) and labels 0..classes-1, for training and, where there is one, a hold-out.
+    """Features (records, ...) and labels 0..classes-1, for training and, where there is one, a
+    hold-out.
 
     Attributes:
-        public: whether anything computed from the data may be shown (hold-out curves, non-private comparison).
-        target_bounds: of a number to predict; the labels are then that number scaled to [-1, 1], float32, and there are
-            no classes. None: classification.
-        persons: number of the person, 0, 1, ..., whose record each is; None: every record is somebody else's.
-        encoding: what makes such features of new records: a schema for tables, steps for arrays. None: nothing known.
+        public: whether anything computed from the data may be shown (hold-out curves, non-private
+            comparison).
+        target_bounds: of a number to predict; the labels are then that number scaled to [-1, 1],
+            float32, and there are no classes. None: classification.
+        persons: number of the person, 0, 1, ..., whose record each is; None: every record is
+            somebody else's.
+        encoding: what makes such features of new records: a schema for tables, steps for arrays.
+            None: nothing known.
     """
 
     name: str
@@ -51,11 +57,15 @@ class Data:
 
 
 def hold_out_fifth(data: Data, seed: int) -> Data:
-    """Hold out a random fifth of a public data set: of its persons, where records belong to persons."""
+    """Hold out a random fifth of a public data set: of its persons, where records belong to
+    persons.
+    """
     order = np.random.default_rng(seed).permutation(data.units)
     if data.persons is None:
         held_out, rest = order[: len(order) // 5], order[len(order) // 5 :]
-        return replace(data, x=data.x[rest], y=data.y[rest], x_test=data.x[held_out], y_test=data.y[held_out])
+        return replace(
+            data, x=data.x[rest], y=data.y[rest], x_test=data.x[held_out], y_test=data.y[held_out]
+        )
     test = order[data.persons] < data.units // 5
     _, persons = np.unique(data.persons[~test], return_inverse=True)
     return replace(

@@ -22,7 +22,8 @@ class Encoded:
     Attributes:
         first: number of the first record in its file, counted from 1.
         x: float32 of shape (records, schema.width).
-        y: places among the classes (int64), or numbers to predict scaled to [-1, 1] (float32); None if not asked for.
+        y: places among the classes (int64), or numbers to predict scaled to [-1, 1] (float32);
+            None if not asked for.
         persons: whose row each is, as text; None without a person column.
     """
 
@@ -32,15 +33,19 @@ class Encoded:
     persons: list[str] | None
 
 
-def encode_table(path: Path, schema: Schema, *, labels: bool, persons: bool = False) -> Iterator[Encoded]:
-    """Read a table and apply the schema by column name, a chunk at a time; other columns are not looked at.
+def encode_table(
+    path: Path, schema: Schema, *, labels: bool, persons: bool = False
+) -> Iterator[Encoded]:
+    """Read a table and apply the schema by column name, a chunk at a time; other columns are not
+    looked at.
 
     Args:
-        labels, persons: whether to read the target, and whose record each is; new records to predict need neither.
+        labels, persons: whether to read the target, and whose record each is; new records to
+            predict need neither.
 
     Raises:
-        ValueError: the table is damaged, lacks a column of the schema, or holds a value that the schema does not allow.
-            These messages are for the data's owner, before a run.
+        ValueError: the table is damaged, lacks a column of the schema, or holds a value that the
+            schema does not allow. These messages are for the data's owner, before a run.
 
     **Guarantee.** A record's features are a function of that record and the schema.
     """
@@ -69,8 +74,11 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
         if column.kind == "number":
             numbers = numbers_of(path, chunk, column)
             gaps = np.isnan(numbers)
-            with np.errstate(over="ignore"):  # infinite numbers of unscaled columns are refused below
-                x[:, place] = np.where(gaps, filling(column, schema), scaled(numbers, column, schema))
+            # infinite numbers of unscaled columns are refused below
+            with np.errstate(over="ignore"):
+                x[:, place] = np.where(
+                    gaps, filling(column, schema), scaled(numbers, column, schema)
+                )
             if column.fill is not None:
                 x[:, place + 1] = gaps
         else:
@@ -81,12 +89,17 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
     finite = np.isfinite(x).all(1)
     if not finite.all():
         record = chunk.first + int(np.argmin(finite))
-        raise ValueError(f"{path}: record {record} has a feature that is NaN or infinite; clean it, or give fill values.")
+        raise ValueError(
+            f"{path}: record {record} has a feature that is NaN or infinite; clean "
+            "it, or give fill values."
+        )
     return x
 
 
 def scaled(numbers: NDArray[np.float64], column: Column, schema: Schema) -> NDArray[np.float64]:
-    """Numbers moved into the bounds, where there are any, and by ``scaling="bounds"`` to [-1, 1]."""
+    """Numbers moved into the bounds, where there are any, and by ``scaling="bounds"`` to [-1,
+    1].
+    """
     if column.bounds is None:
         return numbers
     inside = np.clip(numbers, *column.bounds)
@@ -99,7 +112,9 @@ def to_unit(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArra
 
 
 def filling(column: Column, schema: Schema) -> float:
-    """What stands for a missing number, scaled as numbers are; NaN where the schema says nothing of it."""
+    """What stands for a missing number, scaled as numbers are; NaN where the schema says nothing
+    of it.
+    """
     if column.fill is not None:
         value = column.fill
     elif column.bounds is not None:
@@ -120,7 +135,8 @@ def numbers_of(path: Path, chunk: Chunk, column: Column) -> NDArray[np.float64]:
     numbers, bad = as_numbers(chunk.columns[column.name])
     if bad is not None:
         raise ValueError(
-            f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number. Fix: correct it, or make the "
+            f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number. Fix: "
+            "correct it, or make the "
             "column a category or drop it in the schema."
         )
     return numbers
@@ -131,7 +147,10 @@ def targets_of(path: Path, chunk: Chunk, target: Column) -> NDArray[np.int64] | 
         numbers = numbers_of(path, chunk, target)
         if np.isnan(numbers).any():
             record = chunk.first + int(np.argmax(np.isnan(numbers)))
-            raise ValueError(f"{path}: record {record} has no value of the target {target.name!r}; drop the record.")
+            raise ValueError(
+                f"{path}: record {record} has no value of the target "
+                f"{target.name!r}; drop the record."
+            )
         return to_unit(np.clip(numbers, *target.bounds), target.bounds).astype(np.float32)
     places = {name: place for place, name in enumerate(target.classes)}
     labels = as_texts(chunk.columns[target.name])
@@ -139,8 +158,10 @@ def targets_of(path: Path, chunk: Chunk, target: Column) -> NDArray[np.int64] | 
     if (y < 0).any():
         record = chunk.first + int(np.argmax(y < 0))
         raise ValueError(
-            f"{path}: record {record} has a label outside the declared classes {', '.join(target.classes)}; "
-            "add it to the classes or drop the record. (Labels are compared as text: 1.0 is not 1.)"
+            f"{path}: record {record} has a label outside the declared classes "
+            f"{', '.join(target.classes)}; "
+            "add it to the classes or drop the record. (Labels are compared as text: 1.0 is not "
+            "1.)"
         )
     return y
 
@@ -150,7 +171,8 @@ def persons_of(path: Path, chunk: Chunk, person: str) -> list[str]:
     nobody = next((place for place, name in enumerate(persons) if not name), None)
     if nobody is not None:
         raise ValueError(
-            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is empty. Fix: give it a person "
+            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is "
+            "empty. Fix: give it a person "
             "of its own, or drop it."
         )
     return persons

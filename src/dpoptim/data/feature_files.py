@@ -1,4 +1,6 @@
-"""Features too large for memory, or too dear to make twice: in files that only their owner can read."""
+"""Features too large for memory, or too dear to make twice: in files that only their owner can
+read.
+"""
 
 import contextlib
 import hashlib
@@ -26,15 +28,20 @@ def roomy(shape: tuple[int, ...]) -> Floats:
 
 
 def cached(
-    folder: Path, settings: str, x: Floats, shape: tuple[int, ...], fill: Callable[[Floats, Floats], Floats]
+    folder: Path,
+    settings: str,
+    x: Floats,
+    shape: tuple[int, ...],
+    fill: Callable[[Floats, Floats], Floats],
 ) -> Floats:
-    """The features that ``fill(features, x)`` writes, from ``folder`` if they are there, else made and kept there.
+    """The features that ``fill(features, x)`` writes, from ``folder`` if they are there, else made
+    and kept there.
 
-    The file is found by the records themselves and the settings; it is as private as the records, and has mode 0600 from
-    its first byte. It is mapped into memory, not read.
+    The file is found by the records themselves and the settings; it is as private as the records,
+    and has mode 0600 from its first byte. It is mapped into memory, not read.
 
-    **Guarantee.** None is needed: features are a function of each record. A cache is found or not by all records together;
-    that shows in the running time alone.
+    **Guarantee.** None is needed: features are a function of each record. A cache is found or not
+    by all records together; that shows in the running time alone.
     """
     digest = hashlib.sha256(f"{settings}, {x.shape}, {shape}, ".encode())
     digest.update(np.ascontiguousarray(x).data)

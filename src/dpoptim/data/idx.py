@@ -24,14 +24,18 @@ def read_idx(folder: Path, stem: str, axes: int) -> NDArray[np.uint8]:
     path = next((p for p in candidates if p.is_file()), None)
     if path is None:
         raise FileNotFoundError(
-            f"{candidates[0]} does not exist (nor without .gz). Fix: point --data-dir at the folder of the "
-            "four IDX files; for Fashion-MNIST on Debian, install the package dataset-fashion-mnist."
+            f"{candidates[0]} does not exist (nor without .gz). Fix: point --data-dir at the "
+            "folder of the "
+            "four IDX files; for Fashion-MNIST on Debian, install the package "
+            "dataset-fashion-mnist."
         )
     with decoding(path, "a file that can be read", "fetch it again"), opened(path) as stream:
         content = stream.read()
     header = 4 + 4 * axes
     if len(content) < header or content[:4] != bytes([0, 0, IDX_UNSIGNED_BYTE, axes]):
-        raise ValueError(f"{path} is not an IDX file of unsigned bytes with {axes} axes; fetch it again.")
+        raise ValueError(
+            f"{path} is not an IDX file of unsigned bytes with {axes} axes; fetch it again."
+        )
     sizes = struct.unpack(f">{axes}I", content[4:header])
     if len(content) - header != math.prod(sizes):  # of Python's integers, which do not overflow
         raise ValueError(f"{path} should hold {sizes} entries but holds others; fetch it again.")
@@ -50,6 +54,9 @@ def read_idx_folder(folder: Path) -> Arrays:
         labels[part] = read_idx(folder, f"{stem}-labels-idx1-ubyte", axes=1)
         if len(images[part]) != len(labels[part]):
             raise ValueError(
-                f"{folder}: {len(images[part])} {part} images but {len(labels[part])} labels; fetch the files again."
+                f"{folder}: {len(images[part])} {part} images but {len(labels[part])} labels; "
+                "fetch the files again."
             )
-    return Arrays(images["train"], as_text(labels["train"]), images["test"], as_text(labels["test"]))
+    return Arrays(
+        images["train"], as_text(labels["train"]), images["test"], as_text(labels["test"])
+    )

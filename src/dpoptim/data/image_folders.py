@@ -1,4 +1,6 @@
-"""Images as people have them: folders of IDX files, of CIFAR's Python pickles, or of pictures sorted by class."""
+"""Images as people have them: folders of IDX files, of CIFAR's Python pickles, or of pictures
+sorted by class.
+"""
 
 import pickle
 from pathlib import Path
@@ -13,11 +15,17 @@ from dpoptim.data.reading import decoding
 
 PICTURES = (".jpg", ".jpeg", ".png")
 CIFAR = {  # first file of each kind, the files to train on and to test, the labels, their names
-    "data_batch_1": (tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), b"labels", b"label_names"),
+    "data_batch_1": (
+        tuple(f"data_batch_{i}" for i in range(1, 6)),
+        ("test_batch",),
+        b"labels",
+        b"label_names",
+    ),
     "train": (("train",), ("test",), b"fine_labels", b"fine_label_names"),
 }
 NAMES_OF_CLASSES = ("batches.meta", "meta")
-HARMLESS = {  # all that CIFAR's pickles need; everything else is refused, so no code in a file is run
+# all that CIFAR's pickles need; everything else is refused, so no code in a file is run
+HARMLESS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
@@ -30,8 +38,10 @@ def read_image_folder(folder: Path) -> Arrays:
     """Read a folder of images with their labels, by whichever of the usual forms it has.
 
     * ``train-images-idx3-ubyte(.gz)`` and its kin, as for MNIST;
-    * ``data_batch_1``, ... and ``test_batch`` (CIFAR-10), or ``train`` and ``test`` (CIFAR-100), in Python's pickle format;
-    * ``train/CLASS/*.jpg`` and, if there is a hold-out, ``test/CLASS/*.jpg``: pictures of one size, sorted by class.
+    * ``data_batch_1``, ... and ``test_batch`` (CIFAR-10), or ``train`` and ``test`` (CIFAR-100),
+      in Python's pickle format;
+    * ``train/CLASS/*.jpg`` and, if there is a hold-out, ``test/CLASS/*.jpg``: pictures of one
+      size, sorted by class.
 
     Returns:
         Bytes of shape (n, height, width) or (n, channels, height, width), and labels as text.
@@ -47,14 +57,21 @@ def read_image_folder(folder: Path) -> Arrays:
     return read_idx_folder(folder)
 
 
-def read_cifar(folder: Path, train: tuple[str, ...], test: tuple[str, ...], labels: bytes, names: bytes) -> Arrays:
+def read_cifar(
+    folder: Path, train: tuple[str, ...], test: tuple[str, ...], labels: bytes, names: bytes
+) -> Arrays:
     classes = class_names(folder, names)
     parts = [read_batches(folder, part, labels) for part in (train, test)]
-    known = [[classes[label] if label < len(classes) else str(label) for label in part[1]] for part in parts]
+    known = [
+        [classes[label] if label < len(classes) else str(label) for label in part[1]]
+        for part in parts
+    ]
     return Arrays(parts[0][0], known[0], parts[1][0], known[1])
 
 
-def read_batches(folder: Path, files: tuple[str, ...], key: bytes) -> tuple[NDArray[np.uint8], list[int]]:
+def read_batches(
+    folder: Path, files: tuple[str, ...], key: bytes
+) -> tuple[NDArray[np.uint8], list[int]]:
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
     for name in files:
@@ -63,7 +80,9 @@ def read_batches(folder: Path, files: tuple[str, ...], key: bytes) -> tuple[NDAr
             raise FileNotFoundError(f"{path} does not exist; fetch CIFAR's Python version again.")
         batch = read_pickle(path)
         x, y = batch.get(b"data", np.zeros(0)), batch.get(key, [])
-        right = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] == 3072
+        right = (
+            isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] == 3072
+        )
         whole = isinstance(y, list) and all(type(label) is int and label >= 0 for label in y)
         if not (right and whole and len(x) == len(y)):
             raise ValueError(f"{path} does not hold CIFAR's images and labels; fetch it again.")
@@ -84,7 +103,9 @@ def class_names(folder: Path, key: bytes) -> list[str]:
 
 
 class ArraysOnly(pickle.Unpickler):
-    """An unpickler of numbers, text, lists, dictionaries and numpy arrays of bytes; nothing else is made or called."""
+    """An unpickler of numbers, text, lists, dictionaries and numpy arrays of bytes; nothing else
+    is made or called.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in HARMLESS:
@@ -93,8 +114,13 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> dict[Any, Any]:
-    """Read a dictionary of arrays and lists from a pickle without running what else it may hold."""
-    with decoding(path, "a pickle of plain arrays", "fetch it again from a source that you trust"), path.open("rb") as file:
+    """Read a dictionary of arrays and lists from a pickle without running what else it may
+    hold.
+    """
+    with (
+        decoding(path, "a pickle of plain arrays", "fetch it again from a source that you trust"),
+        path.open("rb") as file,
+    ):
         found = unpickled(file)
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no dictionary; fetch CIFAR's Python version again.")
@@ -112,7 +138,9 @@ def read_pictures(folder: Path) -> Arrays:
         return Arrays(x, labels, None, None)
     x_test, labels_test = read_sorted(folder / "test")
     if x_test.shape[1:] != x.shape[1:]:
-        raise ValueError(f"{folder}: pictures in test/ have another size than those in train/; resize them.")
+        raise ValueError(
+            f"{folder}: pictures in test/ have another size than those in train/; resize them."
+        )
     return Arrays(x, labels, x_test, labels_test)
 
 
@@ -120,14 +148,23 @@ def read_sorted(folder: Path) -> tuple[NDArray[np.uint8], list[str]]:
     try:
         from PIL import Image
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(f"{missing}. Fix: pip install 'dpoptim[images]', which reads pictures.") from missing
+        raise ModuleNotFoundError(
+            f"{missing}. Fix: pip install 'dpoptim[images]', which reads pictures."
+        ) from missing
     files = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in PICTURES)
     if not files:
-        raise FileNotFoundError(f"{folder} holds no pictures; sort them as {folder}/CLASS/NAME.jpg.")
+        raise FileNotFoundError(
+            f"{folder} holds no pictures; sort them as {folder}/CLASS/NAME.jpg."
+        )
     pictures = []
     for path in files:
-        with decoding(path, "a picture", "save it again, or take it out"), Image.open(path) as image:
+        with (
+            decoding(path, "a picture", "save it again, or take it out"),
+            Image.open(path) as image,
+        ):
             pictures.append(np.moveaxis(np.asarray(image.convert("RGB")), -1, 0))
         if pictures[-1].shape != pictures[0].shape:
-            raise ValueError(f"{path} has another size than {files[0]}; resize all pictures to one size.")
+            raise ValueError(
+                f"{path} has another size than {files[0]}; resize all pictures to one size."
+            )
     return np.stack(pictures), [path.parent.name for path in files]

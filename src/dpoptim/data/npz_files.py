@@ -9,14 +9,17 @@ from numpy.typing import NDArray
 
 from dpoptim.data.reading import decoding
 
-FEATURES = (("x_train", "x_test"), ("X_train", "X_test"), ("x", None), ("X", None))  # names of arrays, as people use them
+# names of arrays, as people use them
+FEATURES = (("x_train", "x_test"), ("X_train", "X_test"), ("x", None), ("X", None))
 ORDINARY_TARGET = "y"
 TO_PREDICT = ("x", "X", "x_test", "X_test")
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a .npz file holds: features as in the file, labels as text, and a hold-out where it brings one."""
+    """What a .npz file holds: features as in the file, labels as text, and a hold-out where it
+    brings one.
+    """
 
     x: NDArray[Any]
     labels: list[str]
@@ -25,7 +28,8 @@ class Arrays:
 
 
 def read_npz(path: Path, target: str | None) -> Arrays:
-    """Read arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test`` as for MNIST.
+    """Read arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test`` as for
+    MNIST.
 
     Args:
         target: name of the label's array; None: ``y`` or ``y_train``.
@@ -38,16 +42,20 @@ def read_npz(path: Path, target: str | None) -> Arrays:
     pair = next((names for names in FEATURES if names[0] in arrays), None)
     if pair is None:
         raise ValueError(
-            f"{path} holds the arrays {held}; it must hold features 'x' and labels 'y', or x_train, y_train, "
+            f"{path} holds the arrays {held}; it must hold features 'x' and labels 'y', or "
+            "x_train, y_train, "
             "x_test, y_test (--target names another array of labels)."
         )
     x, label = pair[0], target or ("y_train" if pair[1] else ORDINARY_TARGET)
     x_test, label_test = pair[1], label.replace("_train", "_test")
     if label not in arrays:
         raise ValueError(
-            f"{path} holds the arrays {held}, and no labels {label!r}. Fix: --target names the array of labels."
+            f"{path} holds the arrays {held}, and no labels {label!r}. Fix: --target names the "
+            "array of labels."
         )
-    has_test = x_test is not None and x_test in arrays and label_test != label and label_test in arrays
+    has_test = (
+        x_test is not None and x_test in arrays and label_test != label and label_test in arrays
+    )
     held_out = (arrays[x_test], arrays[label_test]) if has_test and x_test is not None else None
     checked(path, arrays[x], arrays[label], x, label)
     if held_out is not None:
@@ -64,7 +72,9 @@ def read_npz(path: Path, target: str | None) -> Arrays:
 
 def read_all(path: Path) -> dict[str, NDArray[Any]]:
     with (
-        decoding(path, "a .npz archive of plain arrays", "write it with numpy.savez(path, x=..., y=...)"),
+        decoding(
+            path, "a .npz archive of plain arrays", "write it with numpy.savez(path, x=..., y=...)"
+        ),
         path.open("rb") as stream,  # opened here, since numpy leaves damaged ones open
         np.load(stream, allow_pickle=False) as archive,
     ):
@@ -72,7 +82,8 @@ def read_all(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def read_features(path: Path) -> NDArray[Any]:
-    """Read the features of records to predict: the array ``x``, ``X`` or ``x_test``, or the only one.
+    """Read the features of records to predict: the array ``x``, ``X`` or ``x_test``, or the only
+    one.
 
     Raises:
         ValueError: the file is damaged, or none of its arrays is named so.
@@ -83,7 +94,8 @@ def read_features(path: Path) -> NDArray[Any]:
         (name,) = arrays
     if name is None:
         raise ValueError(
-            f"{path} holds the arrays {', '.join(arrays) or '(none)'}; name the one to predict 'x', such as by "
+            f"{path} holds the arrays {', '.join(arrays) or '(none)'}; name the one to predict "
+            "'x', such as by "
             "numpy.savez(path, x=...)."
         )
     return arrays[name]
@@ -92,9 +104,15 @@ def read_features(path: Path) -> NDArray[Any]:
 def checked(path: Path, x: NDArray[Any], labels: NDArray[Any], name: str, label: str) -> None:
     real = np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_
     if x.ndim < 2 or not real or np.iscomplexobj(x):
-        raise ValueError(f"{path}: {name!r} must be an array of real numbers (records, ...), got shape {x.shape}.")
+        raise ValueError(
+            f"{path}: {name!r} must be an array of real numbers (records, ...), got "
+            f"shape {x.shape}."
+        )
     if labels.shape != (len(x),):
-        raise ValueError(f"{path}: {label!r} has shape {labels.shape}; it must hold one label for each of {len(x)} rows.")
+        raise ValueError(
+            f"{path}: {label!r} has shape {labels.shape}; it must hold one label "
+            f"for each of {len(x)} rows."
+        )
 
 
 def as_text(labels: NDArray[Any]) -> list[str]:

@@ -1,4 +1,6 @@
-"""What happens to each record's array by itself before a model sees it, so that prediction can do it again."""
+"""What happens to each record's array by itself before a model sees it, so that prediction can do
+it again.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +15,9 @@ from dpoptim.data.feature_files import cached, roomy
 from dpoptim.data.scattering import Scattering
 
 Floats = NDArray[np.float32]
-CHUNK = 32  # images at a time; a fixed shape, so that no record's last bits depend on how many others there are
+# images at a time; a fixed shape, so that no record's last bits depend on how many others there
+# are
+CHUNK = 32
 
 
 class Step(Protocol):
@@ -43,7 +47,9 @@ class Divide:
 
 @dataclass(frozen=True)
 class ChannelsFirst:
-    """Give images of (height, width) an axis of channels, and move one that comes last to the front."""
+    """Give images of (height, width) an axis of channels, and move one that comes last to the
+    front.
+    """
 
     def __call__(self, x: Floats) -> Floats:
         if x.ndim == 3:
@@ -82,10 +88,12 @@ class UnitNorm:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Scattering coefficients of images (see `Scattering`), each record normalised in groups of planes.
+    """Scattering coefficients of images (see `Scattering`), each record normalised in groups of
+    planes.
 
     Attributes:
-        groups: of planes; each group of each record is brought to mean 0 and deviation 1. Divides the planes.
+        groups: of planes; each group of each record is brought to mean 0 and deviation 1. Divides
+            the planes.
     """
 
     scales: int = 2
@@ -95,11 +103,15 @@ class Scatter:
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the features of images (records, channels, height, width)."""
         if len(shape) != 4:
-            raise ValueError(f"scattering takes images (records, channels, height, width), got shape {shape}.")
+            raise ValueError(
+                f"scattering takes images (records, channels, height, width), got shape {shape}."
+            )
         transform = Scattering(shape[2], shape[3], scales=self.scales, angles=self.angles)
         planes = shape[1] * transform.planes
         if planes % self.groups:
-            raise ValueError(f"groups={self.groups} must divide the {planes} planes of coefficients.")
+            raise ValueError(
+                f"groups={self.groups} must divide the {planes} planes of coefficients."
+            )
         return (shape[0], planes, *transform.size)
 
     def __call__(self, x: Floats) -> Floats:
@@ -149,16 +161,22 @@ class Preparation:
             ValueError: they have another shape, or a value that is not finite.
         """
         if x.shape[1:] != self.shape:
-            raise ValueError(f"records have shape {x.shape[1:]}; the model was trained on {self.shape}.")
+            raise ValueError(
+                f"records have shape {x.shape[1:]}; the model was trained on {self.shape}."
+            )
         with np.errstate(over="ignore"):  # too large for float32 is infinite, and refused
             features: Floats = x.astype(np.float32)
         finite = np.isfinite(features.reshape(len(features), -1)).all(1)
         if not finite.all():
             record = int(np.argmin(finite)) + 1
-            raise ValueError(f"record {record} has a feature that is NaN or infinite; clean or drop it.")
+            raise ValueError(
+                f"record {record} has a feature that is NaN or infinite; clean or drop it."
+            )
         for step in self.steps:
             if cache is not None and isinstance(step, Scatter):
-                features = cached(cache, repr(step), features, step.shape_of(features.shape), step.fill)
+                features = cached(
+                    cache, repr(step), features, step.shape_of(features.shape), step.fill
+                )
             else:
                 features = step(features)
         return features
@@ -178,5 +196,6 @@ class Preparation:
 
 def steps_of(entries: Sequence[Mapping[str, Any]]) -> tuple[Step, ...]:
     return tuple(
-        STEPS[entry["step"]](**{name: value for name, value in entry.items() if name != "step"}) for entry in entries
+        STEPS[entry["step"]](**{name: value for name, value in entry.items() if name != "step"})
+        for entry in entries
     )

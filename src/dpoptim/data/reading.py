@@ -13,8 +13,9 @@ GZIP_ENDING = ".gz"
 def decoding(path: Path, what: str, fix: str) -> Iterator[None]:
     """Turn every failure of a decoder into a ValueError with the file, its kind and the fix.
 
-    A decoder meets bytes that nobody foresaw, so no list of its exceptions is complete: of 1,000 flips in a .npz, 795
-    ended in six kinds. Only calls of a decoder belong inside; a mistake of our own must not be blamed on the file.
+    A decoder meets bytes that nobody foresaw, so no list of its exceptions is complete: of 1,000
+    flips in a .npz, 795 ended in six kinds. Only calls of a decoder belong inside; a mistake of
+    our own must not be blamed on the file.
 
     Args:
         what: what the file should be, such as ``"a .npz archive"``.

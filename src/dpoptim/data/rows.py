@@ -1,4 +1,6 @@
-"""Rows of numbers that grow chunk by chunk, in memory or, beyond it, in a file that only this process can open."""
+"""Rows of numbers that grow chunk by chunk, in memory or, beyond it, in a file that only this
+process can open.
+"""
 
 import tempfile
 from typing import IO
@@ -13,8 +15,9 @@ class Rows:
     """Collects float32 rows of one width.
 
     Args:
-        most_in_memory: bytes, beyond which all rows go to a temporary file. It has no name, so nobody else can open it
-            and nothing is left of it when the process ends, however it ends.
+        most_in_memory: bytes, beyond which all rows go to a temporary file. It has no name, so
+            nobody else can open it and nothing is left of it when the process ends, however it
+            ends.
     """
 
     def __init__(self, width: int, *, most_in_memory: int = MOST_IN_MEMORY) -> None:

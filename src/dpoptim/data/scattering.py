@@ -1,7 +1,8 @@
 """The scattering transform: features of images that no data has taught, so they cost no privacy.
 
-Wavelets, modulus, average; again on each modulus; nothing is learned (Mallat 2012; Bruna and Mallat 2013). Tramèr and
-Boneh (2021) show that a linear model on such features is hard to beat under differential privacy.
+Wavelets, modulus, average; again on each modulus; nothing is learned (Mallat 2012; Bruna and
+Mallat 2013). Tramèr and Boneh (2021) show that a linear model on such features is hard to beat
+under differential privacy.
 """
 
 import math
@@ -10,13 +11,18 @@ import torch
 from torch import Tensor
 
 COPIES = 2  # periods on each side over which a filter is summed, so that it is periodic
-ROUNDNESS = 4.0  # over the number of angles: width of an envelope along its wave, over that across it
+# over the number of angles: width of an envelope along its wave, over that across it
+ROUNDNESS = 4.0
 NARROWEST = 0.8  # width of the narrowest envelope, in pixels
 HIGHEST_FREQUENCY = 0.75 * math.pi  # of the narrowest wavelet, in radians a pixel
 
 
-def gabor(height: int, width: int, sigma: float, angle: float, frequency: float, slant: float) -> Tensor:
-    """A plane wave under a Gaussian envelope, made periodic: complex128 of shape (height, width), origin at (0, 0)."""
+def gabor(
+    height: int, width: int, sigma: float, angle: float, frequency: float, slant: float
+) -> Tensor:
+    """A plane wave under a Gaussian envelope, made periodic: complex128 of shape (height, width),
+    origin at (0, 0).
+    """
     offsets = torch.arange(-COPIES, COPIES + 1, dtype=torch.float64)
     rows = (torch.arange(height, dtype=torch.float64)[:, None] + offsets * height).reshape(-1, 1)
     columns = (torch.arange(width, dtype=torch.float64)[:, None] + offsets * width).reshape(1, -1)
@@ -28,7 +34,9 @@ def gabor(height: int, width: int, sigma: float, angle: float, frequency: float,
     return periods * (slant / (2 * math.pi * sigma**2))
 
 
-def morlet(height: int, width: int, sigma: float, angle: float, frequency: float, slant: float) -> Tensor:
+def morlet(
+    height: int, width: int, sigma: float, angle: float, frequency: float, slant: float
+) -> Tensor:
     """A Gabor filter less the multiple of its envelope that makes its sum zero."""
     wave = gabor(height, width, sigma, angle, frequency, slant)
     envelope = gabor(height, width, sigma, angle, 0.0, slant)
@@ -36,7 +44,8 @@ def morlet(height: int, width: int, sigma: float, angle: float, frequency: float
 
 
 def wavelet_spectra(height: int, width: int, scales: int, angles: int) -> Tensor:
-    """Fourier transforms of the Morlet wavelets, which are real: float64 of shape (scales, angles, height, width).
+    """Fourier transforms of the Morlet wavelets, which are real: float64 of shape (scales, angles,
+    height, width).
 
     Each gives zero for a constant.
     """
@@ -58,7 +67,8 @@ def wavelet_spectra(height: int, width: int, scales: int, angles: int) -> Tensor
 def averaging(size: int, scales: int, factor: int) -> Tensor:
     """The Gaussian average along one axis: float64 of shape (size / 2**scales - 2, size / factor).
 
-    From every ``factor``-th pixel of a periodic axis to every ``2**scales``-th, but for the first and the last.
+    From every ``factor``-th pixel of a periodic axis to every ``2**scales``-th, but for the first
+    and the last.
     """
     step = 2**scales
     centres = torch.arange(step, size - step, step, dtype=torch.float64)[:, None]
@@ -73,7 +83,8 @@ def fold(spectrum: Tensor, factor: int) -> Tensor:
     """The spectrum of every ``factor``-th pixel in both directions: aliases are averaged."""
     for axis in (-2, -1):
         parts = spectrum.chunk(factor, axis)
-        spectrum = sum(parts[1:], start=parts[0])  # ten times as fast as a mean over a strided axis
+        # ten times as fast as a mean over a strided axis
+        spectrum = sum(parts[1:], start=parts[0])
     return spectrum / factor**2 if factor > 1 else spectrum
 
 
@@ -82,14 +93,15 @@ class Scattering:
 
     Args:
         height, width: of the images, in pixels, at least ``2**scales``.
-        scales: J; features are averages over about ``2**J`` pixels, one for each square of ``2**J`` pixels.
+        scales: J; features are averages over about ``2**J`` pixels, one for each square of
+            ``2**J`` pixels.
         angles: L; directions of the wavelets.
 
-    An image of ``channels`` planes gives ``channels * (1 + J L + J (J - 1) L^2 / 2)`` planes of about
-    (height / 2**J, width / 2**J) pixels. Each plane of the image goes through by itself.
+    An image of ``channels`` planes gives ``channels * (1 + J L + J (J - 1) L^2 / 2)`` planes of
+    about (height / 2**J, width / 2**J) pixels. Each plane of the image goes through by itself.
 
-    **Guarantee.** Features of an image are a function of that image and of public numbers. All images of a chunk go
-    through the same operations in fixed shapes.
+    **Guarantee.** Features of an image are a function of that image and of public numbers. All
+    images of a chunk go through the same operations in fixed shapes.
     """
 
     def __init__(self, height: int, width: int, *, scales: int = 2, angles: int = 8) -> None:
@@ -97,12 +109,14 @@ class Scattering:
             raise ValueError(f"scales and angles must be at least 1, got {scales} and {angles}.")
         if min(height, width) < 2**scales:
             raise ValueError(
-                f"images of {height} x {width} pixels are too small for scales={scales}, which averages over "
+                f"images of {height} x {width} pixels are too small for scales={scales}, which "
+                "averages over "
                 f"{2**scales} pixels; choose a smaller one."
             )
         self.height, self.width, self.scales, self.angles = height, width, scales, angles
         step = 2**scales
-        # Mirrored by about one averaging window on each side, then trimmed by one coefficient on each.
+        # Mirrored by about one averaging window on each side, then trimmed by one coefficient on
+        # each.
         padded = [(size // step + 2) * step for size in (height, width)]
         before = [(whole - size) // 2 for whole, size in zip(padded, (height, width), strict=True)]
         self._padding = (
@@ -112,9 +126,12 @@ class Scattering:
             padded[0] - height - before[0],
         )
         spectra = wavelet_spectra(padded[0], padded[1], scales, angles)
-        self._wavelets = [(fold(spectra, 2**scale) * 4**scale).to(torch.float32) for scale in range(scales)]
+        self._wavelets = [
+            (fold(spectra, 2**scale) * 4**scale).to(torch.float32) for scale in range(scales)
+        ]
         self._averages = [
-            tuple(averaging(size, scales, 2**scale).to(torch.float32) for size in padded) for scale in range(scales)
+            tuple(averaging(size, scales, 2**scale).to(torch.float32) for size in padded)
+            for scale in range(scales)
         ]
 
     @property
@@ -129,10 +146,13 @@ class Scattering:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Coefficients, float32 of shape (n, channels * planes, *size), of images of shape (n, channels, height, width)."""
+        """Coefficients, float32 of shape (n, channels * planes, *size), of images of shape (n,
+        channels, height, width).
+        """
         if images.ndim != 4 or images.shape[2:] != (self.height, self.width):
             raise ValueError(
-                f"images must have shape (n, channels, {self.height}, {self.width}), got {tuple(images.shape)}."
+                f"images must have shape (n, channels, {self.height}, {self.width}), got "
+                f"{tuple(images.shape)}."
             )
         padded = torch.nn.functional.pad(images.to(torch.float32), self._padding, mode="reflect")
         spectrum = torch.fft.fft2(padded)
@@ -140,7 +160,8 @@ class Scattering:
         planes = [self._averaged(padded, 0)[:, :, None]]
         for scale in range(self.scales):
             first = self._moduli(spectrum[:, :, None], self._wavelets[0][scale], 2**scale)
-            planes.append(self._averaged(first, scale))  # of (n, channels, angles, h, w) at every 2**scale-th pixel
+            # of (n, channels, angles, h, w) at every 2**scale-th pixel
+            planes.append(self._averaged(first, scale))
             again = torch.fft.fft2(first)[:, :, :, None]
             for coarser in range(scale + 1, self.scales):
                 second = self._moduli(again, self._wavelets[scale][coarser], 2 ** (coarser - scale))

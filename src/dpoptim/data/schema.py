@@ -1,7 +1,8 @@
 """A schema: the public description of a table, from which every record is encoded by itself.
 
-Bounds, categories and fill values are said by people who know the domain, never read off private data. So scaling by
-them costs no privacy, and a model that was trained with a schema reads new rows by column name.
+Bounds, categories and fill values are said by people who know the domain, never read off private
+data. So scaling by them costs no privacy, and a model that was trained with a schema reads new
+rows by column name.
 """
 
 import tomllib
@@ -31,14 +32,17 @@ class Column:
 
     Attributes:
         name: as in the file's first line.
-        kind: ``"number"``; ``"category"``; ``"drop"``: not looked at; ``"person"``: whose row it is; ``"target"``: what
-            is predicted.
-        bounds: of a number: lowest and highest value; what lies outside is moved to the nearer one. None: not scaled.
-        fill: stands for a missing number, whose absence then also makes a feature of its own. None: the middle of the
-            bounds stands for it, and nothing else is said.
+        kind: ``"number"``; ``"category"``; ``"drop"``: not looked at; ``"person"``: whose row it
+            is; ``"target"``: what is predicted.
+        bounds: of a number: lowest and highest value; what lies outside is moved to the nearer
+            one. None: not scaled.
+        fill: stands for a missing number, whose absence then also makes a feature of its own.
+            None: the middle of the bounds stands for it, and nothing else is said.
         unit: for readers, such as ``"years"``.
-        categories: the values that count, each a feature; any other value, or none, sets no feature.
-        classes: the values of a target to classify, in order. A target with ``bounds`` instead is a number to predict.
+        categories: the values that count, each a feature; any other value, or none, sets no
+            feature.
+        classes: the values of a target to classify, in order. A target with ``bounds`` instead is
+            a number to predict.
     """
 
     name: str
@@ -63,8 +67,8 @@ class Schema:
 
     Attributes:
         columns: in the order of the features.
-        scaling: ``"bounds"``: each number to [-1, 1] by its bounds; ``"unit-norm"``: each record to Euclidean norm 1 by
-            itself; ``"none"``.
+        scaling: ``"bounds"``: each number to [-1, 1] by its bounds; ``"unit-norm"``: each record
+            to Euclidean norm 1 by itself; ``"none"``.
     """
 
     columns: tuple[Column, ...]
@@ -74,9 +78,13 @@ class Schema:
         for kind in ("target", "person"):
             several = [column.name for column in self.columns if column.kind == kind]
             if len(several) > 1:
-                raise ValueError(f"schema: {' and '.join(several)} are both of kind {kind!r}; choose one.")
+                raise ValueError(
+                    f"schema: {' and '.join(several)} are both of kind {kind!r}; choose one."
+                )
         if not any(column.width for column in self.columns):
-            raise ValueError("schema: no column of kind 'number' or 'category'; there is nothing to learn from.")
+            raise ValueError(
+                "schema: no column of kind 'number' or 'category'; there is nothing to learn from."
+            )
         for column in self.columns:
             if column.kind == "number" and self.scaling == "bounds" and column.bounds is None:
                 raise ValueError(missing_bounds(column.name))
@@ -100,18 +108,25 @@ class Schema:
 
     @property
     def row_norm(self) -> float | None:
-        """A public bound on the Euclidean norm of an encoded record; None where nothing bounds it."""
+        """A public bound on the Euclidean norm of an encoded record; None where nothing bounds
+        it.
+        """
         if self.scaling == "none":
             return None
         if self.scaling == "unit-norm":
             return 1.0
-        # A number and the mark that it is missing, or one category of a column: each feature within [-1, 1].
-        return float(sum(column.width if column.kind == "number" else 1 for column in self.features)) ** 0.5
+        # A number and the mark that it is missing, or one category of a column: each feature
+        # within [-1, 1].
+        return (
+            float(sum(column.width if column.kind == "number" else 1 for column in self.features))
+            ** 0.5
+        )
 
 
 def missing_bounds(name: str) -> str:
     return (
-        f"schema: column {name!r} has no bounds. Fix: write its lowest and highest possible value, as is publicly known, "
+        f"schema: column {name!r} has no bounds. Fix: write its lowest and highest possible "
+        "value, as is publicly known, "
         'such as bounds = [0, 120]; or kind = "drop".'
     )
 
@@ -140,11 +155,17 @@ def parse_schema(text: str) -> Schema:
         raise ValueError(f"schema: no TOML ({str(error)[:200]}).") from None
     surplus = document.keys() - {"scaling", "columns"}
     if surplus:
-        raise ValueError(f"schema: unknown entry {min(surplus)!r}; known are scaling and [columns.NAME].")
+        raise ValueError(
+            f"schema: unknown entry {min(surplus)!r}; known are scaling and [columns.NAME]."
+        )
     scaling, columns = document.get("scaling", "bounds"), document.get("columns")
     if scaling not in get_args(Scaling):
-        raise ValueError(f"schema: scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}.")
-    if not isinstance(columns, dict) or not all(isinstance(entry, dict) for entry in columns.values()):
+        raise ValueError(
+            f"schema: scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}."
+        )
+    if not isinstance(columns, dict) or not all(
+        isinstance(entry, dict) for entry in columns.values()
+    ):
         raise ValueError("schema: it must hold a table [columns.NAME] for each column.")
     return Schema(tuple(column_of(name, entry) for name, entry in columns.items()), scaling)
 
@@ -153,7 +174,9 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
     """A column from its TOML table; refuses unknown, missing and wrong entries by name."""
     kind = entry.get("kind")
     if kind not in OPTIONS:
-        raise ValueError(f"schema: column {name!r}: kind must be one of {', '.join(OPTIONS)}, got {kind!r}.")
+        raise ValueError(
+            f"schema: column {name!r}: kind must be one of {', '.join(OPTIONS)}, got {kind!r}."
+        )
     surplus = entry.keys() - {"kind", *OPTIONS[kind]}
     if surplus:
         known = ", ".join(OPTIONS[kind]) or "nothing else"
@@ -165,22 +188,29 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
         name,
         kind,
         bounds=bounds_of(name, entry["bounds"]) if "bounds" in entry else None,
-        fill=real_number(f"schema: column {name!r}: fill", entry["fill"]) if "fill" in entry else None,
+        fill=real_number(f"schema: column {name!r}: fill", entry["fill"])
+        if "fill" in entry
+        else None,
         unit=unit,
         categories=texts_of(name, "categories", entry.get("categories", [])),
         classes=texts_of(name, "classes", entry.get("classes", [])),
     )
     if kind == "category" and not column.categories:
-        raise ValueError(f'schema: column {name!r}: list its categories, a public list, or use kind = "drop".')
+        raise ValueError(
+            f'schema: column {name!r}: list its categories, a public list, or use kind = "drop".'
+        )
     if kind == "target" and (len(column.classes) >= 2) == (column.bounds is not None):
         raise ValueError(
-            f"schema: the target {name!r} needs either classes (at least two, a public list) or bounds (a number to "
+            f"schema: the target {name!r} needs either classes (at least two, a public list) or "
+            "bounds (a number to "
             "predict)."
         )
     if column.fill is not None and column.bounds is not None:
         low, high = column.bounds
         if not low <= column.fill <= high:
-            raise ValueError(f"schema: column {name!r}: fill {column.fill:g} is outside its bounds.")
+            raise ValueError(
+                f"schema: column {name!r}: fill {column.fill:g} is outside its bounds."
+            )
     return column
 
 
@@ -188,20 +218,31 @@ def bounds_of(name: str, value: object) -> tuple[float, float]:
     if FILL_IN in (value if isinstance(value, list) else [value]):
         raise ValueError(missing_bounds(name))
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"schema: column {name!r}: bounds must be [lowest, highest], got {value!r}.")
+        raise ValueError(
+            f"schema: column {name!r}: bounds must be [lowest, highest], got {value!r}."
+        )
     low, high = (real_number(f"schema: column {name!r}: a bound", each) for each in value)
     if not -1e30 < low < high < 1e30:  # squares and differences stay finite
-        raise ValueError(f"schema: column {name!r}: bounds must be two finite numbers, the lower first, got {value!r}.")
+        raise ValueError(
+            f"schema: column {name!r}: bounds must be two finite numbers, the lower "
+            f"first, got {value!r}."
+        )
     return low, high
 
 
 def texts_of(name: str, entry: str, value: object) -> tuple[str, ...]:
     """A list of texts, or of whole numbers as text."""
     if FILL_IN in (value if isinstance(value, list) else [value]):
-        raise ValueError(f'schema: column {name!r}: fill in its {entry}, a public list such as ["no", "yes"].')
-    plain = isinstance(value, list) and all(isinstance(each, str | int) and not isinstance(each, bool) for each in value)
+        raise ValueError(
+            f'schema: column {name!r}: fill in its {entry}, a public list such as ["no", "yes"].'
+        )
+    plain = isinstance(value, list) and all(
+        isinstance(each, str | int) and not isinstance(each, bool) for each in value
+    )
     if not plain:
-        raise ValueError(f"schema: column {name!r}: {entry} must be a list of texts, got {value!r}.")
+        raise ValueError(
+            f"schema: column {name!r}: {entry} must be a list of texts, got {value!r}."
+        )
     assert isinstance(value, list)
     texts = tuple(str(each).strip() for each in value)
     if len(set(texts)) < len(texts):

@@ -11,12 +11,14 @@ from dpoptim.data.numbers import as_numbers, as_texts, is_missing
 from dpoptim.data.schema import FILL_IN, Column, Schema
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
-IDENTIFIER = re.compile(r"(^|[_\s-])(id|uuid|key|index|name|email|phone)$|^(id|unnamed)", re.IGNORECASE)
+IDENTIFIER = re.compile(
+    r"(^|[_\s-])(id|uuid|key|index|name|email|phone)$|^(id|unnamed)", re.IGNORECASE
+)
 MOST_CATEGORIES = 30  # of a public column of text, before it is dropped from a draft
 HEAD = """\
 # What is publicly known about the columns. Nothing here may be read off private data.
-#   number:   bounds = [lowest, highest] as possible, not as found; fill = value for what is missing
-#   category: categories = ["a", "b"], the values that count
+#   number:   bounds = [lowest, highest] as possible, not as found; fill = value for what is
+# missing category: categories = ["a", "b"], the values that count
 #   person:   whose row it is; one person is then what the guarantee protects
 #   target:   classes = ["no", "yes"], or bounds = [lowest, highest] of a number to predict
 #   drop:     not looked at
@@ -25,7 +27,9 @@ HEAD = """\
 
 def to_toml(schema: Schema) -> str:
     """Write a schema so that `parse_schema` gives an equal one."""
-    return f'scaling = "{schema.scaling}"\n' + "".join(table_of(column) for column in schema.columns)
+    return f'scaling = "{schema.scaling}"\n' + "".join(
+        table_of(column) for column in schema.columns
+    )
 
 
 def table_of(column: Column) -> str:
@@ -47,7 +51,9 @@ def key(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A TOML basic string: JSON's escapes are TOML's, but for DEL and lone surrogates, which no file holds."""
+    """A TOML basic string: JSON's escapes are TOML's, but for DEL and lone surrogates, which no
+    file holds.
+    """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -56,7 +62,8 @@ def number(value: float) -> str:
 
 
 def draft(path: Path, *, target: str | None = None, person: str | None = None) -> str:
-    """A schema to complete, from the names and types of the columns alone: no value of the table is read.
+    """A schema to complete, from the names and types of the columns alone: no value of the table
+    is read.
 
     Raises:
         ValueError: the file is damaged, or has no column ``target`` or ``person``.
@@ -85,11 +92,17 @@ def draft(path: Path, *, target: str | None = None, person: str | None = None) -
 def check_names(path: Path, known: list[str], target: str | None, person: str | None) -> None:
     for option, name in (("--target", target), ("--person-column", person)):
         if name is not None and name not in known:
-            raise ValueError(f"{path} has no column {name!r}; {option} takes one of {abridged(known)}.")
+            raise ValueError(
+                f"{path} has no column {name!r}; {option} takes one of {abridged(known)}."
+            )
 
 
-def from_public_table(path: Path, *, target: str, person: str | None = None, regression: bool = False) -> Schema:
-    """Read a schema off a table that its owner declares public: bounds, categories and classes as found in it."""
+def from_public_table(
+    path: Path, *, target: str, person: str | None = None, regression: bool = False
+) -> Schema:
+    """Read a schema off a table that its owner declares public: bounds, categories and classes as
+    found in it.
+    """
     names = [name for name, _ in column_names(path)]
     check_names(path, names, target, person)
     parts = whole_columns(path, names)
@@ -124,11 +137,16 @@ def found_target(path: Path, name: str, parts: list[Values], *, regression: bool
     if not regression:
         texts = {text for values in parts for text in as_texts(values)}
         if len(texts) < 2:
-            raise ValueError(f"{path}: the label takes fewer than two values; there is nothing to classify.")
+            raise ValueError(
+                f"{path}: the label takes fewer than two values; there is nothing to classify."
+            )
         return Column(name, "target", classes=tuple(sorted(texts, key=natural_order)))
     bounds = found_bounds(parts)
     if bounds is None:
-        raise ValueError(f"{path}: the target {name!r} holds text or a single number; regression predicts numbers.")
+        raise ValueError(
+            f"{path}: the target {name!r} holds text or a single number; regression "
+            "predicts numbers."
+        )
     return Column(name, "target", bounds=bounds)
 
 
@@ -139,10 +157,14 @@ def found_column(name: str, parts: list[Values]) -> Column:
     if bounds is not None:
         known = np.concatenate([as_numbers(values)[0] for values in parts])
         gaps = np.isnan(known)
-        return Column(name, "number", bounds, fill=float(np.median(known[~gaps])) if gaps.any() else None)
+        return Column(
+            name, "number", bounds, fill=float(np.median(known[~gaps])) if gaps.any() else None
+        )
     texts = {text for values in parts for text in as_texts(values) if not is_missing(text)}
     few = 2 <= len(texts) <= MOST_CATEGORIES
-    return Column(name, "category", categories=tuple(sorted(texts))) if few else Column(name, "drop")
+    return (
+        Column(name, "category", categories=tuple(sorted(texts))) if few else Column(name, "drop")
+    )
 
 
 def found_bounds(parts: list[Values]) -> tuple[float, float] | None:

@@ -1,7 +1,7 @@
 """Load a table or arrays with labels for training.
 
-A file that cannot be used is refused here, before any training, by a message for its owner. Nothing here looks at the
-data to choose a setting, except where its owner declares it public.
+A file that cannot be used is refused here, before any training, by a message for its owner.
+Nothing here looks at the data to choose a setting, except where its owner declares it public.
 """
 
 from dataclasses import replace
@@ -21,7 +21,8 @@ from dpoptim.data.schema_files import from_public_table, public_target
 ENDINGS = (*TABLE_ENDINGS, ".npz")
 
 NO_BOUNDS = (
-    "--target-bounds is missing: the lowest and highest value of the number to predict, as is publicly known, such as "
+    "--target-bounds is missing: the lowest and highest value of the number to predict, as is "
+    "publicly known, such as "
     "--target-bounds 0,500000."
 )
 
@@ -29,11 +30,12 @@ NO_BOUNDS = (
 def load_table(path: str | Path, schema: Schema, *, public: bool = False) -> Data:
     """Load a table (.csv, .csv.gz, .parquet, .arrow) through its schema.
 
-    It is read in chunks; features that outgrow memory go to a file that only this process can open.
+    It is read in chunks; features that outgrow memory go to a file that only this process can
+    open.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file, the column and the fix. These messages are for the data's owner,
-            before a run; nothing of the data reaches a log of the run.
+        FileNotFoundError, ValueError: naming the file, the column and the fix. These messages are
+            for the data's owner, before a run; nothing of the data reaches a log of the run.
     """
     path = existing(path)
     target = schema.target
@@ -86,11 +88,13 @@ def schema_without_file(
     regression: bool = False,
     scaling: Scaling | None = None,
 ) -> Schema:
-    """The schema of a table for which there is none: read off public data, else all columns as plain numbers.
+    """The schema of a table for which there is none: read off public data, else all columns as
+    plain numbers.
 
     Args:
         target: the label's column.
-        classes: the labels that may occur, in order; public. ``target_bounds``: of a number to predict instead.
+        classes: the labels that may occur, in order; public. ``target_bounds``: of a number to
+            predict instead.
         public: the owner declares the data public.
         regression: predict a number, whose bounds may be read off public data.
         scaling: None: public data by its own bounds, other data by ``"unit-norm"``.
@@ -101,23 +105,37 @@ def schema_without_file(
     path = existing(path)
     names = [name for name, _ in column_names(path)]
     if target is None:
-        raise ValueError(f"{path}: --target is missing; it names the label's column, one of {abridged(names)}.")
+        raise ValueError(
+            f"{path}: --target is missing; it names the label's column, one of {abridged(names)}."
+        )
     for option, name in (("--target", target), ("--person-column", person)):
         if name is not None and name not in names:
-            raise ValueError(f"{path} has no column {name!r}; {option} takes one of {abridged(names)}.")
+            raise ValueError(
+                f"{path} has no column {name!r}; {option} takes one of {abridged(names)}."
+            )
     if set(names) <= {target, person}:
-        raise ValueError(f"{path} has no column beside the label {target!r}; there is nothing to learn from.")
+        raise ValueError(
+            f"{path} has no column beside the label {target!r}; there is nothing to learn from."
+        )
     known = target_column(path, target, classes, target_bounds)
     if public and scaling in (None, "bounds"):
-        found = from_public_table(path, target=target, person=person, regression=regression or target_bounds is not None)
+        found = from_public_table(
+            path, target=target, person=person, regression=regression or target_bounds is not None
+        )
         if known is not None:
-            found = replace(found, columns=tuple(known if each.name == target else each for each in found.columns))
+            found = replace(
+                found,
+                columns=tuple(known if each.name == target else each for each in found.columns),
+            )
         return found
     if known is None:
         if not public:
             raise ValueError(NO_BOUNDS if regression else undeclared(path))
         known = public_target(path, target, regression=regression)
-    columns = [known if name == target else Column(name, "person" if name == person else "number") for name in names]
+    columns = [
+        known if name == target else Column(name, "person" if name == person else "number")
+        for name in names
+    ]
     return Schema(tuple(columns), scaling or "unit-norm")
 
 
@@ -137,13 +155,17 @@ def check_classes(source: str | Path, classes: tuple[str, ...]) -> None:
     if len(set(classes)) < len(classes):
         raise ValueError(f"--classes names a label twice: {', '.join(classes)}.")
     if len(classes) < 2:
-        raise ValueError(f"{source}: the label takes fewer than two values; there is nothing to classify.")
+        raise ValueError(
+            f"{source}: the label takes fewer than two values; there is nothing to classify."
+        )
 
 
 def undeclared(source: str | Path) -> str:
     return (
-        f"{source}: --classes is missing. The list of labels goes into the released model, so on private data it must be "
-        "known beforehand: declare it (--classes no,yes, or in a schema), or declare the data public "
+        f"{source}: --classes is missing. The list of labels goes into the released model, so on "
+        "private data it must be "
+        "known beforehand: declare it (--classes no,yes, or in a schema), or declare the data "
+        "public "
         "(--data-is-public)."
     )
 
@@ -153,8 +175,12 @@ def existing(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} does not exist; --data takes digits, fashion-mnist, or a file ({', '.join(ENDINGS)})."
+            f"{path} does not exist; --data takes digits, fashion-mnist, or a file "
+            f"({', '.join(ENDINGS)})."
         )
     if kind_of(path) not in ENDINGS:
-        raise ValueError(f"{path}: cannot read {path.suffix or 'a file without ending'}; give one of {', '.join(ENDINGS)}.")
+        raise ValueError(
+            f"{path}: cannot read {path.suffix or 'a file without ending'}; give "
+            f"one of {', '.join(ENDINGS)}."
+        )
     return path

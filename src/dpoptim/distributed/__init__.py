@@ -1,1 +1,3 @@
-"""Several processes that train one model together, under ``torch.distributed``: see docs/guides/many-processes.md."""
+"""Several processes that train one model together, under ``torch.distributed``: see
+docs/guides/many-processes.md.
+"""

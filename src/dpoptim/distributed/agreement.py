@@ -30,17 +30,22 @@ def facts_of(
         sharded: whether each rank has records of its own, which are then not compared.
         options: further arguments of `attach` that must be the same.
 
-    Data sets of tensors are compared by a digest of some of their records, which stays among the ranks.
+    Data sets of tensors are compared by a digest of some of their records, which stays among the
+    ranks.
     """
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     facts = {
         "plan": digest(plan.to_json()),
         "version": f"dpoptim {__version__}, torch {torch.__version__}",
-        "model": digest(repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors_of(engine.model)])),
+        "model": digest(
+            repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors_of(engine.model)])
+        ),
         "trainable parameters": digest(repr(engine.names)),
         "values of the parameters": values_of(engine),
         "optimizer": repr([type(optimizer).__name__ for optimizer in optimizers]),
-        "optimizer settings": digest(repr([settings_of(optimizer, names) for optimizer in optimizers])),
+        "optimizer settings": digest(
+            repr([settings_of(optimizer, names) for optimizer in optimizers])
+        ),
         "sharded": str(sharded),
         **{key: str(value) for key, value in options.items()},
     }
@@ -68,7 +73,10 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def settings_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, str]]:
     return [
-        {key: repr([names.get(id(p)) for p in value] if key == "params" else value) for key, value in sorted(group.items())}
+        {
+            key: repr([names.get(id(p)) for p in value] if key == "params" else value)
+            for key, value in sorted(group.items())
+        }
         for group in optimizer.param_groups
     ]
 

@@ -1,7 +1,8 @@
 """The processes of one run under ``torch.distributed``.
 
-Two groups of processes are in use: the caller's, for vectors, and one of its own on the CPU, for agreement. So a rank that
-fails in the middle of a sum can still say so, and the others still hear it once their own sum has timed out.
+Two groups of processes are in use: the caller's, for vectors, and one of its own on the CPU, for
+agreement. So a rank that fails in the middle of a sum can still say so, and the others still hear
+it once their own sum has timed out.
 """
 
 import math
@@ -33,10 +34,12 @@ ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they l
 
 
 class ProcessGroup:
-    """The ranks of a ``torch.distributed`` process group; see `Ranks`. Made on all of them together.
+    """The ranks of a ``torch.distributed`` process group; see `Ranks`. Made on all of them
+    together.
 
     Args:
-        group: of the training processes. Its time-out holds for everything that they wait for here.
+        group: of the training processes. Its time-out holds for everything that they wait for
+            here.
 
     Raises:
         RankError: a rank does not answer, before the group's time-out.
@@ -51,23 +54,31 @@ class ProcessGroup:
             self._control = control_group(group)
         self._secret: bytes = self.from_first(fresh_secret)
 
-    # ---- agreement -------------------------------------------------------------------------------------------
+    # ---- agreement ------------------------------------------------------------------------------
 
     def arrive(self, what: str) -> None:
         signs = self._say(ARRIVED, 0)
         failed = [rank for rank, (kind, _) in enumerate(signs) if kind != ARRIVED]
         if failed:
             self._over = True
-            raise RankError(f"{named(failed)} failed in {what}, and says why itself. Nothing was released.")
+            raise RankError(
+                f"{named(failed)} failed in {what}, and says why itself. Nothing was released."
+            )
 
     def agree(self, facts: Mapping[str, str]) -> None:
         everyone = self.gathered(dict(facts))
         for key in facts:
-            other = [rank for rank, theirs in enumerate(everyone) if theirs.get(key) != everyone[0].get(key)]
+            other = [
+                rank
+                for rank, theirs in enumerate(everyone)
+                if theirs.get(key) != everyone[0].get(key)
+            ]
             if other:
                 raise RankError(
-                    f"{named(other)} would train with another {key} than rank 0. Fix: the same program, settings, "
-                    "first values of the model and data on every rank (sharded=True if each has records of its own)."
+                    f"{named(other)} would train with another {key} than rank 0. Fix: the same "
+                    "program, settings, "
+                    "first values of the model and data on every rank (sharded=True if each has "
+                    "records of its own)."
                 )
 
     def from_first(self, ask: Callable[[], Answer]) -> Answer:
@@ -99,8 +110,10 @@ class ProcessGroup:
             if (kind, at) != (RELEASE, step)
         ]
         raise RankError(
-            f"rank {self.rank} is about to release step {step}, but {'; '.join(others)}. Nothing of the step was released. "
-            "Fix: every rank must go through the same steps, and leave the run after the same one."
+            f"rank {self.rank} is about to release step {step}, but {'; '.join(others)}. Nothing "
+            "of the step was released. "
+            "Fix: every rank must go through the same steps, and leave the run after the same "
+            "one."
         )
 
     def leave(self, step: int, *, failed: bool) -> None:
@@ -111,14 +124,21 @@ class ProcessGroup:
         others = [rank for rank, sign in enumerate(signs) if sign != (LEFT, step)]
         if others and not failed:
             raise RankError(
-                f"rank {self.rank} leaves the run after step {step}, but {named(others)} failed, or goes on, or left after "
-                "another step: the run does not count as completed. Fix: leave it on all ranks after the same step."
+                f"rank {self.rank} leaves the run after step {step}, but {named(others)} failed, "
+                "or goes on, or left after "
+                "another step: the run does not count as completed. Fix: leave it on all ranks "
+                "after the same step."
             )
 
     def _say(self, kind: int, step: int, *, quietly: bool = False) -> list[tuple[int, int]]:
-        """Tell all ranks what this one is about to do; returns what all are. ``quietly``: an answer is not needed."""
+        """Tell all ranks what this one is about to do; returns what all are. ``quietly``: an
+        answer is not needed.
+        """
         if self._over:
-            raise RankError("this run has ended, or failed, on one of the ranks. Fix: see the first error; start it again.")
+            raise RankError(
+                "this run has ended, or failed, on one of the ranks. Fix: see the "
+                "first error; start it again."
+            )
         signs = torch.zeros(self.size, 2, dtype=torch.int64)
         try:
             with self._connected("agreeing on the next step"):
@@ -147,7 +167,7 @@ class ProcessGroup:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
         return int(largest)
 
-    # ---- what is written, and drawn ---------------------------------------------------------------------------
+    # ---- what is written, and drawn -------------------------------------------------------------
 
     def ledger(self, ledger: Ledger) -> Ledger:
         return LedgerOfRanks(ledger, self.from_first)
@@ -156,13 +176,17 @@ class ProcessGroup:
         return key_stream(seed, f"{purpose} of rank {self.rank} of {self.size}")
 
     def common_stream(self, seed: int | None, purpose: str) -> KeyStream:
-        return KeyStream.from_secret(self._secret, purpose) if seed is None else KeyStream.from_seed(seed, purpose)
+        return (
+            KeyStream.from_secret(self._secret, purpose)
+            if seed is None
+            else KeyStream.from_seed(seed, purpose)
+        )
 
     def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
         coins = self.common_stream(seed, purpose)
         return lambda indices: into_groups(coins, indices, self.size)[self.rank]
 
-    # ---- sums ------------------------------------------------------------------------------------------------
+    # ---- sums -----------------------------------------------------------------------------------
 
     def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
         return ReplicatedTotals(self, parameters, directions)
@@ -170,8 +194,9 @@ class ProcessGroup:
     def sum_parts(self, vector: Tensor) -> Tensor:
         """See `Ranks`. The sum is written over the beginning of ``vector``.
 
-        Each rank sends every other one its part of the vector, and adds up what it gets in the order of the ranks. (On gloo
-        this takes two fifths of the time of its reduce-scatter, needs no padding, and the order of additions is known.)
+        Each rank sends every other one its part of the vector, and adds up what it gets in the
+        order of the ranks. (On gloo this takes two fifths of the time of its reduce-scatter, needs
+        no padding, and the order of additions is known.)
         """
         sizes = part_sizes(len(vector), self.size)
         mine = sizes[self.rank]
@@ -214,7 +239,7 @@ class ProcessGroup:
             dist.broadcast(released, group=self._control, group_src=0)
         return released
 
-    # ---- failure -----------------------------------------------------------------------------------------------
+    # ---- failure --------------------------------------------------------------------------------
 
     @contextmanager
     def _connected(self, doing: str) -> Iterator[None]:
@@ -226,9 +251,12 @@ class ProcessGroup:
         except RuntimeError as error:  # what torch.distributed raises, whatever the backend
             self._broken = True
             raise RankError(
-                f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was reserved stays charged. Fix: "
-                "see the error of that rank; then start all again, from a checkpoint if there is one. "
-                f"(The time-out is {time_out(self.group)}, the argument timeout of init_process_group.)"
+                f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was "
+                "reserved stays charged. Fix: "
+                "see the error of that rank; then start all again, from a checkpoint if there is "
+                "one. "
+                f"(The time-out is {time_out(self.group)}, the argument timeout of "
+                "init_process_group.)"
             ) from error
 
     def _missing(self) -> str:
@@ -242,19 +270,26 @@ class ProcessGroup:
         missing: list[int] = []
         for rank in range(self.size):
             try:
-                store.wait([f"{calls}/{rank}"], ROLL_CALL if not missing else timedelta(milliseconds=100))
+                store.wait(
+                    [f"{calls}/{rank}"], ROLL_CALL if not missing else timedelta(milliseconds=100)
+                )
             except Exception:
                 missing.append(rank)
         if not missing:
             return "all ranks live, but one was late"
-        return f"{named(missing)} gave no sign of life for {ROLL_CALL.seconds} s (dead, or waiting for one that is)"
+        return (
+            f"{named(missing)} gave no sign of life for {ROLL_CALL.seconds} s (dead, or waiting "
+            "for one that is)"
+        )
 
 
 _control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same processes on the CPU, made once: torch finds its processes by a name that it uses again."""
+    """A group of the same processes on the CPU, made once: torch finds its processes by a name
+    that it uses again.
+    """
     if group not in _control_groups:
         _control_groups[group] = dist.new_group(
             dist.get_process_group_ranks(group),

@@ -19,13 +19,16 @@ Answer = TypeVar("Answer")
 
 
 class Ranks(Protocol):
-    """The processes of one run, numbered from 0, as one of them sees them. All call the same methods in the same order."""
+    """The processes of one run, numbered from 0, as one of them sees them. All call the same
+    methods in the same order.
+    """
 
     rank: int
     size: int
 
     def arrive(self, what: str) -> None:
-        """All ranks have got as far as this. A rank that cannot calls `leave` with ``failed=True``.
+        """All ranks have got as far as this. A rank that cannot calls `leave` with
+        ``failed=True``.
 
         Raises:
             RankError: one has failed; named.
@@ -59,16 +62,21 @@ class Ranks(Protocol):
     def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
         """What takes this rank's part of one batch after the other, which all ranks draw alike.
 
-        **Guarantee.** Every record of a batch is in exactly one rank's part, chosen by a coin of its own.
+        **Guarantee.** Every record of a batch is in exactly one rank's part, chosen by a coin of
+        its own.
         """
         ...
 
     def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
-        """Where the sums of this rank's records live, and what makes them the sums of all ranks'."""
+        """Where the sums of this rank's records live, and what makes them the sums of all
+        ranks'.
+        """
         ...
 
     def sum_parts(self, vector: Tensor) -> Tensor:
-        """Add up all ranks' vectors (float64, flat, equally long), and return this rank's part of the sum."""
+        """Add up all ranks' vectors (float64, flat, equally long), and return this rank's part of
+        the sum.
+        """
         ...
 
     def join_parts(self, part: Tensor, entries: int) -> Tensor:
@@ -76,11 +84,15 @@ class Ranks(Protocol):
         ...
 
     def norm(self, parts: Sequence[Tensor]) -> float:
-        """The Euclidean norm of a vector of which each rank has a part; the same number on every rank."""
+        """The Euclidean norm of a vector of which each rank has a part; the same number on every
+        rank.
+        """
         ...
 
     def total(self, local: Tensor) -> Tensor:
-        """The sum of a few numbers over all ranks, on rank 0; nothing (an empty tensor) on the others."""
+        """The sum of a few numbers over all ranks, on rank 0; nothing (an empty tensor) on the
+        others.
+        """
         ...
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
@@ -182,6 +194,8 @@ def key_stream(seed: int | None, purpose: str) -> KeyStream:
 
 
 def part_sizes(entries: int, size: int) -> list[int]:
-    """How many entries of a vector each of ``size`` ranks owns: equally many, but for what the last ones lack."""
+    """How many entries of a vector each of ``size`` ranks owns: equally many, but for what the
+    last ones lack.
+    """
     each = -(-entries // size)
     return [min(each, max(0, entries - rank * each)) for rank in range(size)]

@@ -1,4 +1,6 @@
-"""Models that every rank holds whole: sums are added up part by part, and what is released of the parts is joined."""
+"""Models that every rank holds whole: sums are added up part by part, and what is released of the
+parts is joined.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -18,15 +20,20 @@ class ReplicatedTotals(Totals):
         ranks: that hold the same parameters.
         parameters, directions: as for `Totals`.
 
-    **Guarantee.** Every entry of the sum is in exactly one rank's part. Adding W vectors up errs by at most W times 2^-53 of
-    the absolute values, which the theorem in `gradients.products` covers: its float64 additions are counted for as many
-    terms as there are records, at least.
+    **Guarantee.** Every entry of the sum is in exactly one rank's part. Adding W vectors up errs
+    by at most W times 2^-53 of the absolute values, which the theorem in `gradients.products`
+    covers: its float64 additions are counted for as many terms as there are records, at least.
     """
 
-    def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter], directions: Directions) -> None:
+    def __init__(
+        self, ranks: Ranks, parameters: Sequence[nn.Parameter], directions: Directions
+    ) -> None:
         super().__init__(parameters, directions)
         self._ranks = ranks
-        self._dtypes = {device: {p.dtype for p in parameters if p.device == device} for device, _ in self._layout}
+        self._dtypes = {
+            device: {p.dtype for p in parameters if p.device == device}
+            for device, _ in self._layout
+        }
 
     def take(self) -> list[list[Tensor]]:
         return [[self._ranks.sum_parts(vector) for vector in each] for each in super().take()]
@@ -46,5 +53,7 @@ class ReplicatedTotals(Totals):
         for (device, sizes), part in zip(self._layout, released, strict=True):
             of_device = self._dtypes[device]
             dtype = next(iter(of_device)) if len(of_device) == 1 else torch.float64
-            means.append(self._ranks.join_parts(part.to(dtype, copy=True).div_(divisor), sum(sizes)))
+            means.append(
+                self._ranks.join_parts(part.to(dtype, copy=True).div_(divisor), sum(sizes))
+            )
         super().write_means(means, 1.0)

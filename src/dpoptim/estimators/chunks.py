@@ -1,4 +1,6 @@
-"""Fits on one chunk of a stream after another, each record in one chunk: the average of their weights, and its price."""
+"""Fits on one chunk of a stream after another, each record in one chunk: the average of their
+weights, and its price.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +10,10 @@ from numpy.typing import NDArray
 from dpoptim.accounting.guarantee import Guarantee
 
 Weights = NDArray[np.float64]
-TRUSTED = "taken on trust: no record is in two chunks, and which chunk it is in does not depend on the others"
+TRUSTED = (
+    "taken on trust: no record is in two chunks, and which chunk it is in does not depend on the "
+    "others"
+)
 
 
 @dataclass(frozen=True)
@@ -26,17 +31,20 @@ class Chunks:
     guarantee: Guarantee
 
     def followed_by(self, weights: Weights, rows: int, guarantee: Guarantee) -> "Chunks":
-        """With one chunk more, trained for ``guarantee`` from what was released of the chunks before.
+        """With one chunk more, trained for ``guarantee`` from what was released of the chunks
+        before.
 
-        **Guarantee.** Parallel composition, adaptive: a record is read by the fit of its own chunk alone. To that fit all
-        earlier releases are constants, and later fits see the record only through what it released. So the larger epsilon
-        and the larger delta hold for everybody.
+        **Guarantee.** Parallel composition, adaptive: a record is read by the fit of its own chunk
+        alone. To that fit all earlier releases are constants, and later fits see the record only
+        through what it released. So the larger epsilon and the larger delta hold for everybody.
 
         Raises:
             ValueError: the neighbouring relation changed.
         """
         if guarantee.neighboring != self.guarantee.neighboring:
-            raise ValueError("neighboring must stay the same from chunk to chunk; call fit to start anew.")
+            raise ValueError(
+                "neighboring must stay the same from chunk to chunk; call fit to start anew."
+            )
         seen = self.rows + rows
         notes = dict.fromkeys((*self.guarantee.notes, *guarantee.notes, TRUSTED))
         worse = replace(

@@ -1,4 +1,6 @@
-"""Linear models with differential privacy, in scikit-learn's manner: gradients in closed form, no autograd."""
+"""Linear models with differential privacy, in scikit-learn's manner: gradients in closed form, no
+autograd.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +30,9 @@ from dpoptim.estimators.table import (
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.budget import Budget
 
-CLIPPED_SHARE = 0.1  # of the largest gradient that a row of norm data_norm can have: where records are clipped by default
+# of the largest gradient that a row of norm data_norm can have: where records are clipped by
+# default
+CLIPPED_SHARE = 0.1
 
 
 class _Linear(BaseEstimator):
@@ -38,22 +42,43 @@ class _Linear(BaseEstimator):
     _target_unit: float
 
     def _solve(
-        self, model: LinearModel, x: NDArray[Any], y: NDArray[Any], notes: tuple[str, ...], *, chunk: bool
+        self,
+        model: LinearModel,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        notes: tuple[str, ...],
+        *,
+        chunk: bool,
     ) -> NDArray[np.float64]:
-        """Weights of shape (outputs, columns); sets ``privacy_``. A chunk goes on from the chunks before it."""
+        """Weights of shape (outputs, columns); sets ``privacy_``. A chunk goes on from the chunks
+        before it.
+        """
         n, features = x.shape
         delta, said = stated_delta(self.delta, n)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
-        default = CLIPPED_SHARE * largest if np.isfinite(largest) else CLIPPED_SHARE * radius * self._scale()
-        clip_norm = default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
+        default = (
+            CLIPPED_SHARE * largest
+            if np.isfinite(largest)
+            else CLIPPED_SHARE * radius * self._scale()
+        )
+        clip_norm = (
+            default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
+        )
         earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         start = None
         if earlier is not None:
             start = torch.from_numpy(earlier.weights.ravel())
-        elif self.warm_start and hasattr(self, "_weights") and self._weights.shape == (model.outputs, model.columns):
+        elif (
+            self.warm_start
+            and hasattr(self, "_weights")
+            and self._weights.shape == (model.outputs, model.columns)
+        ):
             start = torch.from_numpy(self._weights.ravel())
-            said = (*said, "started from an earlier fit: the guarantee of that fit adds to this one's")
+            said = (
+                *said,
+                "started from an earlier fit: the guarantee of that fit adds to this one's",
+            )
         rows = clip_rows(x, public_norm(self.data_norm, features))
         weights, guarantee = solve(
             self.solver,
@@ -72,9 +97,15 @@ class _Linear(BaseEstimator):
             noise_seed=self.noise_seed,
         )
         if self.data_norm is None:
-            said = (*said, f"rows were clipped to norm sqrt({features}): scale the features by public constants")
+            said = (
+                *said,
+                f"rows were clipped to norm sqrt({features}): scale the features by "
+                "public constants",
+            )
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
-        self._weights: NDArray[np.float64] = weights.numpy().reshape(model.outputs, model.columns).copy()
+        self._weights: NDArray[np.float64] = (
+            weights.numpy().reshape(model.outputs, model.columns).copy()
+        )
         this = (self._weights, n, guarantee)
         self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
         self._weights = self._chunks.weights
@@ -85,7 +116,9 @@ class _Linear(BaseEstimator):
         """How large a residual may be; classifiers have none."""
         return 1.0
 
-    def _split(self, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _split(
+        self, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Coefficients (outputs, features) and intercepts (outputs,)."""
         if self.fit_intercept:
             return weights[:, :-1].copy(), weights[:, -1].copy()
@@ -93,7 +126,9 @@ class _Linear(BaseEstimator):
 
     def _scores(self, x: Any) -> NDArray[np.float64]:
         check_is_fitted(self)
-        rows = clip_rows(table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_))
+        rows = clip_rows(
+            table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_)
+        )
         return rows @ np.atleast_2d(self.coef_).T + self.intercept_
 
     def __sklearn_tags__(self) -> Any:
@@ -107,20 +142,22 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
 
     Args:
         epsilon: the budget, > 0. All of it is spent by one ``fit``.
-        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring relations here; said in
-            ``privacy_``.
-        data_norm: public bound on the Euclidean norm of a row; longer rows are scaled down to it. It must not be read off
-            the data. None: the square root of the number of features, which suits features scaled to about [-1, 1] by
-            public constants.
+        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring
+            relations here; said in ``privacy_``.
+        data_norm: public bound on the Euclidean norm of a row; longer rows are scaled down to it.
+            It must not be read off the data. None: the square root of the number of features,
+            which suits features scaled to about [-1, 1] by public constants.
         classes: all classes, as public knowledge. None: read off y, and said so in ``privacy_``.
         l2: strength of the penalty l2 |coef|^2 / 2; >= 0.
         fit_intercept: append a 1 to every row.
-        solver: ``"auto"``, which is ``"momentum-gd"`` (few full-batch steps); ``"noisy-gd"``, ``"kl-spider"``,
-            ``"adaptive-gd"``, ``"proximal-point"``; in a single pass ``"accelerated-srgd"``, ``"dp-sgd"``.
+        solver: ``"auto"``, which is ``"momentum-gd"`` (few full-batch steps); ``"noisy-gd"``,
+            ``"kl-spider"``, ``"adaptive-gd"``, ``"proximal-point"``; in a single pass
+            ``"accelerated-srgd"``, ``"dp-sgd"``.
         steps, step_size, clip_norm: the solver's; None: from public numbers.
         solver_options: further arguments of the solver's function.
         neighboring: ``"zero-out"`` (a record contributes nothing) or ``"replace-one"``.
-        warm_start: start from the weights of the last fit, whose guarantee then adds up with this one's.
+        warm_start: start from the weights of the last fit, whose guarantee then adds up with this
+            one's.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
 
@@ -130,9 +167,10 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         classes_: the class labels.
         privacy_: `Guarantee` of everything that ``fit`` learnt.
 
-    **Guarantee.** ``privacy_``, for every table: rows are clipped and gradients bounded record by record, whatever they
-    hold. It covers one ``fit``, and its notes say what all runs on the ledger cost together. Choosing settings by
-    comparing fits (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their own.
+    **Guarantee.** ``privacy_``, for every table: rows are clipped and gradients bounded record by
+    record, whatever they hold. It covers one ``fit``, and its notes say what all runs on the
+    ledger cost together. Choosing settings by comparing fits (`GridSearchCV`) multiplies what is
+    spent, and scores on private data are releases of their own.
     """
 
     def __init__(
@@ -178,28 +216,42 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         """
         return self._learn(X, y, sample_weight, self.classes, chunk=False)
 
-    def partial_fit(self, X: Any, y: Any, classes: Sequence[Any] | None = None, sample_weight: None = None) -> Self:
-        """Train on one more chunk of a stream; what ``fit`` was given is the first. ``coef_`` is the mean over all rows.
+    def partial_fit(
+        self, X: Any, y: Any, classes: Sequence[Any] | None = None, sample_weight: None = None
+    ) -> Self:
+        """Train on one more chunk of a stream; what ``fit`` was given is the first. ``coef_`` is
+        the mean over all rows.
 
-        Every chunk may spend the whole budget, since every record is in one chunk alone; that is taken on trust, and said
-        in ``privacy_``. A ledger does not know it, and is charged for each chunk.
+        Every chunk may spend the whole budget, since every record is in one chunk alone; that is
+        taken on trust, and said in ``privacy_``. A ledger does not know it, and is charged for
+        each chunk.
 
         Args:
-            classes: all classes, public; needed in the first call unless the estimator has its own.
+            classes: all classes, public; needed in the first call unless the estimator has its
+                own.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
         stated: Any = self.classes if classes is None else classes
         if hasattr(self, "_chunks"):
-            if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
-                raise ValueError("classes must be the same in every call of partial_fit; call fit to start anew.")
+            if classes is not None and not np.array_equal(
+                np.unique(np.asarray(classes)), self.classes_
+            ):
+                raise ValueError(
+                    "classes must be the same in every call of partial_fit; call fit to start anew."
+                )
             stated = self.classes_
         elif stated is None:
-            raise ValueError("classes must be passed on the first call to partial_fit: later chunks may hold others.")
+            raise ValueError(
+                "classes must be passed on the first call to partial_fit: later "
+                "chunks may hold others."
+            )
         return self._learn(X, y, sample_weight, stated, chunk=True)
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool) -> Self:
+    def _learn(
+        self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
+    ) -> Self:
         refuse_weights(sample_weight)
         x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
         self.classes_, numbers, notes = public_classes(classes, y, rows=len(x))
@@ -210,7 +262,9 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
             outputs=1 if binary else len(self.classes_),
             intercept=self.fit_intercept,
         )
-        self.coef_, self.intercept_ = self._split(self._solve(model, x, numbers, notes, chunk=chunk))
+        self.coef_, self.intercept_ = self._split(
+            self._solve(model, x, numbers, notes, chunk=chunk)
+        )
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
@@ -237,15 +291,17 @@ class DPLinearRegression(RegressorMixin, _Linear):
     """Linear regression with squared or Huber loss and differential privacy.
 
     Args:
-        target_bound: required; public bound on |y|, to which targets are clipped. It must not be read off the data.
+        target_bound: required; public bound on |y|, to which targets are clipped. It must not be
+            read off the data.
         loss: ``"squared"``, or ``"huber"``, which is linear beyond ``huber_delta``.
         huber_delta: in units of ``target_bound``, > 0.
 
-        solver: as for `DPLogisticRegression`, or ``"sufficient-statistics"`` (noisy sums of x x^T and x y, for a squared
-            loss); ``"auto"`` takes these where data is plenty, else ``"momentum-gd"``.
+        solver: as for `DPLogisticRegression`, or ``"sufficient-statistics"`` (noisy sums of x x^T
+            and x y, for a squared loss); ``"auto"`` takes these where data is plenty, else
+            ``"momentum-gd"``.
 
-    The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is minimised for targets divided by
-    ``target_bound``.
+    The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is
+    minimised for targets divided by ``target_bound``.
     """
 
     def __init__(
@@ -308,10 +364,13 @@ class DPLinearRegression(RegressorMixin, _Linear):
         bound = real_number("target_bound", self.target_bound)
         if chunk and hasattr(self, "_chunks") and bound != self._target_unit:
             raise ValueError(
-                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier chunks; or call fit anew."
+                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier "
+                "chunks; or call fit anew."
             )
         self._target_unit = bound
-        model = LinearModel(self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta)
+        model = LinearModel(
+            self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
+        )
         coefficients, intercept = self._split(self._solve(model, x, scaled, (), chunk=chunk))
         self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
         return self

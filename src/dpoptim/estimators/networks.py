@@ -1,4 +1,6 @@
-"""Small networks with differential privacy, in scikit-learn's manner: DP-SGD on Poisson batches."""
+"""Small networks with differential privacy, in scikit-learn's manner: DP-SGD on Poisson
+batches.
+"""
 
 import copy
 import itertools
@@ -66,9 +68,16 @@ class _Network(BaseEstimator):
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
         network = self._start(features, outputs)
         if self.warm_start and network is getattr(self, "network_", None):
-            said = (*said, "started from an earlier fit: the guarantee of that fit adds to this one's")
+            said = (
+                *said,
+                "started from an earlier fit: the guarantee of that fit adds to this one's",
+            )
         if self.data_norm is None:
-            said = (*said, f"rows were clipped to norm sqrt({features}): scale the features by public constants")
+            said = (
+                *said,
+                f"rows were clipped to norm sqrt({features}): scale the features by "
+                "public constants",
+            )
         optimizer = torch.optim.SGD(
             network.parameters(),
             lr=real_number("learning_rate", self.learning_rate),
@@ -94,13 +103,26 @@ class _Network(BaseEstimator):
             average.swap()
             guarantee = private.spent()
         self.network_ = network.eval()
-        self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *notes, *said)), self.ledger)
+        self.privacy_ = with_scope(
+            replace(guarantee, notes=(*guarantee.notes, *notes, *said)), self.ledger
+        )
 
-    def _plan(self, n: int, delta: float, *, epsilon: float | None = None, noise_multiplier: float | None = None) -> Plan:
-        """The plan of a fit on ``n`` records, for an ``epsilon`` or with a ``noise_multiplier``."""
+    def _plan(
+        self,
+        n: int,
+        delta: float,
+        *,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+    ) -> Plan:
+        """The plan of a fit on ``n`` records, for an ``epsilon`` or with a
+        ``noise_multiplier``.
+        """
         return DPSGD(real_number("clip_norm", self.clip_norm)).plan(
             n=n,
-            batch_size=min(recipe("mlp", n).batch_size, n) if self.batch_size is None else self.batch_size,
+            batch_size=min(recipe("mlp", n).batch_size, n)
+            if self.batch_size is None
+            else self.batch_size,
             epochs=real_number("epochs", self.epochs),
             delta=delta,
             neighboring=self.neighboring,
@@ -108,10 +130,14 @@ class _Network(BaseEstimator):
             noise_multiplier=noise_multiplier,
         )
 
-    def epsilon_after(self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float) -> float:
-        """The epsilon of a fit that costs ``epsilon`` together with ``events``, which were fixed before; public.
+    def epsilon_after(
+        self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float
+    ) -> float:
+        """The epsilon of a fit that costs ``epsilon`` together with ``events``, which were fixed
+        before; public.
 
-        For a pipeline that shares out one budget: composing the events costs less than adding up epsilons.
+        For a pipeline that shares out one budget: composing the events costs less than adding up
+        epsilons.
         """
 
         def whole(noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -119,20 +145,31 @@ class _Network(BaseEstimator):
             return dp_accounting.ComposedDpEvent([*events, fit])
 
         noise = calibrate_event(whole, epsilon=epsilon, delta=delta, neighboring=self.neighboring)
-        return compute_epsilon(self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring).epsilon
+        return compute_epsilon(
+            self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring
+        ).epsilon
 
     def _start(self, features: int, outputs: int) -> nn.Sequential:
-        """A new network, initialised from ``random_state`` alone; or the last one, to go on from."""
+        """A new network, initialised from ``random_state`` alone; or the last one, to go on
+        from.
+        """
         if self.activation not in get_args(Activation):
             choices = ", ".join(map(repr, ACTIVATIONS))
             raise ValueError(f"activation must be one of {choices}, got {self.activation!r}.")
         widths = [
             features,
-            *(whole_number("hidden_layer_sizes", width, least=1) for width in self.hidden_layer_sizes),
+            *(
+                whole_number("hidden_layer_sizes", width, least=1)
+                for width in self.hidden_layer_sizes
+            ),
             outputs,
         ]
         last = getattr(self, "network_", None)
-        if self.warm_start and last is not None and widths == [*(layer.in_features for layer in linear(last)), outputs]:
+        if (
+            self.warm_start
+            and last is not None
+            and widths == [*(layer.in_features for layer in linear(last)), outputs]
+        ):
             kept: nn.Sequential = last.train()
             return kept
         torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
@@ -145,9 +182,14 @@ class _Network(BaseEstimator):
     def _outputs(self, x: Any) -> NDArray[np.float64]:
         """What the network says of each row, shape (n, outputs)."""
         check_is_fitted(self)
-        rows = clip_rows(table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_))
-        network = copy.deepcopy(self.network_).double()  # no row's output depends on which rows come with it
-        return np.concatenate([network(piece).numpy() for piece in torch.from_numpy(rows).double().split(PIECE)])
+        rows = clip_rows(
+            table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_)
+        )
+        # no row's output depends on which rows come with it
+        network = copy.deepcopy(self.network_).double()
+        return np.concatenate(
+            [network(piece).numpy() for piece in torch.from_numpy(rows).double().split(PIECE)]
+        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -162,7 +204,8 @@ def linear(network: nn.Sequential) -> list[nn.Linear]:
 def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None:
     """The classes' weights in their order over the largest of them, float32; None where all are 1.
 
-    Clipping undoes weights above 1, since gradients are as long as the bound already; it leaves smaller ones their effect.
+    Clipping undoes weights above 1, since gradients are as long as the bound already; it leaves
+    smaller ones their effect.
 
     Raises:
         ValueError: not a mapping from classes to finite weights of at least 0.
@@ -171,12 +214,16 @@ def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None
         return None
     if not isinstance(class_weight, Mapping):
         raise ValueError(
-            f"class_weight must be a mapping from classes to public weights, got {class_weight!r}: weights from the labels "
-            "are private. Fix: dpoptim.preprocessing.DPClassCounts(...).fit(y).class_weight(), which is charged."
+            "class_weight must be a mapping from classes to public weights, got "
+            f"{class_weight!r}: weights from the labels "
+            "are private. Fix: dpoptim.preprocessing.DPClassCounts(...).fit(y).class_weight(), "
+            "which is charged."
         )
     if unknown := [name for name in class_weight if name not in classes]:
         raise ValueError(f"class_weight names {unknown[0]!r}, which is none of the classes.")
-    weights = [real_number("class_weight", class_weight.get(name, 1.0)) for name in classes.tolist()]
+    weights = [
+        real_number("class_weight", class_weight.get(name, 1.0)) for name in classes.tolist()
+    ]
     if not all(0 <= weight < float("inf") for weight in weights):
         raise ValueError("class_weight must hold finite numbers of at least 0.")
     largest = max(weights)
@@ -190,24 +237,28 @@ class DPSGDClassifier(ClassifierMixin, _Network):
 
     Args:
         epsilon: the budget, > 0. All of it is spent by one ``fit``.
-        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring relations here; said in
-            ``privacy_``.
+        delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public under the neighbouring
+            relations here; said in ``privacy_``.
         hidden_layer_sizes: widths of the hidden layers.
         activation: ``"tanh"`` (bounded, which suits clipped gradients), ``"relu"`` or ``"gelu"``.
-        data_norm: public bound on the Euclidean norm of a row, to which longer rows are scaled down; None: the square root
-            of the number of features. It must not be read off the data.
+        data_norm: public bound on the Euclidean norm of a row, to which longer rows are scaled
+            down; None: the square root of the number of features. It must not be read off the
+            data.
         classes: all classes, as public knowledge. None: read off y, and said so in ``privacy_``.
-        class_weight: public factors of the classes' losses, relative to the largest, such as those of
-            `DPClassCounts.class_weight`; a class that is not named has 1. Gradients are clipped after weighting, so the
-            guarantee does not depend on them. "balanced" would be read off the labels, and is refused.
+        class_weight: public factors of the classes' losses, relative to the largest, such as those
+            of `DPClassCounts.class_weight`; a class that is not named has 1. Gradients are clipped
+            after weighting, so the guarantee does not depend on them. "balanced" would be read off
+            the labels, and is refused.
         batch_size: expected batch. None: a fifteenth of the rows, at least 512.
         epochs: expected passes over the rows.
         learning_rate, momentum: of SGD.
         clip_norm: bound on each record's gradient.
         neighboring: ``"zero-out"`` (a record contributes nothing; the number of rows is public) or
             ``"add-or-remove-one"``, which hides how many rows there are and needs ``n``.
-        n: a public estimate of the number of rows, from which batches, steps and noise are computed.
-        warm_start: start from the network of the last fit, whose guarantee then adds up with this one's.
+        n: a public estimate of the number of rows, from which batches, steps and noise are
+            computed.
+        warm_start: start from the network of the last fit, whose guarantee then adds up with this
+            one's.
         random_state: of the initial weights; has nothing to do with the noise.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
@@ -217,9 +268,10 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         classes_: the class labels.
         privacy_: `Guarantee` of everything that ``fit`` learnt.
 
-    **Guarantee.** ``privacy_``, for every table. It covers one ``fit``, and its notes say what all runs on the ledger cost
-    together. Choosing settings by comparing fits
-    (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their own.
+    **Guarantee.** ``privacy_``, for every table. It covers one ``fit``, and its notes say what all
+    runs on the ledger cost together. Choosing settings by comparing fits
+    (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their
+    own.
     """
 
     def __init__(
@@ -272,7 +324,9 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         refuse_weights(sample_weight)
         x = table(X, reset=True, estimator=self)
         self.classes_, numbers, notes = public_classes(self.classes, y, rows=len(x))
-        loss = nn.CrossEntropyLoss(weight=public_weights(self.class_weight, self.classes_), reduction="none")
+        loss = nn.CrossEntropyLoss(
+            weight=public_weights(self.class_weight, self.classes_), reduction="none"
+        )
         self._train(x, torch.from_numpy(numbers), len(self.classes_), loss, notes)
         return self
 
@@ -292,8 +346,8 @@ class DPSGDRegressor(RegressorMixin, _Network):
     """A feed-forward network trained by DP-SGD with squared error.
 
     Args:
-        target_bound: required; public bound on |y|; targets are clipped to it. It must not be read off the data. The
-            error is measured in its units.
+        target_bound: required; public bound on |y|; targets are clipped to it. It must not be read
+            off the data. The error is measured in its units.
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
     """
@@ -345,7 +399,9 @@ class DPSGDRegressor(RegressorMixin, _Network):
         """
         refuse_weights(sample_weight)
         x = table(X, reset=True, estimator=self)
-        scaled = torch.from_numpy(bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32))
+        scaled = torch.from_numpy(
+            bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32)
+        )
         self._train(x, scaled[:, None], 1, squared_errors, ())
         return self
 

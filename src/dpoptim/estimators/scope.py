@@ -1,4 +1,6 @@
-"""What a fit's guarantee covers, in words: which fits it counts, and what nobody but the user can know."""
+"""What a fit's guarantee covers, in words: which fits it counts, and what nobody but the user can
+know.
+"""
 
 from dataclasses import replace
 
@@ -13,14 +15,18 @@ ALONE = "this fit alone: others on the same records add to it, and no ledger cou
 def with_scope(guarantee: Guarantee, ledger: Ledger | None) -> Guarantee:
     """The guarantee of one fit, and in its notes what all runs on its ledger cost together.
 
-    An estimator cannot know how often it was copied and fitted, as a search does. So without a ledger
-    the guarantee says that it speaks of one fit.
+    An estimator cannot know how often it was copied and fitted, as a search does. So without a
+    ledger the guarantee says that it speaks of one fit.
     """
     if ledger is None:
         scope: tuple[str, ...] = (ALONE,)
     else:
         runs = len(ledger.entries())
-        scope = (f"all {runs} runs on its ledger together: {ledger.spent(guarantee.delta)}",) if runs > 1 else ()
+        scope = (
+            (f"all {runs} runs on its ledger together: {ledger.spent(guarantee.delta)}",)
+            if runs > 1
+            else ()
+        )
     notes = dict.fromkeys((*guarantee.notes, *scope, ON_TRUST))
     return replace(guarantee, notes=tuple(notes))
 
@@ -33,18 +39,21 @@ def public_number_of_records(n: object, records: int, neighboring: str) -> int:
         records: in the table.
 
     Raises:
-        ValueError: the relation hides the number of records, and none was given; or it is public and the
-            given one is wrong.
+        ValueError: the relation hides the number of records, and none was given; or it is public
+            and the given one is wrong.
     """
     if neighboring == "add-or-remove-one":
         if n is None:
             raise ValueError(
-                "n is missing: neighboring='add-or-remove-one' hides how many records there are, so batches and noise "
-                "may not be computed from it. Fix: n=, a public estimate; or neighboring='zero-out'."
+                "n is missing: neighboring='add-or-remove-one' hides how many records there are, "
+                "so batches and noise "
+                "may not be computed from it. Fix: n=, a public estimate; or "
+                "neighboring='zero-out'."
             )
         return whole_number("n", n, least=1)
     if n is not None and whole_number("n", n, least=1) != records:
         raise ValueError(
-            f"n={n} is not the number of rows of X, which neighboring={neighboring!r} takes as public. Fix: leave n out."
+            f"n={n} is not the number of rows of X, which neighboring={neighboring!r} takes as "
+            "public. Fix: leave n out."
         )
     return records

@@ -1,4 +1,6 @@
-"""From an estimator's settings to a solver's run: every solver gets its numbers from public bounds."""
+"""From an estimator's settings to a solver's run: every solver gets its numbers from public
+bounds.
+"""
 
 import math
 from collections.abc import Mapping
@@ -35,11 +37,13 @@ Solver = Literal[
 SOLVERS: tuple[str, ...] = get_args(Solver)
 NOISY_GD_STEPS = 100
 SPIDER_ROUNDS = 50
-# Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so it takes steps far beyond
-# 1/smoothness, where a squared loss would diverge.
+# Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so
+# it takes steps far beyond 1/smoothness, where a squared loss would diverge.
 MOMENTUM_STEP = {"softmax": 32.0, "logistic": 16.0, "squared": 1.0, "huber": 1.0}
 NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
-SHARP = 0.02  # noise in X^T X over its average eigenvalue, at most; on five tables sums won below 0.02, gradients above 0.03
+# noise in X^T X over its average eigenvalue, at most; on five tables sums won below 0.02,
+# gradients above 0.03
+SHARP = 0.02
 SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
 
 
@@ -64,7 +68,8 @@ def solve(
 
     Args:
         solver: one of `SOLVERS`; ``"auto"`` chooses by `sums_are_sharp`.
-        data: x of shape (n, features), float, rows of at most the norm that ``radius`` stands for; and y.
+        data: x of shape (n, features), float, rows of at most the norm that ``radius`` stands for;
+            and y.
         radius: bound on |(x, 1)|; public.
         clip_norm: bound on each record's gradient.
         steps, step_size: the solver's; None: a default from public numbers.
@@ -75,62 +80,110 @@ def solve(
     """
     n = len(data[0])
     smoothness = model.smoothness(radius) + l2
-    common: dict[str, Any] = {"ledger": ledger, "noise_seed": noise_seed, "label": f"estimator, {solver}"}
+    common: dict[str, Any] = {
+        "ledger": ledger,
+        "noise_seed": noise_seed,
+        "label": f"estimator, {solver}",
+    }
     extra = dict(options or {})
     if solver == "auto":
         free = start is None and steps is None and step_size is None and not extra
-        solver = "sufficient-statistics" if free and sums_are_sharp(model, n, budget) else "momentum-gd"
+        solver = (
+            "sufficient-statistics" if free and sums_are_sharp(model, n, budget) else "momentum-gd"
+        )
         common["label"] = f"estimator, {solver}"
     if solver == "sufficient-statistics":
         if extra or steps is not None or step_size is not None:
-            raise TypeError("solver='sufficient-statistics' takes no steps, step_size or solver_options; leave them out.")
-        sums = sufficient_statistics(model, data, budget, radius=radius, l2=l2, neighboring=neighboring, **common)
+            raise TypeError(
+                "solver='sufficient-statistics' takes no steps, step_size or "
+                "solver_options; leave them out."
+            )
+        sums = sufficient_statistics(
+            model, data, budget, radius=radius, l2=l2, neighboring=neighboring, **common
+        )
         return sums.weights, sums.guarantee
     cross_entropy = model.loss in ("softmax", "logistic")
     if solver in SINGLE_PASS:
         problem = LinearProblem(model, capacity=n, l2=l2)
         settings = one_pass(
-            solver, n, model.dimension, budget, clip_norm, smoothness, steps, neighboring, extra, cross_entropy=cross_entropy
+            solver,
+            n,
+            model.dimension,
+            budget,
+            clip_norm,
+            smoothness,
+            steps,
+            neighboring,
+            extra,
+            cross_entropy=cross_entropy,
         )
-        one = accelerated_srgd(problem, data, settings, budget=budget, neighboring=neighboring, **common)
+        one = accelerated_srgd(
+            problem, data, settings, budget=budget, neighboring=neighboring, **common
+        )
         return one.weights, one.guarantee
     objective = Objective(LinearProblem(model, capacity=n, l2=l2), data, neighboring=neighboring)
-    kl = {"kl_gamma": 1 / math.sqrt(2 * max(l2, 1e-3)), "kl_exponent": 2.0, "risk_bound": math.log(max(model.outputs, 2))}
+    kl = {
+        "kl_gamma": 1 / math.sqrt(2 * max(l2, 1e-3)),
+        "kl_exponent": 2.0,
+        "risk_bound": math.log(max(model.outputs, 2)),
+    }
     curvature = max(l2, smoothness / 100)
     match solver:
         case "momentum-gd":
             count = {"softmax": affordable_steps(n, budget), "logistic": 20}.get(model.loss, 60)
             factor = MOMENTUM_STEP[model.loss] * (math.sqrt(count / 20) if cross_entropy else 1)
-            arguments: dict[str, Any] = {"steps": steps or count, "step_size": step_size or factor / smoothness}
+            arguments: dict[str, Any] = {
+                "steps": steps or count,
+                "step_size": step_size or factor / smoothness,
+            }
             function: Any = momentum_gd
         case "noisy-gd":
-            factor = NOISY_STEP[model.loss] * (affordable_steps(n, budget) / 20 if cross_entropy else 1)
-            arguments, function = {"steps": steps or NOISY_GD_STEPS, "step_size": step_size or factor / smoothness}, noisy_gd
+            factor = NOISY_STEP[model.loss] * (
+                affordable_steps(n, budget) / 20 if cross_entropy else 1
+            )
+            arguments, function = (
+                {"steps": steps or NOISY_GD_STEPS, "step_size": step_size or factor / smoothness},
+                noisy_gd,
+            )
         case "kl-spider":
-            arguments, function = {"smoothness": smoothness, "rounds": SPIDER_ROUNDS, **kl}, kl_spider
+            arguments, function = (
+                {"smoothness": smoothness, "rounds": SPIDER_ROUNDS, **kl},
+                kl_spider,
+            )
         case "adaptive-gd":
             arguments, function = {"smoothness": smoothness}, adaptive_gd
         case "proximal-point":
-            arguments, function = {"weak_convexity": curvature, "smoothness": smoothness, **kl}, proximal_point
+            arguments, function = (
+                {"weak_convexity": curvature, "smoothness": smoothness, **kl},
+                proximal_point,
+            )
         case _:
-            raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.")
-    result = function(objective, start, budget, lipschitz=clip_norm, **{**arguments, **extra}, **common)
+            raise ValueError(
+                f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}."
+            )
+    result = function(
+        objective, start, budget, lipschitz=clip_norm, **{**arguments, **extra}, **common
+    )
     return result.weights, result.guarantee
 
 
 def sums_are_sharp(model: LinearModel, n: int, budget: Budget) -> bool:
-    """Whether noisy sums X^T X will be known well enough to beat clipped gradients, by public numbers alone.
+    """Whether noisy sums X^T X will be known well enough to beat clipped gradients, by public
+    numbers alone.
 
-    In units of the squared radius the noise has an operator norm near ``sqrt 2 / mu sqrt(2 d)``, and X^T X an average
-    eigenvalue of at most n / d. Gradients are clipped to a tenth of the longest, so their noise is less; but with plenty of
-    data their many steps are slow, and end early in directions of little variance.
+    In units of the squared radius the noise has an operator norm near ``sqrt 2 / mu sqrt(2 d)``,
+    and X^T X an average eigenvalue of at most n / d. Gradients are clipped to a tenth of the
+    longest, so their noise is less; but with plenty of data their many steps are slow, and end
+    early in directions of little variance.
     """
     noise = math.sqrt(2) / budget.gdp * math.sqrt(2 * model.columns)
     return model.loss == "squared" and model.columns * noise <= SHARP * n
 
 
 def affordable_steps(n: int, budget: Budget) -> int:
-    """Steps of momentum for a softmax: each costs noise, of which large data and budgets bear more. 20 to 100."""
+    """Steps of momentum for a softmax: each costs noise, of which large data and budgets bear
+    more. 20 to 100.
+    """
     return round(min(100.0, max(20.0, n * budget.gdp / 200)))
 
 
@@ -149,18 +202,36 @@ def one_pass(
 ) -> SRGD:
     """Settings of the single-pass solvers."""
     settings = suggested_settings(
-        n, dimension, budget.gdp, lipschitz=clip_norm, smoothness=smoothness, neighboring=neighboring
+        n,
+        dimension,
+        budget.gdp,
+        lipschitz=clip_norm,
+        smoothness=smoothness,
+        neighboring=neighboring,
     )
     changes: dict[str, Any] = {}
-    if cross_entropy:  # it flattens, so its curvature is far below the bound; on three data sets this was near the best
+    # it flattens, so its curvature is far below the bound; on three data sets this was near the
+    # best
+    if cross_entropy:
         steps = steps or math.ceil(math.sqrt(n))
         changes["beta"] = smoothness * min(2.0, max(0.05, 0.12 / budget.gdp))
     if steps is not None:
         changes |= {"steps": steps, "batch_size": max(1, n // steps)}
     if solver == "dp-sgd":
         changes |= {"gradient": "independent", "accelerated": False, "mechanism": Independent()}
-    known = {"steps", "batch_size", "clip_norm", "beta", "gradient", "accelerated", "mechanism", "constraint"}
+    known = {
+        "steps",
+        "batch_size",
+        "clip_norm",
+        "beta",
+        "gradient",
+        "accelerated",
+        "mechanism",
+        "constraint",
+    }
     if surplus := set(options) - known:
-        raise TypeError(f"solver_options has unknown entries {sorted(surplus)}; known: {sorted(known)}.")
+        raise TypeError(
+            f"solver_options has unknown entries {sorted(surplus)}; known: {sorted(known)}."
+        )
     values = {name: getattr(settings, name) for name in known}
     return SRGD(**{**values, **changes, **options})

@@ -1,4 +1,5 @@
-"""What all estimators need of a table before training: bounded rows, public classes, a stated delta.
+"""What all estimators need of a table before training: bounded rows, public classes, a stated
+delta.
 
 Whatever looks at the table here is a rule on each row by itself, or is said to be taken on trust.
 """
@@ -22,13 +23,15 @@ UNEQUAL = "X and y must have equally many rows, one label or target for each rec
 def refuse_weights(sample_weight: Any) -> None:
     if sample_weight is not None:
         raise ValueError(
-            "sample_weight is not supported: the guarantee bounds what each record adds, and weights would multiply that "
+            "sample_weight is not supported: the guarantee bounds what each record adds, and "
+            "weights would multiply that "
             "bound. Fix: leave it out."
         )
 
 
 def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
-    """Rows longer than ``norm`` scaled down to it, in a copy; rows whose entries or length are not finite become zero.
+    """Rows longer than ``norm`` scaled down to it, in a copy; rows whose entries or length are not
+    finite become zero.
 
     Args:
         x: shape (n, d), float32 or float64.
@@ -40,7 +43,8 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             squared = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
         length = np.sqrt(squared, where=squared > 0, out=np.ones_like(squared))
-        odd = ~((squared > 1e-30) & (squared < 1e30))  # zero, not finite, or out of the range where float32 squares hold
+        # zero, not finite, or out of the range where float32 squares hold
+        odd = ~((squared > 1e-30) & (squared < 1e30))
         if odd.any():
             rows[odd], length[odd] = measured_with_care(rows[odd])
         rows *= (norm / np.maximum(length, norm))[:, None].astype(rows.dtype)
@@ -48,7 +52,9 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
 
 
 def measured_with_care(rows: NDArray[Any]) -> tuple[NDArray[Any], Floats]:
-    """The rows, those that are not finite as zero, and their lengths (1 for zero) without overflow or underflow."""
+    """The rows, those that are not finite as zero, and their lengths (1 for zero) without overflow
+    or underflow.
+    """
     rows[~np.isfinite(rows).all(1)] = 0
     largest = np.abs(rows).max(1, initial=0.0).astype(np.float64)
     largest[largest == 0] = 1
@@ -82,7 +88,8 @@ def public_classes(
     """The classes, each record's class number, and what must be said of it.
 
     Raises:
-        ValueError: not one label for each row, fewer than two classes, or a label that is none of the declared ones.
+        ValueError: not one label for each row, fewer than two classes, or a label that is none of
+            the declared ones.
     """
     y = column_or_1d(y, warn=True)
     if len(y) != rows:
@@ -95,7 +102,10 @@ def public_classes(
         found = np.unique(np.asarray(classes))
         numbers, notes = np.searchsorted(found, y).clip(0, len(found) - 1), ()
         if (found[numbers] != y).any():
-            raise ValueError("y has a label that is none of the declared classes. Fix: list every class in classes=.")
+            raise ValueError(
+                "y has a label that is none of the declared classes. Fix: list "
+                "every class in classes=."
+            )
     if len(found) < 2:
         raise ValueError(f"the number of classes must be greater than one; got {len(found)} class")
     return found, numbers.astype(np.int64), notes
@@ -109,7 +119,8 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
     """
     if target_bound is None:
         raise ValueError(
-            "target_bound is missing: a public bound on |y|, to which targets are clipped. Fix: the largest value that "
+            "target_bound is missing: a public bound on |y|, to which targets are clipped. Fix: "
+            "the largest value that "
             "y can take in principle, which must not be read off the data."
         )
     targets = column_or_1d(y, warn=True).astype(np.float64)
@@ -122,4 +133,6 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
 
 def table(x: Any, *, reset: bool, estimator: Any) -> NDArray[Any]:
     """``x`` as a dense two-dimensional float array, its columns checked as scikit-learn does."""
-    return validate_data(estimator, x, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1)
+    return validate_data(
+        estimator, x, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1
+    )

@@ -8,4 +8,10 @@ from dpoptim.evaluation.evaluate import (
 )
 from dpoptim.evaluation.intervals import Interval
 
-__all__ = ["ClassifierScores", "Interval", "RegressorScores", "evaluate_classifier", "evaluate_regressor"]
+__all__ = [
+    "ClassifierScores",
+    "Interval",
+    "RegressorScores",
+    "evaluate_classifier",
+    "evaluate_regressor",
+]

@@ -1,8 +1,9 @@
-"""A model's scores on private hold-out records: one vector of counts and bounded sums, one Gaussian.
+"""A model's scores on private hold-out records: one vector of counts and bounded sums, one
+Gaussian.
 
-The hold-out must be apart from the training records, by a rule or coin for each record alone. A record is then in one of
-the two, so training and evaluation do not add up for it: the larger guarantee holds (parallel composition); where the parts
-share a ledger, it charges both.
+The hold-out must be apart from the training records, by a rule or coin for each record alone. A
+record is then in one of the two, so training and evaluation do not add up for it: the larger
+guarantee holds (parallel composition); where the parts share a ledger, it charges both.
 """
 
 import math
@@ -24,13 +25,16 @@ from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, price_of, re
 Delta = float | Literal["auto"]
 LABEL = "evaluation"
 LARGEST_LOSS = 4.0  # of a record, in nats: the log-loss is clipped there
-# Shares of a record's squared length: for the confusion matrix, for scores in bins, for the log-loss.
+# Shares of a record's squared length: for the confusion matrix, for scores in bins, for the
+# log-loss.
 SHARES = (0.6, 0.3, 0.1)
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Of the records whose score lies between: what share of them is right (two classes: is of the second class)."""
+    """Of the records whose score lies between: what share of them is right (two classes: is of the
+    second class).
+    """
 
     low: float
     high: float
@@ -45,7 +49,8 @@ class ClassifierScores:
         accuracy, log_loss (clipped at 4 nats a record): with their intervals.
         auc: of two classes; None for more.
         confusion: noisy counts, shape (classes, classes): true by predicted.
-        calibration: by bins of the score: of the second class for two classes, else of the predicted class.
+        calibration: by bins of the score: of the second class for two classes, else of the
+            predicted class.
         guarantee: of everything here.
     """
 
@@ -67,7 +72,8 @@ class RegressorScores:
     """What was released of a regression.
 
     Attributes:
-        squared_error: mean, in squared units of the target, of targets and predictions cut to the bound.
+        squared_error: mean, in squared units of the target, of targets and predictions cut to the
+            bound.
         r2: 1 - squared error / variance of the targets.
         guarantee: of both.
     """
@@ -77,7 +83,9 @@ class RegressorScores:
     guarantee: Guarantee
 
     def __str__(self) -> str:
-        return f"R2             {self.r2:.3f}\nsquared error  {self.squared_error}\n{self.guarantee}"
+        return (
+            f"R2             {self.r2:.3f}\nsquared error  {self.squared_error}\n{self.guarantee}"
+        )
 
 
 def evaluate_classifier(
@@ -97,28 +105,39 @@ def evaluate_classifier(
     """Accuracy, confusion matrix, log-loss, AUC and calibration on private records.
 
     Args:
-        probabilities: of each class for every record, shape (n, classes), as ``predict_proba`` returns them.
+        probabilities: of each class for every record, shape (n, classes), as ``predict_proba``
+            returns them.
         y: true labels, shape (n,).
         classes: all classes, in the order of the columns; public.
         epsilon, delta: what the evaluation may cost; delta ``"auto"``: n^-1.1.
         bins: of scores, even; public.
         confidence: of the intervals, in (0, 1).
-        neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public ``n``.
+        neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public
+            ``n``.
         n: public number of hold-out records.
         ledger: where it is charged; None: nowhere.
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
+            release.
 
     Raises:
         ValueError: unequal shapes, or a setting out of range; before anything is spent.
 
-    **Guarantee.** ``guarantee``, for all records and any model that was not trained on them. A record adds sqrt(0.6) to one
-    cell of the confusion matrix, sqrt(0.3) to one bin, and at most sqrt(0.1) as its log-loss: at most 1 long together,
-    to which each is scaled down. A label or row that is none adds nothing.
+    **Guarantee.** ``guarantee``, for all records and any model that was not trained on them. A
+    record adds sqrt(0.6) to one cell of the confusion matrix, sqrt(0.3) to one bin, and at most
+    sqrt(0.1) as its log-loss: at most 1 long together, to which each is scaled down. A label or
+    row that is none adds nothing.
     """
     names = np.asarray(classes)
     scores, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(y)
-    if len(names) < 2 or scores.ndim != 2 or scores.shape[1] != len(names) or labels.shape != (len(scores),):
-        raise ValueError("probabilities must be of shape (n, classes), with one label in y for each row.")
+    if (
+        len(names) < 2
+        or scores.ndim != 2
+        or scores.shape[1] != len(names)
+        or labels.shape != (len(scores),)
+    ):
+        raise ValueError(
+            "probabilities must be of shape (n, classes), with one label in y for each row."
+        )
     bins, level = whole_number("bins", bins, least=2), real_number("confidence", confidence)
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
@@ -137,10 +156,17 @@ def evaluate_classifier(
     k = len(names)
     confusion = released.values[: k * k].reshape(k, k) / math.sqrt(SHARES[0])
     histogram = released.values[k * k : k * k + 2 * bins].reshape(2, bins) / math.sqrt(SHARES[1])
-    loss = released.values[-1] / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2 + records * LARGEST_LOSS / 2
-    in_cells, in_bins = released.deviation / math.sqrt(SHARES[0]), released.deviation / math.sqrt(SHARES[1])
+    loss = (
+        released.values[-1] / math.sqrt(SHARES[2]) * LARGEST_LOSS / 2 + records * LARGEST_LOSS / 2
+    )
+    in_cells, in_bins = (
+        released.deviation / math.sqrt(SHARES[0]),
+        released.deviation / math.sqrt(SHARES[1]),
+    )
     return ClassifierScores(
-        accuracy=of_a_mean(float(np.trace(confusion)), records, in_cells * math.sqrt(k), confidence=level),
+        accuracy=of_a_mean(
+            float(np.trace(confusion)), records, in_cells * math.sqrt(k), confidence=level
+        ),
         log_loss=of_a_mean(
             loss,
             records,
@@ -174,10 +200,14 @@ def evaluate_regressor(
         predictions, y: shape (n,).
         target_bound: public bound on |y|, to which targets and predictions are cut.
 
-    **Guarantee.** ``guarantee``. With t and r the target and half the residual in units of the bound, a record adds
-    ``(r^2 - 1/2, t, t^2 - 1/2)``, at most sqrt(3/2) long, to which it is scaled down.
+    **Guarantee.** ``guarantee``. With t and r the target and half the residual in units of the
+    bound, a record adds ``(r^2 - 1/2, t, t^2 - 1/2)``, at most sqrt(3/2) long, to which it is
+    scaled down.
     """
-    bound, level = positive_number("target_bound", target_bound), real_number("confidence", confidence)
+    bound, level = (
+        positive_number("target_bound", target_bound),
+        real_number("confidence", confidence),
+    )
     found, true = np.asarray(predictions, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if found.ndim != 1 or found.shape != true.shape:
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")
@@ -205,7 +235,9 @@ def evaluate_regressor(
 
 
 def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:
-    """What every record adds, shape (n, classes^2 + 2 bins + 1); rows that are not finite add nothing. Private."""
+    """What every record adds, shape (n, classes^2 + 2 bins + 1); rows that are not finite add
+    nothing. Private.
+    """
     n, k = scores.shape
     known: NDArray[np.bool_] = np.asarray(is_class.any(1) & np.isfinite(scores).all(1))
     true, predicted = is_class.argmax(1), np.where(known[:, None], scores, 0.0).argmax(1)
@@ -233,7 +265,9 @@ def regressor_rows(predictions: Floats, y: Floats, bound: float) -> Floats:
     return rows
 
 
-def _price(epsilon: float, delta: Delta, n: int | None, rows: int, neighboring: str) -> tuple[int, float, float]:
+def _price(
+    epsilon: float, delta: Delta, n: int | None, rows: int, neighboring: str
+) -> tuple[int, float, float]:
     records = public_number_of_records(n, rows, neighboring)
     number, _ = stated_delta(delta, records)
     return records, price_of(real_number("epsilon", epsilon), number), number
@@ -252,4 +286,6 @@ def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bi
 
 
 def _noted(guarantee: Guarantee) -> Guarantee:
-    return replace(guarantee, notes=(*guarantee.notes, "on trust: the model was not trained on these records"))
+    return replace(
+        guarantee, notes=(*guarantee.notes, "on trust: the model was not trained on these records")
+    )

@@ -1,4 +1,6 @@
-"""Figures with confidence intervals that count both what was sampled and the noise; all post-processing."""
+"""Figures with confidence intervals that count both what was sampled and the noise; all
+post-processing.
+"""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ DRAWS = 400  # of the parametric bootstrap
 
 @dataclass(frozen=True)
 class Interval:
-    """A measured figure, and where the figure of the whole population lies with the given confidence.
+    """A measured figure, and where the figure of the whole population lies with the given
+    confidence.
 
     Attributes:
         value: the point estimate.
@@ -30,16 +33,20 @@ class Interval:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f}, {100 * self.confidence:g} %)"
 
 
-def of_a_mean(total: float, n: float, noise: float, *, confidence: float, low: float = 0.0, high: float = 1.0) -> Interval:
+def of_a_mean(
+    total: float, n: float, noise: float, *, confidence: float, low: float = 0.0, high: float = 1.0
+) -> Interval:
     """The mean of n values in [low, high] from their noisy sum.
 
     Args:
         noise: standard deviation of the noise in the sum.
 
-    A value in a range has at most the variance (high - mean)(mean - low) (Bhatia and Davis 2000), for counts exactly that.
+    A value in a range has at most the variance (high - mean)(mean - low) (Bhatia and Davis 2000),
+    for counts exactly that.
     """
     mean = min(max(total / n, low), high)
-    # Near the ends the estimate of the variance is too good to be true: one value of n is taken to be otherwise.
+    # Near the ends the estimate of the variance is too good to be true: one value of n is taken to
+    # be otherwise.
     inner = min(max(mean, low + (high - low) / (n + 2)), high - (high - low) / (n + 2))
     deviation = math.sqrt((high - inner) * (inner - low) / n + (noise / n) ** 2)
     reach = float(ndtri((1 + confidence) / 2)) * deviation
@@ -47,10 +54,11 @@ def of_a_mean(total: float, n: float, noise: float, *, confidence: float, low: f
 
 
 def area_under_curve(counts: Floats) -> float:
-    """AUC from a histogram of scores, shape (2, bins): class 0, class 1; ties within a bin count half.
+    """AUC from a histogram of scores, shape (2, bins): class 0, class 1; ties within a bin count
+    half.
 
-    Noisy counts go in as they are: those of the two classes have independent noise, so the number of ordered pairs is
-    unbiased, which it would not be if negative counts were cut to 0.
+    Noisy counts go in as they are: those of the two classes have independent noise, so the number
+    of ordered pairs is unbiased, which it would not be if negative counts were cut to 0.
     """
     negative, positive = counts
     below = np.cumsum(negative) - negative / 2
@@ -58,15 +66,20 @@ def area_under_curve(counts: Floats) -> float:
     return float(np.clip(positive @ below / pairs, 0.0, 1.0))
 
 
-def of_the_area(counts: Floats, n: float, noise: float, *, confidence: float, seed: int = 0) -> Interval:
-    """AUC from a noisy histogram (2, bins), its interval by a parametric bootstrap of sample and noise."""
+def of_the_area(
+    counts: Floats, n: float, noise: float, *, confidence: float, seed: int = 0
+) -> Interval:
+    """AUC from a noisy histogram (2, bins), its interval by a parametric bootstrap of sample and
+    noise.
+    """
     value = area_under_curve(counts)
     shares = np.maximum(counts, 0.0) + 1.0
     shares = shares / shares.sum()
     draws = np.random.default_rng(seed)  # of released numbers: nothing private is drawn with it
     again = [
         area_under_curve(
-            draws.multinomial(int(n), shares.ravel()).reshape(counts.shape) + noise * draws.standard_normal(counts.shape)
+            draws.multinomial(int(n), shares.ravel()).reshape(counts.shape)
+            + noise * draws.standard_normal(counts.shape)
         )
         for _ in range(DRAWS)
     ]

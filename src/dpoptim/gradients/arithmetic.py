@@ -11,7 +11,9 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the per-sample gradients of a parameter stored in ``dtype``: float32 for bfloat16 and float16."""
+    """The dtype of the per-sample gradients of a parameter stored in ``dtype``: float32 for
+    bfloat16 and float16.
+    """
     return torch.float32 if dtype in NARROW else dtype
 
 
@@ -22,11 +24,14 @@ def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @cache
 def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a device multiplies such matrices to float32 results: accelerators do, many times faster than float32 ones."""
+    """Whether a device multiplies such matrices to float32 results: accelerators do, many times
+    faster than float32 ones.
+    """
     if device.type == "cpu":
         return False
     ones = torch.ones(2, 16, 16, dtype=dtype, device=device)
-    room = torch.zeros(2, 17, 16, device=device, dtype=torch.float32)[:, :16]  # with gaps, as `alike.matrices` has
+    # with gaps, as `alike.matrices` has
+    room = torch.zeros(2, 17, 16, device=device, dtype=torch.float32)[:, :16]
     try:
         torch.bmm(ones, ones, out_dtype=torch.float32, out=room)
     except torch.OutOfMemoryError:
@@ -37,14 +42,18 @@ def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def kinds_of_device() -> list[str]:
-    """The kinds of device that something may run on: "cpu", "cuda", and that of PyTorch's accelerator, if it is another."""
+    """The kinds of device that something may run on: "cpu", "cuda", and that of PyTorch's
+    accelerator, if it is another.
+    """
     accelerator = torch.accelerator.current_accelerator()
     return list(dict.fromkeys(["cpu", "cuda", *([accelerator.type] if accelerator else [])]))
 
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """Keep products as precise as the theorem in `products` assumes: no TF32, bfloat16 or autocast."""
+    """Keep products as precise as the theorem in `products` assumes: no TF32, bfloat16 or
+    autocast.
+    """
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend, precision in zip(backends, before, strict=True):

@@ -1,10 +1,12 @@
 """A backward pass, recorded: every layer enters what its per-sample gradients are made of.
 
-A hooked layer's backward pass returns the gradient of its *input* and nothing for its parameters, so the ordinary
-weight gradients are never computed; what they would have been made of is entered here instead. When autograd has
-finished, the pass is closed: the engine turns the entries into norms, factors and one clipped sum.
+A hooked layer's backward pass returns the gradient of its *input* and nothing for its parameters,
+so the ordinary weight gradients are never computed; what they would have been made of is entered
+here instead. When autograd has finished, the pass is closed: the engine turns the entries into
+norms, factors and one clipped sum.
 
-Entries are filed by autograd's graph task, so a backward pass that dies leaves nothing that a later one could count.
+Entries are filed by autograd's graph task, so a backward pass that dies leaves nothing that a
+later one could count.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +28,9 @@ from dpoptim.torch_internals import OUTSIDE_BACKWARD, after_backward, graph_task
 
 @dataclass
 class LayerUse:
-    """One use of a layer: how many records it saw, and what its parameters' gradients are made of."""
+    """One use of a layer: how many records it saw, and what its parameters' gradients are made
+    of.
+    """
 
     layer: str
     module: nn.Module
@@ -46,13 +50,15 @@ class BackwardRecorder:
     """Files entries by backward pass and hands the finished pass to ``close``.
 
     Attributes:
-        may_round: whether no loss will be a mean, so that nobody need look for rounding (see `refuse_rounding`).
+        may_round: whether no loss will be a mean, so that nobody need look for rounding (see
+            `refuse_rounding`).
         rounded: whether a layer ran in narrow precision (torch.autocast, or as it is stored).
     """
 
     def __init__(self, close: Callable[[BackwardPass], None], *, may_round: bool = False) -> None:
         self._close, self.may_round, self.rounded = close, may_round, False
-        self._narrow: str | None = None  # the first layer that ran in narrow precision since a delivery
+        # the first layer that ran in narrow precision since a delivery
+        self._narrow: str | None = None
         self._task = self._latest = OUTSIDE_BACKWARD
         self._pass = BackwardPass()
 
@@ -67,14 +73,18 @@ class BackwardRecorder:
     def refuse_rounding(self) -> None:
         """Refuse a mean whose layers ran under torch.autocast.
 
-        Autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record more would round every
-        other record's gradient anew, B times as much as a record may add. A sum has no such factor.
+        Autograd scales by one over the realised batch and then rounds to 8 or 11 bits: one record
+        more would round every other record's gradient anew, B times as much as a record may add. A
+        sum has no such factor.
         """
         if self._narrow is not None:
             raise PrivacyError(
-                f"layer {self._narrow!r} ran in bfloat16 or float16 with a loss that is a mean: its factor, one over the "
-                "realised batch, would be rounded together with every record's gradient, and the bound on a record would "
-                "not hold. Fix: private.backward(losses) with one loss for each record; or train in float32."
+                f"layer {self._narrow!r} ran in bfloat16 or float16 with a loss that is a mean: "
+                "its factor, one over the "
+                "realised batch, would be rounded together with every record's gradient, and the "
+                "bound on a record would "
+                "not hold. Fix: private.backward(losses) with one loss for each record; or train "
+                "in float32."
             )
 
     def current(self) -> BackwardPass:
@@ -83,11 +93,14 @@ class BackwardRecorder:
         if task != self._task:
             if task < self._latest:
                 raise PrivacyError(
-                    "a backward pass ran inside another one, over a graph that was built before: the outer one's records "
-                    "would be lost. Fix: one loss.backward() for each batch, and no backward() inside custom functions."
+                    "a backward pass ran inside another one, over a graph that was built before: "
+                    "the outer one's records "
+                    "would be lost. Fix: one loss.backward() for each batch, and no backward() "
+                    "inside custom functions."
                 )
             for device in kinds_of_device():
-                if torch.is_autocast_enabled(device):  # rounds what plain operations hand back, wherever forward ran
+                # rounds what plain operations hand back, wherever forward ran
+                if torch.is_autocast_enabled(device):
                     self.note_narrow("(the backward pass)")
             # Whatever an earlier, interrupted pass left behind goes with it.
             self._task, self._latest, self._pass = task, task, BackwardPass()
@@ -105,8 +118,12 @@ class BackwardRecorder:
         self.current().reached.add(place)
 
 
-def narrow_dtype(recorder: BackwardRecorder, layer: str, device: torch.device) -> torch.dtype | None:
-    """The dtype that torch.autocast computes in; None without it. What runs in it is noted: see `refuse_rounding`."""
+def narrow_dtype(
+    recorder: BackwardRecorder, layer: str, device: torch.device
+) -> torch.dtype | None:
+    """The dtype that torch.autocast computes in; None without it. What runs in it is noted: see
+    `refuse_rounding`.
+    """
     if not torch.is_autocast_enabled(device.type):
         return None
     recorder.note_narrow(layer)
@@ -115,9 +132,11 @@ def narrow_dtype(recorder: BackwardRecorder, layer: str, device: torch.device) -
 
 @contextmanager
 def full_precision(recorder: BackwardRecorder, layer: str, device: torch.device) -> Iterator[bool]:
-    """Keep torch.autocast out of layers whose hooks do their own arithmetic: they run in float32 on widened inputs.
+    """Keep torch.autocast out of layers whose hooks do their own arithmetic: they run in float32
+    on widened inputs.
 
-    Yields whether inputs must be widened. Noted as by `narrow_dtype`: what goes in and comes out is rounded by others.
+    Yields whether inputs must be widened. Noted as by `narrow_dtype`: what goes in and comes out
+    is rounded by others.
     """
     narrow = narrow_dtype(recorder, layer, device) is not None
     with torch.autocast(device.type, enabled=False) if narrow else nullcontext():
@@ -125,21 +144,32 @@ def full_precision(recorder: BackwardRecorder, layer: str, device: torch.device)
 
 
 def refuse_nested_backward(layer: str, forward_task: int) -> None:
-    """A graph that was built inside a backward pass and is differentiated there has recorder of its own: refuse it."""
+    """A graph that was built inside a backward pass and is differentiated there has recorder of
+    its own: refuse it.
+    """
     if forward_task != OUTSIDE_BACKWARD:
         raise PrivacyError(
-            f"layer {layer!r} ran its forward pass inside a backward pass and was differentiated there "
+            f"layer {layer!r} ran its forward pass inside a backward pass and was differentiated "
+            "there "
             "(reentrant checkpointing): its records would be clipped piece by piece. "
             "Fix: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
         )
 
 
 class RuleFunction(torch.autograd.Function):
-    """A layer with a rule. Inputs: recorder, rule, module, its name, x, and the parameters (for the graph's edges)."""
+    """A layer with a rule. Inputs: recorder, rule, module, its name, x, and the parameters (for
+    the graph's edges).
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, recorder: BackwardRecorder, rule: LayerRule, module: nn.Module, name: str, x: Tensor, *parameters: Tensor
+        ctx: Any,
+        recorder: BackwardRecorder,
+        rule: LayerRule,
+        module: nn.Module,
+        name: str,
+        x: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         narrow = narrow_dtype(recorder, name, x.device)
         if narrow is None:
@@ -147,14 +177,16 @@ class RuleFunction(torch.autograd.Function):
         else:
             if x.is_floating_point() and x.dtype != torch.float64:  # which autocast leaves alone
                 x = x.to(narrow if rule.narrow else torch.float32)
-            # The cache would hand copies of weights that were made without autograd to functional uses elsewhere.
+            # The cache would hand copies of weights that were made without autograd to functional
+            # uses elsewhere.
             with torch.autocast(x.device.type, dtype=narrow, cache_enabled=False):
                 output, saved = rule.forward(module, x)
         ctx.save_for_backward(*saved)
         ctx.recorder, ctx.rule, ctx.module, ctx.name = recorder, rule, module, name
         ctx.parameters = len(parameters)
         ctx.forward_task = graph_task()
-        return output.detach() if output._is_view() else output  # autograd lets nobody change a view in place
+        # autograd lets nobody change a view in place
+        return output.detach() if output._is_view() else output
 
     @staticmethod
     @once_differentiable
@@ -168,11 +200,16 @@ class RuleFunction(torch.autograd.Function):
 
         if rule.at_once:
             with torch.autocast(g.device.type, enabled=False):
-                per_sample_grads = partial(dict, per_sample_grads())  # what they were made of is free to go
+                # what they were made of is free to go
+                per_sample_grads = partial(dict, per_sample_grads())
         ctx.recorder.enter(LayerUse(ctx.name, module, g.shape[0], per_sample_grads))
         if not ctx.needs_input_grad[4]:
             return (None,) * (5 + ctx.parameters)
         with torch.autocast(g.device.type, enabled=False):
-            same = tuple(t.to(g.dtype) if t.is_floating_point() else t for t in saved) if g.dtype in NARROW else saved
+            same = (
+                tuple(t.to(g.dtype) if t.is_floating_point() else t for t in saved)
+                if g.dtype in NARROW
+                else saved
+            )
             x_gradient = rule.input_gradient(module, same, g)
         return (None, None, None, None, x_gradient, *[None] * ctx.parameters)

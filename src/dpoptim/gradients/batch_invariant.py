@@ -1,14 +1,15 @@
 """Operations that round a record's numbers alike in any place, and in any company.
 
-What cancels inside a record leaves rounding, and clipping makes that as long as the clip norm. So a kernel that adds in
-another order, because the record lies elsewhere in memory or because there are more or fewer of them, would let one record
-turn what all others add (`products`, condition 2). Kernels are the vendor's: tested, not proved.
+What cancels inside a record leaves rounding, and clipping makes that as long as the clip norm. So
+a kernel that adds in another order, because the record lies elsewhere in memory or because there
+are more or fewer of them, would let one record turn what all others add (`products`, condition 2).
+Kernels are the vendor's: tested, not proved.
 
-* Matrices start on 64-byte boundaries, those of all records alike, and lie row by row: what an elementwise operation
-  returns may lie otherwise for one record than for two. Of matrices with many rows and columns kernels make copies of
-  their own, so their layout does not matter.
-* Few records are given company, of zeros: threads divide few matrices among them, but take many one by one. And single sums
-  have kernels of their own.
+* Matrices start on 64-byte boundaries, those of all records alike, and lie row by row: what an
+  elementwise operation returns may lie otherwise for one record than for two. Of matrices with
+  many rows and columns kernels make copies of their own, so their layout does not matter.
+* Few records are given company, of zeros: threads divide few matrices among them, but take many
+  one by one. And single sums have kernels of their own.
 * Sums over positions want one record after the other in memory: else kernels run across records.
 """
 
@@ -25,8 +26,9 @@ LARGE, WHOLE = 32, 16  # see `large`
 
 
 def large(positions: int, *columns: int) -> bool:
-    """Whether float32 products do not depend on their operands' layout: not below `LARGE` rows or columns (they did up to 8,
-    and up to 72 with several threads where columns do not fill whole vectors)."""
+    """Whether float32 products do not depend on their operands' layout: not below `LARGE` rows or
+    columns (they did up to 8, and up to 72 with several threads where columns do not fill whole
+    vectors)."""
     return min(positions, *columns) >= LARGE and all(each % WHOLE == 0 for each in columns)
 
 
@@ -44,17 +46,22 @@ def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def company(x: Tensor) -> int:
-    """Records from which threads take matrices one by one: seen from a third of the threads on, and from two at least."""
+    """Records from which threads take matrices one by one: seen from a third of the threads on,
+    and from two at least.
+    """
     return max(2, torch.get_num_threads() // 2) if x.device.type == "cpu" else 2
 
 
 def aligned_records(x: Tensor, *, together: int | None = None, freely: bool = False) -> Tensor:
-    """``x`` (B, T, d) row by row, or a copy of it, with every record on a 64-byte boundary, and zeros beside too few.
+    """``x`` (B, T, d) row by row, or a copy of it, with every record on a 64-byte boundary, and
+    zeros beside too few.
 
     Args:
-        together: how many records come at once, unless they are the last ones; None: as many as there are.
-        freely: whether it and all that it is multiplied with is `large`, so that dense transposed records (what a loss of
-            logits in shape (B, classes, T) sends back) may stay so in float32.
+        together: how many records come at once, unless they are the last ones; None: as many as
+            there are.
+        freely: whether it and all that it is multiplied with is `large`, so that dense transposed
+            records (what a loss of logits in shape (B, classes, T) sends back) may stay so in
+            float32.
     """
     turned = x.transpose(1, 2)
     apart = x.stride(0) >= x.shape[1] * x.shape[2]  # strides tell it of a single record, too
@@ -79,8 +86,11 @@ def rows_dense(x: Tensor) -> bool:
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
-def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, together: int | None = None) -> Tensor:
-    """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T, d) -> (B, p, d).
+def record_products(
+    g: Tensor, a: Tensor, out: Tensor | None = None, *, together: int | None = None
+) -> Tensor:
+    """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T,
+    d) -> (B, p, d).
 
     Args:
         g, a: float32 or float64; or narrower, for a float32 result, where `multiplies_narrow`.
@@ -92,7 +102,11 @@ def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, together
     freely = large(g.shape[1], g.shape[2], a.shape[2])
     g, a = (aligned_records(x, together=together, freely=freely) for x in (g, a))
     like = g.new_empty(0, dtype=dtype)
-    room = matrices(len(g), g.shape[2], a.shape[2], like=like) if out is None or len(g) > records else out
+    room = (
+        matrices(len(g), g.shape[2], a.shape[2], like=like)
+        if out is None or len(g) > records
+        else out
+    )
     if dtype == g.dtype:
         torch.bmm(g.transpose(1, 2), a, out=room)
     else:
@@ -102,7 +116,9 @@ def record_products(g: Tensor, a: Tensor, out: Tensor | None = None, *, together
 
 
 def record_matrix(x: Tensor, *, freely: bool) -> Tensor:
-    """One record's ``x`` (T, d) row by row, or a copy of it, on a 64-byte boundary; see `aligned_records`."""
+    """One record's ``x`` (T, d) row by row, or a copy of it, on a 64-byte boundary; see
+    `aligned_records`.
+    """
     if 1 in x.shape:
         x = x.reshape(-1).view(x.shape)  # strides of such axes may be anything
     dense = x.is_contiguous() or (freely and x.dtype == torch.float32 and x.T.is_contiguous())
@@ -110,12 +126,16 @@ def record_matrix(x: Tensor, *, freely: bool) -> Tensor:
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:
-    """``x[i] @ y[i].T`` of records from `aligned_records`: (B, s, d), (B, t, d) -> (B, s, t), which lie alike, too."""
+    """``x[i] @ y[i].T`` of records from `aligned_records`: (B, s, d), (B, t, d) -> (B, s, t),
+    which lie alike, too.
+    """
     return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
 
 
 def in_company(x: Tensor) -> Tensor:
-    """``x`` (B, ...) with its records one after the other in memory, and zeros beside one that is alone."""
+    """``x`` (B, ...) with its records one after the other in memory, and zeros beside one that is
+    alone.
+    """
     x = x.contiguous()
     return torch.cat([x, torch.zeros_like(x)]) if len(x) == 1 else x
 

@@ -10,10 +10,15 @@ from dpoptim.gradients.norms import taper
 
 
 def clip_factors(
-    rule: ClippingRule, layers: int, margin: float, squared: Mapping[str, Tensor], longest: Tensor | None
+    rule: ClippingRule,
+    layers: int,
+    margin: float,
+    squared: Mapping[str, Tensor],
+    longest: Tensor | None,
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The factors for each part of the model that is clipped by itself: shape (number of sums, B). And what they
-    were multiplied with so that huge gradients fade out, float64 of shape (B,), if anything: see `taper`.
+    """The factors for each part of the model that is clipped by itself: shape (number of sums, B).
+    And what they were multiplied with so that huge gradients fade out, float64 of shape (B,), if
+    anything: see `taper`.
 
     A record's factors are zero for all parts or for none.
 
@@ -21,11 +26,14 @@ def clip_factors(
         layers: of the model, among which "per-layer" shares the bound out.
         margin: share of the bound that is left to rounding.
         squared: the squared norms of each part's gradients, (B,).
-        longest: the squared length of each record's longest factor, (B,), where huge gradients fade.
+        longest: the squared length of each record's longest factor, (B,), where huge gradients
+            fade.
     """
     if rule.per_layer:
         rule = rule.of_one_layer(layers)
-    factors = {part: rule.factors(each, margin).view(-1, len(each)) for part, each in squared.items()}
+    factors = {
+        part: rule.factors(each, margin).view(-1, len(each)) for part, each in squared.items()
+    }
     if len(factors) > 1:
         countable = torch.stack([each[0] > 0 for each in factors.values()]).all(0)
         factors = {part: torch.where(countable, each, 0.0) for part, each in factors.items()}

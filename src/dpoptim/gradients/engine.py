@@ -1,6 +1,7 @@
 """The engine: per-record clipped gradient sums of any model, from one ordinary backward pass.
 
-Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad`` stays None.
+Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad``
+stays None.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,8 @@ from dpoptim.gradients.tied import longest_factors, merge
 from dpoptim.gradients.totals import MakeTotals, Totals
 
 Reduction = Literal["mean", "sum"]
-HandedOver = Literal["bare", "scalar", "vector"]  # loss.backward() by the caller, or how `backward` was given the loss
+# loss.backward() by the caller, or how `backward` was given the loss
+HandedOver = Literal["bare", "scalar", "vector"]
 
 
 class Engine:
@@ -41,30 +43,35 @@ class Engine:
     Args:
         model: any module; it keeps its class and its state-dict keys.
         clipping: the bound on each record, and how many sums it adds to.
-        capacity: B of the theorem in `products`; public. In larger batches, which come about where a nominal n is far
-            below the size of the data, the margin no longer covers the rounding of a mean's factor.
-        reduction: how a loss that the caller differentiates combines the rows of one backward pass.
-        partial_backward: allow several backward passes over parts of a delivered piece. The parts must be disjoint,
-            which only the caller can know; without it every piece takes exactly one pass over all its rows.
-        positions: how many positions (of a sequence, say) each record has in a layer, by the layer's name; public, from
-            the shape of a row. Only speed depends on it.
+        capacity: B of the theorem in `products`; public. In larger batches, which come about where
+            a nominal n is far below the size of the data, the margin no longer covers the rounding
+            of a mean's factor.
+        reduction: how a loss that the caller differentiates combines the rows of one backward
+            pass.
+        partial_backward: allow several backward passes over parts of a delivered piece. The parts
+            must be disjoint, which only the caller can know; without it every piece takes exactly
+            one pass over all its rows.
+        positions: how many positions (of a sequence, say) each record has in a layer, by the
+            layer's name; public, from the shape of a row. Only speed depends on it.
         rows: that make up a record.
-        twins: parameters of the model that count as uses of another one (of the same shape): sums and norms are those of
-            the two per_sample_grads added up, cross terms included.
+        twins: parameters of the model that count as uses of another one (of the same shape): sums
+            and norms are those of the two per_sample_grads added up, cross terms included.
         isolation: how records are kept apart; by rules, unless told otherwise.
 
     Attributes:
-        physical_records: the most records that one backward pass may have; public. It decides how sums are formed.
+        physical_records: the most records that one backward pass may have; public. It decides how
+            sums are formed.
         rows_open: rows delivered that have not been through a backward pass. Private.
         present: which rows of the delivered records are there, see `begin_microbatch`. Private.
-        fixed_shape: whether every physical batch has the same public number of rows; see `training.slots`.
+        fixed_shape: whether every physical batch has the same public number of rows; see
+            `training.slots`.
         handed_over: how losses have come so far.
 
     Raises:
         PrivacyError: a layer or option that cannot be clipped record by record, by name.
 
-    **Guarantee.** For two batches that meet the conditions of the theorem in `products`, the sums that `take` returns
-    differ by at most ``clipping.norm`` in Euclidean norm, rounding included.
+    **Guarantee.** For two batches that meet the conditions of the theorem in `products`, the sums
+    that `take` returns differ by at most ``clipping.norm`` in Euclidean norm, rounding included.
     """
 
     takes_scalars = True  # beside one loss for each record
@@ -83,43 +90,61 @@ class Engine:
         isolation: Isolation | None = None,
         totals: MakeTotals = Totals,
     ) -> None:
-        self.model, self.clipping, self.capacity, self.reduction = model, clipping, capacity, reduction
+        self.model, self.clipping, self.capacity, self.reduction = (
+            model,
+            clipping,
+            capacity,
+            reduction,
+        )
         self.physical_records, self.fixed_shape = capacity, False
         self.partial_backward = rows.whole_passes_only(partial_backward)
         self.positions, self.rows = dict(positions or {}), rows
         self.isolation = isolation or Isolation()
         twins = twins or {}
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins]
+        named = [
+            (name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins
+        ]
         if not named:
-            raise ValueError("model has no parameter that requires a gradient; there is nothing to train.")
+            raise ValueError(
+                "model has no parameter that requires a gradient; there is nothing to train."
+            )
         for name, p in named:
             if computed_in(p.dtype) not in UNIT_ROUNDOFF:
                 raise PrivacyError(
-                    f"parameter {name!r} is {p.dtype}; parameters that train are float32, float64, bfloat16 or float16. "
+                    f"parameter {name!r} is {p.dtype}; parameters that train are float32, "
+                    "float64, bfloat16 or float16. "
                     "Fix: freeze it, or model.float()."
                 )
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.layers = [name.rpartition(".")[0] for name in self.names]  # the module that each belongs to
+        # the module that each belongs to
+        self.layers = [name.rpartition(".")[0] for name in self.names]
         self._parts = len(set(self.layers))
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
-        self.places |= {id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places}
+        self.places |= {
+            id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places
+        }
         self._size = sum(p.numel() for p in self.parameters)
-        self._narrowest = min((computed_in(p.dtype) for p in self.parameters), key=lambda d: d.itemsize)
+        self._narrowest = min(
+            (computed_in(p.dtype) for p in self.parameters), key=lambda d: d.itemsize
+        )
         self._stored_narrow = next((name for name, p in named if p.dtype in NARROW), None)
         self.totals = totals(self.parameters, clipping.directions)
         self._sums = self.totals.sums
-        self._trainable: dict[nn.Module, dict[str, int]] = {}  # places of a layer's parameters, by their names in it
+        # places of a layer's parameters, by their names in it
+        self._trainable: dict[nn.Module, dict[str, int]] = {}
         self._groups: Groups | None = None
         self.present: Tensor | None = None
         self.rows_open = 0
         self._null = False
         self._handing: HandedOver = "bare"
-        self._total_weight: float | None = None  # that a mean was divided by, if not the number of its rows
+        # that a mean was divided by, if not the number of its rows
+        self._total_weight: float | None = None
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
         if clipping.per_layer:
             clipping.of_one_layer(self._parts)  # refuses bounds that are too small
-        # Told the squared norms of the records, and the tapers of their factors if there are any; stays on this side.
+        # Told the squared norms of the records, and the tapers of their factors if there are any;
+        # stays on this side.
         self.observer: Callable[[Tensor, Tensor | None], None] | None = None
         self.hooks: HookManager | None = None
         self.state: ModelWatch | None = None  # what nobody may write while attached
@@ -138,22 +163,31 @@ class Engine:
         self.hooks = self.state = None
 
     def number_of_groups(self, expected_batch: float, physical_batch_size: int | None) -> int:
-        """How many groups a logical batch is to be dealt into, see `begin_microbatch`; by public numbers."""
+        """How many groups a logical batch is to be dealt into, see `begin_microbatch`; by public
+        numbers.
+        """
         return number_of_groups(expected_batch, physical_batch_size)
 
-    # ---- one logical batch -----------------------------------------------------------------------------------
+    # ---- one logical batch ----------------------------------------------------------------------
 
     def begin_microbatch(
-        self, records: int, *, null: bool = False, groups: Groups | None = None, present: Tensor | None = None
+        self,
+        records: int,
+        *,
+        null: bool = False,
+        groups: Groups | None = None,
+        present: Tensor | None = None,
     ) -> None:
         """Announce the next physical batch.
 
         Args:
             records: in it.
             null: a placeholder whose gradient counts as zero.
-            groups: that the rows are summed in, chosen record by record (condition 3 in `products`). None: consecutive
-                ones, for neighbours that keep every other record in its place.
-            present: which rows of the records are there, see `RowsOfRecords.of_records`. None: all.
+            groups: that the rows are summed in, chosen record by record (condition 3 in
+                `products`). None: consecutive ones, for neighbours that keep every other record in
+                its place.
+            present: which rows of the records are there, see `RowsOfRecords.of_records`. None:
+                all.
 
         Raises:
             PrivacyError: rows of the piece before have not been through a backward pass.
@@ -197,11 +231,15 @@ class Engine:
             self.state.refuse_changes(everything=everything)
 
     def require_all_closed(self) -> None:
-        """Every delivered row must reach the sum: leaving some out is a choice that private data may have made."""
+        """Every delivered row must reach the sum: leaving some out is a choice that private data
+        may have made.
+        """
         if self.rows_open and not self._null:
             raise PrivacyError(
-                "a batch was delivered, but not all of its rows went through private.backward(losses). Fix: call it on the "
-                "losses of the whole batch, also when they are not finite (the engine leaves out such records by itself)."
+                "a batch was delivered, but not all of its rows went through "
+                "private.backward(losses). Fix: call it on the "
+                "losses of the whole batch, also when they are not finite (the engine leaves out "
+                "such records by itself)."
             )
 
     def _close(self, finished: BackwardPass) -> None:
@@ -211,14 +249,18 @@ class Engine:
                 return
             if not self.rows_open:
                 raise PrivacyError(
-                    "a backward pass ran on rows that private.batches() did not deliver, or a second time on rows that it "
-                    "did. Fix: draw every batch from private.batches(), and call private.backward(losses) once for each."
+                    "a backward pass ran on rows that private.batches() did not deliver, or a "
+                    "second time on rows that it "
+                    "did. Fix: draw every batch from private.batches(), and call "
+                    "private.backward(losses) once for each."
                 )
             allowed = rows <= self.rows_open if self.partial_backward else rows == self.rows_open
             if not allowed:
                 raise PrivacyError(
-                    "a backward pass did not cover exactly the rows that were delivered: records would be mistaken, or "
-                    "count twice. Fix: one backward pass on the whole batch, records on the first axis; for passes over "
+                    "a backward pass did not cover exactly the rows that were delivered: records "
+                    "would be mistaken, or "
+                    "count twice. Fix: one backward pass on the whole batch, records on the "
+                    "first axis; for passes over "
                     "disjoint parts of a batch, attach with partial_backward=True."
                 )
             if self._common_factor:
@@ -229,25 +271,35 @@ class Engine:
                 return
             records = rows // self.rows.per_record
             merged = {
-                i: parts[0] if len(parts) == 1 else merge(parts, records, self.parameters[i].numel())
+                i: parts[0]
+                if len(parts) == 1
+                else merge(parts, records, self.parameters[i].numel())
                 for i, parts in uses.items()
             }
             self._add_clipped(merged, records)
 
     def _uses(self, finished: BackwardPass) -> tuple[dict[int, list[PerSampleGrad]], int]:
-        """The pass's per-sample gradients by parameter, and its number of rows, which all layers must agree on."""
+        """The pass's per-sample gradients by parameter, and its number of rows, which all layers
+        must agree on.
+        """
         uses: dict[int, list[PerSampleGrad]] = {}
         first = None
         for entry in finished.entries:
             # Harmless passes, such as autograd.grad(loss, x), reach no parameter.
-            held = {key: place for key, place in self._places_of(entry.module).items() if place in finished.reached}
+            held = {
+                key: place
+                for key, place in self._places_of(entry.module).items()
+                if place in finished.reached
+            }
             if not held:
                 continue
             first = first or entry
             if entry.records != first.records:
                 raise PrivacyError(
-                    f"layers {entry.layer!r} and {first.layer!r} saw different numbers of rows: the first axis must be the "
-                    "batch in every layer. Fix: keep (batch, ...) shapes; do not flatten records and positions together, "
+                    f"layers {entry.layer!r} and {first.layer!r} saw different numbers of rows: "
+                    "the first axis must be the "
+                    "batch in every layer. Fix: keep (batch, ...) shapes; do not flatten records "
+                    "and positions together, "
                     "and give positions the shape (1, T).",
                     layer=(first if first.records != self.rows_open else entry).layer,
                 )
@@ -258,12 +310,16 @@ class Engine:
                 if isinstance(per_sample_grad, Lazy | SequenceOuter):
                     known = 1 if isinstance(of_rows, Outer) else self.positions.get(entry.layer, 0)
                     positions = known * self.rows.per_record or None
-                    per_sample_grad = choose_formula(per_sample_grad, positions, self.capacity, self._size)
+                    per_sample_grad = choose_formula(
+                        per_sample_grad, positions, self.capacity, self._size
+                    )
                 uses.setdefault(place, []).append(per_sample_grad)
         return uses, 0 if first is None else first.records
 
     def _places_of(self, module: nn.Module) -> dict[str, int]:
-        """Where a layer's trainable parameters stand in `parameters`. They stay the same while the model is attached."""
+        """Where a layer's trainable parameters stand in `parameters`. They stay the same while the
+        model is attached.
+        """
         places = self._trainable.get(module)
         if places is None:
             named = module.named_parameters(remove_duplicate=False)
@@ -276,13 +332,19 @@ class Engine:
         groups = self._groups_of(records)
         scale = self._from_loss_to_records(records)
         device, block = scale.device, NORM_BLOCK if self._common_factor else LONG_BLOCK
-        alone = {i: use for i, use in merged.items() if isinstance(use, Lazy | SequenceOuter) and use.alone}
+        alone = {
+            i: use
+            for i, use in merged.items()
+            if isinstance(use, Lazy | SequenceOuter) and use.alone
+        }
         whole = {i: use for i, use in merged.items() if i not in alone}
         squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
         for i, per_sample_grad in whole.items():
             if isinstance(per_sample_grad, Lazy | SequenceOuter):
                 per_sample_grad.most = self.physical_records
-            squared[self._unit(i)].append(per_sample_grad.squared_norms(groups, block).to(device) * scale**2)
+            squared[self._unit(i)].append(
+                per_sample_grad.squared_norms(groups, block).to(device) * scale**2
+            )
         zero = torch.zeros_like(scale)
         total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
         longest = longest_factors(whole, zero, scale) if self._common_factor else None
@@ -316,7 +378,8 @@ class Engine:
     def _groups_of(self, records: int) -> Groups:
         """The groups that the records of a pass are summed in."""
         if self.partial_backward:
-            return [[1]] * records  # which records share a pass is the caller's affair, so none may share a product
+            # which records share a pass is the caller's affair, so none may share a product
+            return [[1]] * records
         if self._groups is None:
             return consecutive_groups(records)
         if sum(map(sum, self._groups)) != records:
@@ -324,12 +387,17 @@ class Engine:
         return self._groups
 
     def _from_loss_to_records(self, records: int) -> Tensor:
-        """What turns sums over a record's rows into its gradient, (records,): a mean's factor is undone, rounding too."""
+        """What turns sums over a record's rows into its gradient, (records,): a mean's factor is
+        undone, rounding too.
+        """
         shares = self.rows.shares(records, self.present, self.parameters[0].device)
-        if self.reduction == "sum" or self._total_weight == 0:  # of ignored labels alone: all gradients are zero
+        # of ignored labels alone: all gradients are zero
+        if self.reduction == "sum" or self._total_weight == 0:
             return shares
         factor = 1 / (self._total_weight or records * self.rows.per_record)
-        return shares / (float(np.float32(factor)) if self.parameters[0].dtype == torch.float32 else factor)
+        return shares / (
+            float(np.float32(factor)) if self.parameters[0].dtype == torch.float32 else factor
+        )
 
     @property
     def _common_factor(self) -> bool:
@@ -337,14 +405,17 @@ class Engine:
         return self.reduction == "mean" and not (self.fixed_shape and self._total_weight is None)
 
     def margin(self) -> float:
-        """Share of the clip norm that is left to rounding where the loss is reduced as it is now; see `products`."""
+        """Share of the clip norm that is left to rounding where the loss is reduced as it is now;
+        see `products`.
+        """
         return margin(self._narrowest, self.capacity, common_factor=self._common_factor)
 
     def take(self) -> list[Tensor]:
-        """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for each device.
+        """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for
+        each device.
 
-        Zeros where no row was closed: an empty batch, or parameters that no loss reached. See `split`. The vectors are
-        used again: they hold the sum until the next backward pass.
+        Zeros where no row was closed: an empty batch, or parameters that no loss reached. See
+        `split`. The vectors are used again: they hold the sum until the next backward pass.
         """
         return self.take_sums()[0]
 
@@ -364,7 +435,9 @@ class Engine:
             self.state.end()
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
-        """Write what the gate made of `take`'s sums into the parameters' ``.grad``, divided and rounded to their dtype."""
+        """Write what the gate made of `take`'s sums into the parameters' ``.grad``, divided and
+        rounded to their dtype.
+        """
         self.totals.write_means(released, divisor)
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:

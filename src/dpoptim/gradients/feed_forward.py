@@ -1,13 +1,16 @@
-"""Bounds on each record's gradient in feed-forward nets, known once the forward pass is over (Fang et al. 2023, App. D).
+"""Bounds on each record's gradient in feed-forward nets, known once the forward pass is over (Fang
+et al. 2023, App. D).
 
 For ``h_i = phi_i(W_i h_{i-1} + b_i)``, i = 1..H, and a loss f of the output h_H,
 
-    |d f / d (W_i, b_i)| <= |(h_{i-1}, 1)| Lip(phi_i) (prod_{j > i} Lip(phi_j) |W_j|_2) |d f / d h_H|,
+    |d f / d (W_i, b_i)| <= |(h_{i-1}, 1)| Lip(phi_i) (prod_{j > i} Lip(phi_j) |W_j|_2) |d f / d
+    h_H|,
 
-since the derivative by ``W_i h_{i-1} + b_i`` comes from the output through the later layers alone. The activations are
-those that the forward pass has computed; ``|d f / d h_H|`` is measured (``"sharp"``) or replaced by the paper's bound for
-softmax cross-entropy, ``2 sqrt(min(1, 2 f))`` (``"paper"``), which uses products of spectral norms for the activations, too.
-As printed the paper leaves out the biases; without the terms for them its bound is false.
+since the derivative by ``W_i h_{i-1} + b_i`` comes from the output through the later layers alone.
+The activations are those that the forward pass has computed; ``|d f / d h_H|`` is measured
+(``"sharp"``) or replaced by the paper's bound for softmax cross-entropy, ``2 sqrt(min(1, 2 f))``
+(``"paper"``), which uses products of spectral norms for the activations, too. As printed the paper
+leaves out the biases; without the terms for them its bound is false.
 """
 
 import math
@@ -22,16 +25,20 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.hook_manager import refuse_wrapped
 from dpoptim.torch_internals import any_global_hook, gradient_hooks, module_hooks
 
-EXACT_SIDE = 64  # up to this many rows or columns a spectral norm is an eigenvalue; beyond, squarings bound it
+# up to this many rows or columns a spectral norm is an eigenvalue; beyond, squarings bound it
+EXACT_SIDE = 64
 SQUARINGS = 6  # bound the norm of a matrix with r rows up to a factor r^(1/128): 4 % at r = 256
 LARGEST_WEIGHT = 2.0**19
 LARGEST_REACH = 2.0**50
-ROUNDING = 1 + 2.0**-20  # of float64 products and eigenvalues, whose relative errors are far smaller
+# of float64 products and eigenvalues, whose relative errors are far smaller
+ROUNDING = 1 + 2.0**-20
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer and what follows it: the largest slope of the activations up to the next one."""
+    """A linear layer and what follows it: the largest slope of the activations up to the next
+    one.
+    """
 
     linear: nn.Linear
     slope: float
@@ -48,12 +55,17 @@ def layers_of(model: nn.Module, ours: Collection[int] = ()) -> list[Layer]:
         PrivacyError: anything else, by name: there is no proof for it.
     """
     if any_global_hook():
-        raise PrivacyError("hooks on all modules are set, which may change what layers compute. Fix: remove them.")
+        raise PrivacyError(
+            "hooks on all modules are set, which may change what layers compute. Fix: remove them."
+        )
     layers: list[Layer] = []
     for name, module in leaves(model, "", ours):
         if type(module) is nn.Linear:
             if any(layer.linear is module for layer in layers):
-                raise PrivacyError(f"layer {name!r} is used twice: no bound is proved for that. Fix: dpoptim.DPSGD.")
+                raise PrivacyError(
+                    f"layer {name!r} is used twice: no bound is proved for that. "
+                    "Fix: dpoptim.DPSGD."
+                )
             layers.append(Layer(module, 1.0, 0.0))
             continue
         slope, at_zero = activation(name, module)
@@ -64,7 +76,9 @@ def layers_of(model: nn.Module, ours: Collection[int] = ()) -> list[Layer]:
         raise PrivacyError("the model has no nn.Linear layer to train. Fix: dpoptim.DPSGD.")
     parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
     if len(parameters) != len(set(parameters)):
-        raise PrivacyError("layers share parameters: no bound is proved for that. Fix: dpoptim.DPSGD.")
+        raise PrivacyError(
+            "layers share parameters: no bound is proved for that. Fix: dpoptim.DPSGD."
+        )
     return layers
 
 
@@ -74,23 +88,35 @@ def leaves(module: nn.Module, name: str, ours: Collection[int]) -> list[tuple[st
     refuse_hooks(module, label, ours)
     if type(module) is not nn.Sequential:
         return [(label, module)]
-    children = zip(module._modules, module, strict=True)  # named_children() would leave out repeated ones
-    return [leaf for key, child in children for leaf in leaves(child, f"{name}.{key}" if name else key, ours)]
+    # named_children() would leave out repeated ones
+    children = zip(module._modules, module, strict=True)
+    return [
+        leaf
+        for key, child in children
+        for leaf in leaves(child, f"{name}.{key}" if name else key, ours)
+    ]
 
 
 def refuse_hooks(module: nn.Module, label: str, ours: Collection[int]) -> None:
     """Refuse whatever changes what a module computes forwards or backwards."""
     refuse_wrapped(module, label)
     foreign = any(key not in ours for key in module_hooks(module))
-    if foreign or is_parametrized(module) or any(gradient_hooks(p) for p in module._parameters.values() if p is not None):
+    if (
+        foreign
+        or is_parametrized(module)
+        or any(gradient_hooks(p) for p in module._parameters.values() if p is not None)
+    ):
         raise PrivacyError(
-            f"module {label!r} has hooks or parametrisations, which may change what it computes or its gradient. "
+            f"module {label!r} has hooks or parametrisations, which may change what it computes "
+            "or its gradient. "
             "Fix: remove them, also those on its parameters."
         )
 
 
 def activation(name: str, module: nn.Module) -> tuple[float, float]:
-    """The largest slope of a module that works on each entry by itself, and its largest value at 0."""
+    """The largest slope of a module that works on each entry by itself, and its largest value at
+    0.
+    """
     slopes: dict[type[nn.Module], tuple[float, float]] = {
         nn.Identity: (1.0, 0.0),
         nn.ReLU: (1.0, 0.0),
@@ -107,31 +133,47 @@ def activation(name: str, module: nn.Module) -> tuple[float, float]:
     # Of these classes exactly: a subclass may compute anything.
     if isinstance(module, nn.Dropout) and kind is nn.Dropout and module.p < 1:
         return 1 / (1 - module.p), 0.0
-    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU and math.isfinite(module.negative_slope):
+    if (
+        isinstance(module, nn.LeakyReLU)
+        and kind is nn.LeakyReLU
+        and math.isfinite(module.negative_slope)
+    ):
         return max(1.0, abs(module.negative_slope)), 0.0
     if isinstance(module, nn.ELU) and kind is nn.ELU and math.isfinite(module.alpha):
         return max(1.0, abs(module.alpha)), 0.0
     if isinstance(module, nn.Hardtanh) and kind is nn.Hardtanh:
         return 1.0, abs(min(max(0.0, module.min_val), module.max_val))
-    if isinstance(module, nn.Flatten) and kind is nn.Flatten and module.start_dim == 1 and module.end_dim == -1:
+    if (
+        isinstance(module, nn.Flatten)
+        and kind is nn.Flatten
+        and module.start_dim == 1
+        and module.end_dim == -1
+    ):
         return 1.0, 0.0
     others = (nn.Linear, nn.Flatten, nn.Dropout, nn.LeakyReLU, nn.ELU, nn.Hardtanh)
     known = ", ".join(kind.__name__ for kind in (*others, *slopes))
     raise PrivacyError(
-        f"module {name!r} is a {kind.__name__}, for which no bound on gradients is proved. Value clipping takes chains "
+        f"module {name!r} is a {kind.__name__}, for which no bound on gradients is proved. Value "
+        "clipping takes chains "
         f"(nn.Sequential) of {known}. Fix: dpoptim.DPSGD, which clips any module's gradients."
     )
 
 
 def tame(layers: list[Layer], norms: list[float]) -> bool:
-    """Whether nothing that a short record makes can leave the float32 range; of the weights alone, hence public.
+    """Whether nothing that a short record makes can leave the float32 range; of the weights alone,
+    hence public.
 
     Args:
         norms: of the weights, from `spectral_norm`; the first one is not used.
     """
     for layer in layers:
-        parameters = [float(torch.linalg.vector_norm(p.detach())) for p in layer.linear.parameters()]
-        if not max(1.0, layer.slope) * max(parameters) <= LARGEST_WEIGHT or not layer.at_zero <= LARGEST_WEIGHT:
+        parameters = [
+            float(torch.linalg.vector_norm(p.detach())) for p in layer.linear.parameters()
+        ]
+        if (
+            not max(1.0, layer.slope) * max(parameters) <= LARGEST_WEIGHT
+            or not layer.at_zero <= LARGEST_WEIGHT
+        ):
             return False  # also where they are NaN
     steepest, later = 1.0, 1.0
     for layer, norm in reversed(list(zip(layers, norms, strict=True))):
@@ -142,7 +184,9 @@ def tame(layers: list[Layer], norms: list[float]) -> bool:
 
 
 def spectral_norm(weight: Tensor) -> float:
-    """At least the largest singular value of a matrix, and hardly more; infinite where entries are not finite."""
+    """At least the largest singular value of a matrix, and hardly more; infinite where entries are
+    not finite.
+    """
     rows, columns = weight.shape
     matrix = weight.detach().double()
     largest_entry = float(matrix.abs().max())
@@ -155,7 +199,8 @@ def spectral_norm(weight: Tensor) -> float:
     if len(gram) <= EXACT_SIDE:
         largest = float(torch.linalg.eigvalsh(gram)[-1]) + 2.0**-40
     else:
-        power, exponent = 1.0, 0.0  # largest^(2^t) <= |gram^(2^t)|_F, kept in range by factoring it out
+        # largest^(2^t) <= |gram^(2^t)|_F, kept in range by factoring it out
+        power, exponent = 1.0, 0.0
         for _ in range(SQUARINGS):
             gram = gram @ gram
             power *= 2
@@ -167,7 +212,8 @@ def spectral_norm(weight: Tensor) -> float:
 
 
 class SpectralNorms:
-    """`spectral_norm` of weights that move little from call to call: ``|W| <= |W_0| + |W - W_0|_F``, W_0 an earlier one.
+    """`spectral_norm` of weights that move little from call to call: ``|W| <= |W_0| + |W -
+    W_0|_F``, W_0 an earlier one.
 
     Args:
         weights: matrices; copies of them are kept.
@@ -181,7 +227,10 @@ class SpectralNorms:
     def __getitem__(self, place: int) -> float:
         weight, known = self._weights[place].detach(), self._known[place]
         if min(weight.shape) > EXACT_SIDE and known is not None:
-            moved = float((weight - known[0]).double().norm()) + float(known[0].double().norm()) * 2.0**-23
+            moved = (
+                float((weight - known[0]).double().norm())
+                + float(known[0].double().norm()) * 2.0**-23
+            )
             bound = (known[1] + moved) * ROUNDING
             if bound <= known[1] * (1 + self._slack):
                 return bound
@@ -190,7 +239,9 @@ class SpectralNorms:
         return norm
 
 
-def squared_gradient_bounds(layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]) -> Tensor:
+def squared_gradient_bounds(
+    layers: list[Layer], inputs: list[Tensor], slopes: Tensor, norms: list[float]
+) -> Tensor:
     """Upper bounds on the squared norm of each record's gradient: float64, shape (B,). Private.
 
     Args:
@@ -214,7 +265,8 @@ def squared_gradient_bounds(layers: list[Layer], inputs: list[Tensor], slopes: T
 
 
 def propagated(layers: list[Layer], first: Tensor, norms: list[float]) -> list[Tensor]:
-    """Bounds on the squared norms of the layers' inputs from the first one's alone, as the paper has them.
+    """Bounds on the squared norms of the layers' inputs from the first one's alone, as the paper
+    has them.
 
     ``|phi(W h + b)| <= Lip(phi) (|W| |h| + |b|) + |phi(0)| sqrt(width)``.
 
@@ -226,6 +278,10 @@ def propagated(layers: list[Layer], first: Tensor, norms: list[float]) -> list[T
     bounds = []
     for layer, norm in zip(layers, norms, strict=True):
         bounds.append(bound.square())
-        bias = 0.0 if layer.linear.bias is None else float(layer.linear.bias.detach().double().norm())
-        bound = layer.slope * (norm * bound + bias) + layer.at_zero * math.sqrt(layer.linear.out_features)
+        bias = (
+            0.0 if layer.linear.bias is None else float(layer.linear.bias.detach().double().norm())
+        )
+        bound = layer.slope * (norm * bound + bias) + layer.at_zero * math.sqrt(
+            layer.linear.out_features
+        )
     return bounds

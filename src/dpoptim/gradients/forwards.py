@@ -12,7 +12,9 @@ from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
 
 
 class OwnForward:
-    """A forward pass of an instance's own. A deep copy of the module (a moving average, say) gets its class's back."""
+    """A forward pass of an instance's own. A deep copy of the module (a moving average, say) gets
+    its class's back.
+    """
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._module, self._forward = module, forward
@@ -35,11 +37,16 @@ class PerSampleForward(OwnForward):
         return self._forward(*args, **kwargs)
 
     def __reduce__(self) -> NoReturn:
-        raise PrivacyError("an attached model cannot be pickled. Fix: save model.state_dict(), or leave the `with` first.")
+        raise PrivacyError(
+            "an attached model cannot be pickled. Fix: save model.state_dict(), "
+            "or leave the `with` first."
+        )
 
 
 class StillForward(OwnForward):
-    """The forward pass of a module that would write into its buffers in training: it runs as in evaluation."""
+    """The forward pass of a module that would write into its buffers in training: it runs as in
+    evaluation.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         training, self._module.training = self._module.training, False
@@ -60,4 +67,5 @@ class FrozenForward(OwnForward):
         return self._forward(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._module, "forward")  # of the module that is read back, which has none of its own yet
+        # of the module that is read back, which has none of its own yet
+        return getattr, (self._module, "forward")

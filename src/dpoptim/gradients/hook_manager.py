@@ -31,16 +31,21 @@ class HookManager:
     """The changes that hooking makes to a model's instances, and what it watches while they last.
 
     Args:
-        isolation: how records are kept apart; for passes of single records see `SingleRecordHooks`.
+        isolation: how records are kept apart; for passes of single records see
+            `SingleRecordHooks`.
 
     Raises:
-        PrivacyError: a layer or option that cannot be clipped record by record, by name; nothing is changed then.
+        PrivacyError: a layer or option that cannot be clipped record by record, by name; nothing
+            is changed then.
     """
 
-    def __init__(self, model: nn.Module, recorder: BackwardRecorder, isolation: Isolation | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, recorder: BackwardRecorder, isolation: Isolation | None = None
+    ) -> None:
         self.model, self.recorder = model, recorder
         self.isolation = isolation or Isolation()
-        # Records in the model's current input; outside of its forward pass, in the delivered microbatch.
+        # Records in the model's current input; outside of its forward pass, in the delivered
+        # microbatch.
         self.rows: int | None = None
         self._delivered: int | None = None
         self._undo: list[Callable[[], Any]] = []
@@ -67,7 +72,9 @@ class HookManager:
     def watch_state(self) -> ModelWatch:
         """Watch what the model writes from now on, until `undo`."""
         handles = [self.model.register_forward_pre_hook(before := ForwardHook(after=False))]
-        handles.append(self.model.register_forward_hook(after := ForwardHook(after=True), always_call=True))
+        handles.append(
+            self.model.register_forward_hook(after := ForwardHook(after=True), always_call=True)
+        )
         self._undo += [handle.remove for handle in handles]
         state = ModelWatch(self.model, self.iterated())
         before.tell(state)
@@ -86,13 +93,19 @@ class HookManager:
                 raise batch_statistics(name, layer)
         leaves = pytree.tree_leaves((args, kwargs))
         axis = self.isolation.batch_axis
-        sizes = [leaf.shape[axis if leaf.dim() > axis else 0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        sizes = [
+            leaf.shape[axis if leaf.dim() > axis else 0]
+            for leaf in leaves
+            if isinstance(leaf, Tensor) and leaf.dim()
+        ]
         # The first tensor may be no batch, but positions; what was delivered tells.
         if sizes:
             self.rows = self._delivered if self._delivered in sizes else sizes[0]
 
     def see_output(self) -> None:
-        """The model's forward pass is over: layers that are called by themselves get what was delivered."""
+        """The model's forward pass is over: layers that are called by themselves get what was
+        delivered.
+        """
         self.rows = self._delivered if self._delivered is not None else self.rows
 
     def _hook(self, module: nn.Module, name: str) -> None:
@@ -136,7 +149,9 @@ class HookManager:
         return lambda *args, **kwargs: runner(self.rows, args, kwargs)
 
     def _hold_still(self) -> None:
-        """Spectral norms write what they iterate into buffers: not in forward passes, where it might carry records."""
+        """Spectral norms write what they iterate into buffers: not in forward passes, where it
+        might carry records.
+        """
         for name, module in self.model.named_modules():
             for part in module if isinstance(module, ParametrizationList) else ():
                 if isinstance(part, SpectralNormalised):
@@ -145,7 +160,9 @@ class HookManager:
 
     @torch.no_grad()
     def _iterate_spectral_norms(self) -> None:
-        """Let spectral norms follow the weights, which are public, as they do in each forward pass of training."""
+        """Let spectral norms follow the weights, which are public, as they do in each forward pass
+        of training.
+        """
         for chain in self._still.values():
             value = chain.original
             for part in chain:
@@ -165,19 +182,23 @@ class HookManager:
             return
         for key, part in module.named_modules(prefix=name):
             if next(part.parameters(), None) is None:
-                continue  # activations and the like: autocast leaves them in the dtype of their input
+                # activations and the like: autocast leaves them in the dtype of their input
+                continue
             hook = FrozenHook(self.recorder, key)
             self._undo.append(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _speed_up_frozen(self, module: nn.Module) -> None:
         for part in module.modules():
             own = vars(part).get("forward")
-            usual = own is None or getattr(own, "__func__", None) is type(part).forward  # as a deep copy's
+            # as a deep copy's
+            usual = own is None or getattr(own, "__func__", None) is type(part).forward
             faster = faster_forward(part) if usual else None
             if faster is not None:
                 self._replace_forward(part, FrozenForward(part, faster))
 
-    def _run_layer(self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any) -> Tensor:
+    def _run_layer(
+        self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any
+    ) -> Tensor:
         (x,) = (*args, *kwargs.values())
         try:
             x = rule.prepare(module, label, for_records(x, self.rows), self.rows)
@@ -205,9 +226,12 @@ class HookManager:
         """Parameter hook: the hooks hand autograd None, so a tensor has come by another way."""
         if g is not None:
             raise PrivacyError(
-                f"parameter {name!r} was used outside its module's forward pass (such as F.linear(x, layer.weight), "
-                "or a penalty on the weights): that part of its gradient would escape clipping. Fix: call the module "
-                'itself; apply weight decay in the optimizer; or dpoptim.attach(..., isolation="alone").',
+                f"parameter {name!r} was used outside its module's forward pass (such as "
+                "F.linear(x, layer.weight), "
+                "or a penalty on the weights): that part of its gradient would escape clipping. "
+                "Fix: call the module "
+                "itself; apply weight decay in the optimizer; or dpoptim.attach(..., "
+                'isolation="alone").',
                 layer=name.rpartition(".")[0],
             )
         self.recorder.reached(place)
@@ -219,7 +243,9 @@ def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class InputHook:
-    """Tells the hooks what the model is given. Holds it weakly, so that no copy of the model carries the engine."""
+    """Tells the hooks what the model is given. Holds it weakly, so that no copy of the model
+    carries the engine.
+    """
 
     def __init__(self, hooks: HookManager | None) -> None:
         self._hooks = None if hooks is None else weakref.ref(hooks)
@@ -263,7 +289,8 @@ class FrozenHook:
         if recorder is None or not torch.is_grad_enabled() or AS_THEY_ARE.get():
             return
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor) and value.requires_grad:  # nothing else has gradients that come through here
+            # nothing else has gradients that come through here
+            if isinstance(value, Tensor) and value.requires_grad:
                 narrow_dtype(recorder, self._label, value.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenHook":
@@ -274,18 +301,23 @@ class FrozenHook:
 
 
 def refuse_wrapped(module: nn.Module, label: str) -> None:
-    """Refuse modules whose forward pass on this instance is not their class's, or whose weights are computed by hooks."""
+    """Refuse modules whose forward pass on this instance is not their class's, or whose weights
+    are computed by hooks.
+    """
     own = vars(module).get("forward")
     if own is not None and getattr(own, "__func__", None) is not type(module).forward:
         raise PrivacyError(
-            f"module {label!r} already has a forward pass of its own on the instance: it is attached elsewhere, compiled, "
-            "or wrapped by another library. Fix: leave the other `with dpoptim.attach(...)` first, or attach the module "
+            f"module {label!r} already has a forward pass of its own on the instance: it is "
+            "attached elsewhere, compiled, "
+            "or wrapped by another library. Fix: leave the other `with dpoptim.attach(...)` "
+            "first, or attach the module "
             "inside the wrapper."
         )
     for hook in pre_forward_hooks(module):
         if isinstance(hook, WeightNorm | SpectralNorm):
             raise PrivacyError(
-                f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of the hooks' sight. "
+                f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of "
+                "the hooks' sight. "
                 "Fix: use torch.nn.utils.parametrizations.weight_norm or spectral_norm."
             )
 
@@ -311,7 +343,9 @@ def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
 
 def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:
     return PrivacyError(
-        f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps running statistics of them, "
-        "which no clipping bounds. Fix: dpoptim.replace_batchnorm(model), which puts nn.GroupNorm in its place; or freeze "
+        f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps "
+        "running statistics of them, "
+        "which no clipping bounds. Fix: dpoptim.replace_batchnorm(model), which puts "
+        "nn.GroupNorm in its place; or freeze "
         "it and keep it in eval() mode."
     )

@@ -1,9 +1,11 @@
 """How records are kept apart: by rules for layers, by ``vmap``, or by passing alone.
 
-* ``rules``: layers are hooked one by one, and each rule knows which gradient is whose. The fastest; it needs the records on
-  the first axis of every layer (modules without a rule of their own go through ``vmap``).
-* ``vmap``: the forward pass of a module, or of the whole model, is one vectorised call with a row of its parameters for
-  each record. A record cannot index another one, so whatever the module does with its parameters is told apart.
+* ``rules``: layers are hooked one by one, and each rule knows which gradient is whose. The
+  fastest; it needs the records on the first axis of every layer (modules without a rule of their
+  own go through ``vmap``).
+* ``vmap``: the forward pass of a module, or of the whole model, is one vectorised call with a row
+  of its parameters for each record. A record cannot index another one, so whatever the module does
+  with its parameters is told apart.
 * ``alone``: microbatches have one record each. Any model and any loss.
 """
 
@@ -25,7 +27,8 @@ class Isolation:
         batch_axis: the records' axis in what the model is given; 1 for (time, batch, ...) layouts.
         folded: names of layers whose first axis is that of records and positions, folded together.
         time_first: names of layers whose second axis is the records'.
-        shared: names of layers that see no records at all: what they make of constants is the same for all.
+        shared: names of layers that see no records at all: what they make of constants is the same
+            for all.
     """
 
     alone: bool = False
@@ -55,8 +58,11 @@ class Isolation:
 def require_choice(isolation: object, batch_axis: object) -> None:
     """Refuse other values of `attach`'s arguments."""
     if isolation not in get_args(Choice):
-        raise ValueError(f"isolation must be one of {', '.join(map(repr, get_args(Choice)))}, got {isolation!r}.")
+        raise ValueError(
+            f"isolation must be one of {', '.join(map(repr, get_args(Choice)))}, got {isolation!r}."
+        )
     if batch_axis not in (None, 0, 1) or isinstance(batch_axis, bool):
         raise ValueError(
-            f"batch_axis must be 0 for (batch, ...) inputs, 1 for (time, batch, ...), or None; got {batch_axis!r}."
+            "batch_axis must be 0 for (batch, ...) inputs, 1 for (time, batch, ...), or None; "
+            f"got {batch_axis!r}."
         )

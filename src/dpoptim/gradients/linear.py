@@ -1,15 +1,22 @@
-"""Generalised linear models in closed form: clipped gradient sums from two matrix products, no autograd.
+"""Generalised linear models in closed form: clipped gradient sums from two matrix products, no
+autograd.
 
-With scores ``s = V (x, 1)`` a record's gradient is ``outer(r, (x, 1))``, where ``r`` is the derivative of its loss by
-the scores; its norm is ``|r| |(x, 1)|``. A combination of gradients at several points has the same shape,
-``sum_j c_j grad f(w_j) = outer(sum_j c_j r_j, (x, 1))``, so clipping a *difference* of gradients costs no more.
+With scores ``s = V (x, 1)`` a record's gradient is ``outer(r, (x, 1))``, where ``r`` is the
+derivative of its loss by the scores; its norm is ``|r| |(x, 1)|``. A combination of gradients at
+several points has the same shape, ``sum_j c_j grad f(w_j) = outer(sum_j c_j r_j, (x, 1))``, so
+clipping a *difference* of gradients costs no more.
 
-| loss       | value                                     | r                       | y                           |
+| loss       | value                                     | r                       | y
+             |
 |------------|-------------------------------------------|-------------------------|-----------------------------|
-| softmax    | log sum exp(s) - s_y                      | softmax(s) - e_y        | class 0..p-1, shape (B,)    |
-| logistic   | log(1 + e^s) - y s                        | sigmoid(s) - y          | 0, 1 or between, shape (B,) |
-| squared    | |s - y|^2 / 2                             | s - y                   | shape (B,) or (B, p)        |
-| huber      | as squared, linear where |s - y| > delta  | (s - y) cut to +-delta  | shape (B,) or (B, p)        |
+| softmax    | log sum exp(s) - s_y                      | softmax(s) - e_y        | class 0..p-1,
+shape (B,)    |
+| logistic   | log(1 + e^s) - y s                        | sigmoid(s) - y          | 0, 1 or
+between, shape (B,) |
+| squared    | |s - y|^2 / 2                             | s - y                   | shape (B,) or
+(B, p)        |
+| huber      | as squared, linear where |s - y| > delta  | (s - y) cut to +-delta  | shape (B,) or
+(B, p)        |
 """
 
 import math
@@ -32,18 +39,21 @@ from dpoptim.gradients.products import Sums, add_weighted_outer, consecutive_gro
 Loss = Literal["softmax", "logistic", "squared", "huber"]
 
 FEW = 32  # outputs
-LARGEST_ENTRY = 2.0**100  # longer rows count as not finite: their products would leave the float32 range
+# longer rows count as not finite: their products would leave the float32 range
+LARGEST_ENTRY = 2.0**100
 
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A generalised linear model; its parameters are one float64 vector w of shape (d,), d = outputs * columns.
+    """A generalised linear model; its parameters are one float64 vector w of shape (d,), d =
+    outputs * columns.
 
     Args:
         loss: ``"softmax"``, ``"logistic"`` (binary, one output), ``"squared"`` or ``"huber"``.
         features: columns of x, at least 1.
         outputs: p, the classes of softmax (at least 2) or the targets of a regression.
-        intercept: append a 1 to every record; w viewed as (outputs, columns) has the intercepts in its last column.
+        intercept: append a 1 to every record; w viewed as (outputs, columns) has the intercepts in
+            its last column.
         huber_delta: where the Huber loss becomes linear, > 0.
 
     Raises:
@@ -58,15 +68,23 @@ class LinearModel:
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(Loss):
-            raise ValueError(f"loss must be one of {', '.join(map(repr, get_args(Loss)))}, got {self.loss!r}.")
+            raise ValueError(
+                f"loss must be one of {', '.join(map(repr, get_args(Loss)))}, got {self.loss!r}."
+            )
         if self.features < 1:
             raise ValueError(f"features must be at least 1, got {self.features!r}.")
         least, most = {"softmax": (2, math.inf), "logistic": (1, 1)}.get(self.loss, (1, math.inf))
         if not least <= self.outputs <= most:
-            fix = "use loss='softmax' for several classes" if self.loss == "logistic" else f"give at least {least}"
+            fix = (
+                "use loss='softmax' for several classes"
+                if self.loss == "logistic"
+                else f"give at least {least}"
+            )
             raise ValueError(f"outputs={self.outputs!r} does not fit loss={self.loss!r}; {fix}.")
         if not 0 < self.huber_delta < math.inf:
-            raise ValueError(f"huber_delta must be a finite number above 0, got {self.huber_delta!r}.")
+            raise ValueError(
+                f"huber_delta must be a finite number above 0, got {self.huber_delta!r}."
+            )
 
     @property
     def columns(self) -> int:
@@ -81,7 +99,8 @@ class LinearModel:
     def scores(self, w: Tensor, x: Tensor) -> Tensor:
         """s of shape (B, p), dtype and device of ``x``, for x of shape (B, features).
 
-        Few outputs lie in memory one after the other, not record by record: their products are twice as fast so.
+        Few outputs lie in memory one after the other, not record by record: their products are
+        twice as fast so.
         """
         matrix = w.view(self.outputs, self.columns).to(x)
         weight, bias = matrix[:, : self.features], matrix[:, self.features :]
@@ -94,16 +113,23 @@ class LinearModel:
         return torch.addmm(bias.T, x, weight.T) if self.intercept else torch.mm(x, weight.T)
 
     def residuals(self, scores: Tensor, y: Tensor) -> Tensor:
-        """r of shape (B, p), in the scores' dtype. A class out of range gives NaN, so that the record counts as zero."""
+        """r of shape (B, p), in the scores' dtype. A class out of range gives NaN, so that the
+        record counts as zero.
+        """
         if self.loss == "softmax":
-            label = (y.nan_to_num(-1.0) if y.is_floating_point() else y.long()).clamp(0, self.outputs - 1).long()
+            label = (
+                (y.nan_to_num(-1.0) if y.is_floating_point() else y.long())
+                .clamp(0, self.outputs - 1)
+                .long()
+            )
             r = scores.T.softmax(0).T if self.outputs <= FEW else scores.softmax(1)
             r.scatter_add_(1, label[:, None], -torch.ones_like(r[:, :1]))
             return r.masked_fill_((y != label)[:, None], torch.nan)
         if self.loss == "logistic":
             return scores.sigmoid() - y.to(scores.dtype)[:, None]
         target = y[:, None] if y.dim() == 1 else y.flatten(1)
-        rest = (scores.double() - target.double()).to(scores.dtype)  # targets may be large, and alike
+        # targets may be large, and alike
+        rest = (scores.double() - target.double()).to(scores.dtype)
         return rest if self.loss == "squared" else rest.clamp(-self.huber_delta, self.huber_delta)
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -119,13 +145,16 @@ class LinearModel:
         return F.huber_loss(s, target.expand_as(s), reduction="none", delta=self.huber_delta).sum(1)
 
     def lipschitz(self, radius: float) -> float:
-        """L0: an upper bound on a record's gradient norm where ``|(x, 1)| <= radius``; infinite for squared loss."""
+        """L0: an upper bound on a record's gradient norm where ``|(x, 1)| <= radius``; infinite
+        for squared loss.
+        """
         slope = {"softmax": math.sqrt(2), "logistic": 1.0, "squared": math.inf}
         return slope.get(self.loss, self.huber_delta * math.sqrt(self.outputs)) * radius
 
     def smoothness(self, radius: float) -> float:
         """L1: an upper bound on the curvature of a record's loss where ``|(x, 1)| <= radius``."""
-        curvature = {"softmax": 0.5, "logistic": 0.25}  # the largest eigenvalues of the losses' Hessians by the scores
+        # the largest eigenvalues of the losses' Hessians by the scores
+        curvature = {"softmax": 0.5, "logistic": 0.25}
         return curvature.get(self.loss, 1.0) * radius**2
 
     def squared_row_norms(self, x: Tensor) -> Tensor:
@@ -142,31 +171,36 @@ class LinearModel:
         capacity: int,
         squared_row_norms: Tensor | None = None,
     ) -> Tensor:
-        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over the records of a batch: float64, shape (d,). Private.
+        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over the records of a batch: float64,
+        shape (d,). Private.
 
         Args:
             x: float32 or float64, shape (B, features); see `as_rows`.
             y: targets, as in the table above.
             terms: pairs (c_j, w_j), at least one; w_j float64 of shape (d,).
             bound: the largest norm of one record's combination, > 0; flat clipping.
-            capacity: the most records that any logical sum holds (n, or `PoissonSampling.capacity`); public. Batches
-                that belong to one logical sum may be added in float64. Rows are summed in consecutive groups, so the
-                neighbour must keep every other record in its place (zero-out, replace-one).
+            capacity: the most records that any logical sum holds (n, or
+                `PoissonSampling.capacity`); public. Batches that belong to one logical sum may be
+                added in float64. Rows are summed in consecutive groups, so the neighbour must keep
+                every other record in its place (zero-out, replace-one).
             squared_row_norms: what `squared_row_norms` returns for x, to save computing it again.
 
-        **Guarantee.** For two data sets that differ in one record, the sums differ by at most ``bound`` if the record is
-        there in one only (twice that if it has another value), rounding included, whatever the records hold: what is not
-        finite counts as zero. (`products` proves it. It does not cover that a matrix product rounds a row differently in
-        other company.)
+        **Guarantee.** For two data sets that differ in one record, the sums differ by at most
+        ``bound`` if the record is there in one only (twice that if it has another value), rounding
+        included, whatever the records hold: what is not finite counts as zero. (`products` proves
+        it. It does not cover that a matrix product rounds a row differently in other company.)
         """
         bound, scale = scaled(bound)
         with torch.no_grad(), exact_arithmetic():
-            g = self._combined(x, y, [(c * scale, w) for c, w in terms]).contiguous()  # the very numbers that are summed
+            # the very numbers that are summed
+            g = self._combined(x, y, [(c * scale, w) for c, w in terms]).contiguous()
             rows = self.squared_row_norms(x) if squared_row_norms is None else squared_row_norms
             left = row_squared_norms(g)
             squared = left * rows
             squared.masked_fill_(torch.maximum(left, rows) > LARGEST_ENTRY**2, torch.inf)
-            factors = Clipping(bound).factors(squared, margin(x.dtype, capacity, common_factor=False))
+            factors = Clipping(bound).factors(
+                squared, margin(x.dtype, capacity, common_factor=False)
+            )
             countable = factors > 0
             if not bool(countable.all()):
                 g, x = zero_outside(g, countable), zero_outside(x, countable)
@@ -179,8 +213,8 @@ class LinearModel:
             return total.view(-1).mul_(1 / scale)
 
     def _combined(self, x: Tensor, y: Tensor, terms: Sequence[tuple[float, Tensor]]) -> Tensor:
-        """``sum_j c_j r_j`` of each record, shape (B, p), dtype of x. Differences are taken in float64, so that they are not
-        all rounding."""
+        """``sum_j c_j r_j`` of each record, shape (B, p), dtype of x. Differences are taken in
+        float64, so that they are not all rounding."""
         if len(terms) == 1:
             (coefficient, w) = terms[0]
             return self.residuals(self.scores(w, x), y).mul_(coefficient)
@@ -191,7 +225,9 @@ class LinearModel:
 
 
 def scaled(bound: float) -> tuple[float, float]:
-    """The bound times a power of two that takes it out of the range where float32 is coarse, and that power."""
+    """The bound times a power of two that takes it out of the range where float32 is coarse, and
+    that power.
+    """
     if not 0 < bound <= LARGEST_ENTRY:
         raise ValueError(f"bound must be above 0 and at most {LARGEST_ENTRY:g}, got {bound!r}.")
     scale = 1.0 if bound >= SMALLEST_NORM else 2.0 ** (1 - math.frexp(bound)[1])
@@ -199,7 +235,8 @@ def scaled(bound: float) -> tuple[float, float]:
 
 
 def as_rows(values: Any) -> Tensor:
-    """Rows of a numpy array, memory map or tensor as a tensor: float64 stays, other floats and pixels become float32.
+    """Rows of a numpy array, memory map or tensor as a tensor: float64 stays, other floats and
+    pixels become float32.
 
     A slice of a memory map is read here, so stream in chunks: ``as_rows(x[start:stop])``.
     """
@@ -208,5 +245,7 @@ def as_rows(values: Any) -> Tensor:
 
 
 def as_tensor(values: Any) -> Tensor:
-    """A tensor as it is, anything else as a copy (memory maps may not be written, and torch has no such tensors)."""
+    """A tensor as it is, anything else as a copy (memory maps may not be written, and torch has no
+    such tensors).
+    """
     return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))

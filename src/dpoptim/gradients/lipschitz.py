@@ -1,7 +1,9 @@
-"""How large the gradients of single records can be: per-sample Lipschitz constants of generalised linear models.
+"""How large the gradients of single records can be: per-sample Lipschitz constants of generalised
+linear models.
 
-Das et al. 2023, Sec. 5: G_i bounds the norm of record i's gradient over all parameters (of a given domain); they advise
-to look for the clip norm below the smallest of them. A G_i is as private as its record.
+Das et al. 2023, Sec. 5: G_i bounds the norm of record i's gradient over all parameters (of a given
+domain); they advise to look for the clip norm below the smallest of them. A G_i is as private as
+its record.
 """
 
 import math
@@ -16,10 +18,13 @@ def lipschitz_constants(
 ) -> Tensor:
     """G_i of each record: float64, shape (B,). Private.
 
-    * softmax: ``sqrt(2) |(x, 1)|``, since ``|p - e_y| <= sqrt(2)``; reached as p tends to another class;
-    * logistic: ``|(x, 1)|``, since ``|sigmoid(s) - y| <= 1``: smaller by sqrt(2) than softmax with two classes;
+    * softmax: ``sqrt(2) |(x, 1)|``, since ``|p - e_y| <= sqrt(2)``; reached as p tends to another
+      class;
+    * logistic: ``|(x, 1)|``, since ``|sigmoid(s) - y| <= 1``: smaller by sqrt(2) than softmax with
+      two classes;
     * huber: ``delta sqrt(p) |(x, 1)|``;
-    * squared: ``(radius |(x, 1)| + target_bound) |(x, 1)|`` where ``|w| <= radius`` and ``|y| <= target_bound``.
+    * squared: ``(radius |(x, 1)| + target_bound) |(x, 1)|`` where ``|w| <= radius`` and ``|y| <=
+      target_bound``.
 
     Args:
         x: shape (B, features).
@@ -33,7 +38,8 @@ def lipschitz_constants(
         return norms * model.lipschitz(1.0)
     if not (0 <= radius < math.inf and 0 <= target_bound < math.inf):
         raise ValueError(
-            f"squared loss has no Lipschitz constant on an unbounded domain: give a finite radius and target_bound, got "
+            "squared loss has no Lipschitz constant on an unbounded domain: give a finite "
+            "radius and target_bound, got "
             f"radius={radius!r} and target_bound={target_bound!r}."
         )
     return (norms * radius + target_bound) * norms

@@ -1,8 +1,9 @@
-"""What a model holds beside its gradients: nothing that it writes while it sees records may leave, or meet other records.
+"""What a model holds beside its gradients: nothing that it writes while it sees records may leave,
+or meet other records.
 
-Released sums are noisy; whatever else a forward pass leaves behind is not: running statistics in buffers, code books in
-frozen parameters, initialisation by the first batch, extra state. All of it is compared by value (`values`), since writes
-through ``.data`` leave no other trace.
+Released sums are noisy; whatever else a forward pass leaves behind is not: running statistics in
+buffers, code books in frozen parameters, initialisation by the first batch, extra state. All of it
+is compared by value (`values`), since writes through ``.data`` leave no other trace.
 """
 
 import weakref
@@ -16,7 +17,8 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.values import Values, digest
 from dpoptim.torch_internals import gradient_hook_ids, hooks_on_all_modules, module_hooks
 
-READ_AT_ONCE = 1 << 26  # bytes of constants that are read at each release, at least; of more, some in turn
+# bytes of constants that are read at each release, at least; of more, some in turn
+READ_AT_ONCE = 1 << 26
 WITHOUT_NOISE = "it would carry private statistics out of the model without noise"
 
 
@@ -25,14 +27,16 @@ class ModelWatch:
 
     Args:
         model: with the engine's hooks in place.
-        iterated: buffers that the engine itself writes between batches, from weights alone, by name.
+        iterated: buffers that the engine itself writes between batches, from weights alone, by
+            name.
 
     Attributes:
         in_turn: whether some constants are read in turn, because they are large.
 
-    **Guarantee.** From `begin` to `end`, nobody wrote into trainable parameters if `refuse_changes` passes; and since the
-    model was attached, buffers, frozen parameters, extra state, hooks and forward passes are what they were: all of them
-    with ``everything``, else large frozen parameters in turn.
+    **Guarantee.** From `begin` to `end`, nobody wrote into trainable parameters if
+    `refuse_changes` passes; and since the model was attached, buffers, frozen parameters, extra
+    state, hooks and forward passes are what they were: all of them with ``everything``, else large
+    frozen parameters in turn.
     """
 
     def __init__(self, model: nn.Module, iterated: Iterable[tuple[str, Tensor]] = ()) -> None:
@@ -42,13 +46,19 @@ class ModelWatch:
         own = {name for name, _ in self._iterated.tensors}
         self._identities = {name: id(t) for name, t in constants(model)}
         fixed = [(name, t) for name, t in constants(model) if name not in own]
-        large = max(READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in trainable(model)))
+        large = max(
+            READ_AT_ONCE, 4 * sum(p.numel() * p.element_size() for _, p in trainable(model))
+        )
         self._fixed = [Values(part) for part in parts(fixed, large)]
         self._turn = 0
-        self._extra = [(name, module) for name, module in model.named_modules() if keeps_extra_state(module)]
+        self._extra = [
+            (name, module) for name, module in model.named_modules() if keeps_extra_state(module)
+        ]
         self._extra_noted = self._extra_digests()
         self._surplus_noted = surplus(model)
-        self._modules = [(name, module, vars(module).get("forward")) for name, module in model.named_modules()]
+        self._modules = [
+            (name, module, vars(module).get("forward")) for name, module in model.named_modules()
+        ]
         self._first_new_hook = RemovableHandle.next_id
         self._in_batch = self._running = False
 
@@ -67,7 +77,9 @@ class ModelWatch:
         self._refuse_new_hooks()
 
     def end(self) -> None:
-        """The batch's sums are taken: until the next one, trainable parameters are the caller's."""
+        """The batch's sums are taken: until the next one, trainable parameters are the
+        caller's.
+        """
         self._in_batch = False
 
     def refuse_changes(self, *, everything: bool = False) -> None:
@@ -86,11 +98,17 @@ class ModelWatch:
             raise self._changed("extra state", next(iter(self._extra))[0])
         self._refuse_new_hooks()
         if everything and (found := surplus(self.model)) != self._surplus_noted:
-            keys = sorted(key for key in {*found, *self._surplus_noted} if found.get(key) != self._surplus_noted.get(key))
+            keys = sorted(
+                key
+                for key in {*found, *self._surplus_noted}
+                if found.get(key) != self._surplus_noted.get(key)
+            )
             raise self._changed("entry of the state dict", keys[0])
 
     def before_forward(self) -> None:
-        """The model runs. Between batches its parameters may be changed by the caller, but not by a forward pass."""
+        """The model runs. Between batches its parameters may be changed by the caller, but not by
+        a forward pass.
+        """
         if not self._in_batch and not self._running:
             self._trainable.note()
             self._running = True
@@ -105,15 +123,20 @@ class ModelWatch:
         name = self._trainable.changed()
         if name is not None:
             raise PrivacyError(
-                f"parameter {name!r} was changed between the delivery of a batch and optimizer.step(): it might carry "
-                "private statistics out of the model without noise. Fix: let no forward pass write into parameters; change "
-                "them (averages, constraints, initialisation) before the loop or after optimizer.step()."
+                f"parameter {name!r} was changed between the delivery of a batch and "
+                "optimizer.step(): it might carry "
+                "private statistics out of the model without noise. Fix: let no forward pass "
+                "write into parameters; change "
+                "them (averages, constraints, initialisation) before the loop or after "
+                "optimizer.step()."
             )
 
     def _refuse_changed_constants(self, everything: bool) -> None:
         now = {name: id(t) for name, t in constants(self.model)}
         if now != self._identities:
-            names = sorted({*now, *self._identities}, key=lambda key: now.get(key) == self._identities.get(key))
+            names = sorted(
+                {*now, *self._identities}, key=lambda key: now.get(key) == self._identities.get(key)
+            )
             raise self._changed(kind_of(self.model, names[0]), names[0])
         first, rest = self._fixed[:1], self._fixed[1:]
         if not everything and rest:
@@ -125,7 +148,8 @@ class ModelWatch:
 
     def _changed(self, kind: str, name: str) -> PrivacyError:
         return PrivacyError(
-            f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: use layers that keep no running "
+            f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: use "
+            "layers that keep no running "
             "statistics, or change it before attaching."
         )
 
@@ -133,27 +157,35 @@ class ModelWatch:
         return [digest(module.get_extra_state()) for _, module in self._extra]
 
     def _refuse_new_hooks(self) -> None:
-        """Hooks that came later have not been tried on made-up records; they may mix records, forwards or backwards."""
+        """Hooks that came later have not been tried on made-up records; they may mix records,
+        forwards or backwards.
+        """
         for name, m, forward in self._modules:
             label = repr(name) if name else "the model"
             if self._any_new(module_hooks(m)):
                 raise PrivacyError(
-                    f"a hook was registered on {label} after attaching: it may let records see each other, forwards or "
-                    "backwards. Fix: register it before dpoptim.attach, which then tries it on made-up records."
+                    f"a hook was registered on {label} after attaching: it may let records see "
+                    "each other, forwards or "
+                    "backwards. Fix: register it before dpoptim.attach, which then tries it on "
+                    "made-up records."
                 )
             if vars(m).get("forward") is not forward:
                 raise PrivacyError(
-                    f"the forward pass of {label} was replaced after attaching. Fix: replace it before dpoptim.attach."
+                    f"the forward pass of {label} was replaced after attaching. Fix: replace it "
+                    "before dpoptim.attach."
                 )
         for name, p in self._trainable.tensors:
             if self._any_new(gradient_hook_ids(p)):
                 raise PrivacyError(
-                    f"a hook was registered on the gradient of {name!r} after attaching; it never exists outside of "
-                    "optimizer.step(). Fix: optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
+                    f"a hook was registered on the gradient of {name!r} after attaching; it "
+                    "never exists outside of "
+                    "optimizer.step(). Fix: optimizer.register_step_pre_hook(hook), which finds "
+                    "the noisy mean in .grad."
                 )
         if self._any_new(hooks_on_all_modules()):
             raise PrivacyError(
-                "a hook was registered for all modules after attaching: it may let records see each other. Fix: register it "
+                "a hook was registered for all modules after attaching: it may let records see "
+                "each other. Fix: register it "
                 "before dpoptim.attach, which then tries it on made-up records."
             )
 
@@ -163,7 +195,9 @@ class ModelWatch:
 
 
 class ForwardHook:
-    """Tells the watch that the model runs, or has run. Holds it weakly, so that no copy of the model carries it."""
+    """Tells the watch that the model runs, or has run. Holds it weakly, so that no copy of the
+    model carries it.
+    """
 
     def __init__(self, *, after: bool) -> None:
         self._state: weakref.ref[ModelWatch] | None = None

@@ -1,12 +1,14 @@
 """Matrix products by the faster of the two libraries that PyTorch has for them.
 
-PyTorch multiplies float32 matrices with MKL, which uses the wide vectors (AVX-512) of Intel's processors only. oneDNN, which
-PyTorch carries for convolutions, uses them on all, and there multiplies large matrices in half the time. Which library is
-used depends on the processor, on the user's switch (``torch.backends.mkldnn``) and on the size of one matrix, never on how
-many rows there are, which records could influence.
+PyTorch multiplies float32 matrices with MKL, which uses the wide vectors (AVX-512) of Intel's
+processors only. oneDNN, which PyTorch carries for convolutions, uses them on all, and there
+multiplies large matrices in half the time. Which library is used depends on the processor, on the
+user's switch (``torch.backends.mkldnn``) and on the size of one matrix, never on how many rows
+there are, which records could influence.
 
-oneDNN compiles a kernel for each shape, and keeps it. Batches have any number of rows, and texts any length, so products are
-cut and filled up to few shapes: else memory would grow with every new one.
+oneDNN compiles a kernel for each shape, and keeps it. Batches have any number of rows, and texts
+any length, so products are cut and filled up to few shapes: else memory would grow with every new
+one.
 """
 
 from functools import cache
@@ -26,11 +28,16 @@ INNER = 32  # that inner lengths are filled up to multiples of
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this processor has wide vectors that MKL leaves alone, and this PyTorch has oneDNN's products."""
+    """Whether this processor has wide vectors that MKL leaves alone, and this PyTorch has oneDNN's
+    products.
+    """
     processor = torch.cpu.get_capabilities()
     if processor.get("architecture") != "x86_64" or not processor.get("avx512_f"):
         return False
-    if "intel" in str(processor.get("cpu_name", "intel")).lower() or not torch.backends.mkl.is_available():
+    if (
+        "intel" in str(processor.get("cpu_name", "intel")).lower()
+        or not torch.backends.mkl.is_available()
+    ):
         return False
     return has_onednn()
 
@@ -38,8 +45,9 @@ def onednn_is_faster() -> bool:
 def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
     """Whether oneDNN multiplies a tensor like ``x`` with a (rows, columns) matrix, or to one.
 
-    Not vectors: how it adds up their products depends on how they lie (`alike`). Nor what only looks like a tensor, such as
-    those that `shared` and torch.func follow through a model: they would lose sight of it.
+    Not vectors: how it adds up their products depends on how they lie (`alike`). Nor what only
+    looks like a tensor, such as those that `shared` and torch.func follow through a model: they
+    would lose sight of it.
     """
     return (
         min(rows, columns) > 1
@@ -62,8 +70,8 @@ def plain(x: Tensor) -> bool:
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd.
 
-    **Guarantee.** By oneDNN, each row of the result is a function of that row of ``x``, to the last bit, in any company.
-    Kernels are the vendor's: tested, not proved.
+    **Guarantee.** By oneDNN, each row of the result is a function of that row of ``x``, to the
+    last bit, in any company. Kernels are the vendor's: tested, not proved.
     """
     usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
     fits = usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]
@@ -72,7 +80,8 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
     if x.dim() == 2 and len(x) in BLOCKS:
         return by_onednn(x, w, bias)
-    result = x.new_empty(*x.shape[:-1], len(w))  # in its own shape: a view must not be changed in place
+    # in its own shape: a view must not be changed in place
+    result = x.new_empty(*x.shape[:-1], len(w))
     in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, len(w)))
     return result
 
@@ -82,7 +91,8 @@ def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) ->
     while start < len(x):
         left = len(x) - start
         size = next((size for size in BLOCKS if left >= WELL_FILLED * size), BLOCKS[-1])
-        if left < size <= len(x):  # a part of the last block once more, to the same bits, rather than zeros
+        # a part of the last block once more, to the same bits, rather than zeros
+        if left < size <= len(x):
             start = len(x) - size
         rows = x[start : start + size]
         filled = rows if len(rows) == size else F.pad(rows, (0, 0, 0, size - len(rows)))
@@ -93,13 +103,16 @@ def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) ->
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """``left.T @ right`` by oneDNN: (k, m), (k, n) -> (m, n), float32 on the CPU, in new memory.
 
-    **Guarantee.** A function of the rows, to the last bit, wherever and however they lie (tested, not proved). Rows of zeros
-    after them change nothing up to k = 1,024, beyond which oneDNN adds up several blocks.
+    **Guarantee.** A function of the rows, to the last bit, wherever and however they lie (tested,
+    not proved). Rows of zeros after them change nothing up to k = 1,024, beyond which oneDNN adds
+    up several blocks.
     """
     missing = -len(left) % INNER
     if missing:
         return by_onednn(F.pad(left.T, (0, missing)), F.pad(right, (0, 0, 0, missing)).T)
-    return by_onednn(left.T, right.T) if len(left) else left.new_zeros(left.shape[1], right.shape[1])
+    return (
+        by_onednn(left.T, right.T) if len(left) else left.new_zeros(left.shape[1], right.shape[1])
+    )
 
 
 def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -110,8 +123,14 @@ def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_of_constants(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` for autograd, of weights that get no gradient; under torch.autocast as torch runs it."""
-    if torch.is_autocast_enabled(x.device.type) or not plain(w) or not onednn_multiplies(x, *w.shape):
+    """`linear` for autograd, of weights that get no gradient; under torch.autocast as torch runs
+    it.
+    """
+    if (
+        torch.is_autocast_enabled(x.device.type)
+        or not plain(w)
+        or not onednn_multiplies(x, *w.shape)
+    ):
         return F.linear(x, w, bias)
     return LinearOfConstants.apply(x, w, bias)
 

@@ -1,4 +1,6 @@
-"""Squared norms of records, never read low, and what becomes of records too long to be measured."""
+"""Squared norms of records, never read low, and what becomes of records too long to be
+measured.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,20 +10,25 @@ from torch import Tensor
 from dpoptim.gradients.products import UNIT_ROUNDOFF
 
 NORM_BLOCK = 32  # entries whose squares are added in float32
-LONG_BLOCK = 1024  # the same where no factor is common to all records: faster, and read up to 3e-5 higher
+# the same where no factor is common to all records: faster, and read up to 3e-5 higher
+LONG_BLOCK = 1024
 SMALLEST_SQUARE = 2.0**-126  # what the square of one float32 entry may lose to underflow
-SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900  # the same for float64, and a sum for which it might matter
-SAFE_SQUARES = (2.0**-60, 2.0**120)  # squared norms that float32 can add up; others are added in float64
+# the same for float64, and a sum for which it might matter
+SMALLEST_SQUARE_64, SMALLEST_SUM = 2.0**-1022, 2.0**-900
+# squared norms that float32 can add up; others are added in float64
+SAFE_SQUARES = (2.0**-60, 2.0**120)
 TAPER_OCTAVES = 8
 
 
 def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
-    """At least the squared Euclidean norm of each record, and hardly more: shape (B, ...) -> (B,), float64.
+    """At least the squared Euclidean norm of each record, and hardly more: shape (B, ...) -> (B,),
+    float64.
 
-    float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19; both break the bound.
-    So blocks of 32 squares are added in float32, blocks in float64, and the result is raised by the most that this
-    can have lost: (N + 4) 2^-24 of the square for blocks of N entries, and 2^-126 for each entry. Records whose squares
-    leave float32's range are measured in float64, so zero is zero, and only what is not finite has no finite norm.
+    float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19;
+    both break the bound. So blocks of 32 squares are added in float32, blocks in float64, and the
+    result is raised by the most that this can have lost: (N + 4) 2^-24 of the square for blocks of
+    N entries, and 2^-126 for each entry. Records whose squares leave float32's range are measured
+    in float64, so zero is zero, and only what is not finite has no finite norm.
 
     Args:
         block: N; a public constant. Under a mean it must be `NORM_BLOCK` (see `products`).
@@ -40,26 +47,35 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     squared = raised(in_blocks(rows, block), rows.shape[1], block)
     if len(squared):
         smallest, largest = squared.aminmax()
-        if not SAFE_SQUARES[0] < float(smallest) <= float(largest) < SAFE_SQUARES[1]:  # also where one is NaN
+        # also where one is NaN
+        if not SAFE_SQUARES[0] < float(smallest) <= float(largest) < SAFE_SQUARES[1]:
             extreme = ~((squared > SAFE_SQUARES[0]) & (squared < SAFE_SQUARES[1]))
             squared[extreme] = in_float64(rows[extreme])
     return squared
 
 
 def squared_norm_of_parts(parts: Sequence[Tensor], *, block: int = NORM_BLOCK) -> Tensor:
-    """`row_squared_norms` of one record whose numbers lie in several places: dense vectors of float32 -> float64, (1,)."""
+    """`row_squared_norms` of one record whose numbers lie in several places: dense vectors of
+    float32 -> float64, (1,).
+    """
     if not parts[0].is_cpu:
         return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
-    blocks = torch.cat([piece.view(-1) for part in parts for piece in block_norms(part[None], block)])
+    blocks = torch.cat(
+        [piece.view(-1) for part in parts for piece in block_norms(part[None], block)]
+    )
     # By as much for short parts, whatever other parts there are.
-    squared = raised(blocks.double().square_().sum(0, keepdim=True), max(block, sum(map(len, parts))), block)
+    squared = raised(
+        blocks.double().square_().sum(0, keepdim=True), max(block, sum(map(len, parts))), block
+    )
     if not SAFE_SQUARES[0] < float(squared) < SAFE_SQUARES[1]:  # also where it is NaN
         return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
     return squared
 
 
 def block_norms(rows: Tensor, block: int) -> Iterator[Tensor]:
-    """Norms of the blocks of dense rows of float32 (B, entries): (B, whole ones), and (B, 1) of a shorter one at the end."""
+    """Norms of the blocks of dense rows of float32 (B, entries): (B, whole ones), and (B, 1) of a
+    shorter one at the end.
+    """
     entries = rows.shape[1]
     whole = entries - entries % block
     if whole:
@@ -69,7 +85,9 @@ def block_norms(rows: Tensor, block: int) -> Iterator[Tensor]:
 
 
 def in_blocks(rows: Tensor, block: int) -> Tensor:
-    """Squared norms of dense rows of float32 (B, entries) as they are read, to be `raised`: float64, (B,)."""
+    """Squared norms of dense rows of float32 (B, entries) as they are read, to be `raised`:
+    float64, (B,).
+    """
     if rows.shape[1] <= block:
         return torch.linalg.vector_norm(rows, dim=1).double().square_()
     parts = [norms.double().square_().sum(1) for norms in block_norms(rows, block)]
@@ -78,7 +96,8 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
 
 def raised(squared: Tensor, entries: int, block: int) -> Tensor:
     """What `in_blocks` read, raised in place by the most that it may have lost."""
-    # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs by at most 2^-24.
+    # A square, N - 1 additions of non-negative terms, and the root, which counts twice: each errs
+    # by at most 2^-24.
     loss = (min(entries, block) + 4) * UNIT_ROUNDOFF[torch.float32]
     return squared.mul_(1 + loss).add_(entries * SMALLEST_SQUARE)
 
@@ -89,10 +108,12 @@ def in_float64(rows: Tensor) -> Tensor:
 
 
 def taper(squared_lengths: Tensor) -> Tensor:
-    """What a clip factor is multiplied by: 1 for lengths up to 2^54, and from there to 2^62 down to 0, without a jump.
+    """What a clip factor is multiplied by: 1 for lengths up to 2^54, and from there to 2^62 down
+    to 0, without a jump.
 
-    Lengths beyond cannot be told from infinite ones everywhere. Under a mean all of them are rounded with its factor, which
-    depends on how many records there are: a threshold would let one record decide whether all others count.
+    Lengths beyond cannot be told from infinite ones everywhere. Under a mean all of them are
+    rounded with its factor, which depends on how many records there are: a threshold would let one
+    record decide whether all others count.
 
     Args:
         squared_lengths: float64, not negative; NaN stays NaN.

@@ -22,29 +22,45 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> list[Tensor]:
-    """Gradient of each record's loss in a batch of its own: one tensor a parameter, shape (B, *parameter)."""
+    """Gradient of each record's loss in a batch of its own: one tensor a parameter, shape (B,
+    *parameter).
+    """
     parameters = list(trainable(model).values())
     rows = []
     for record in records:
         gradients = torch.autograd.grad(loss(model, record), parameters, allow_unused=True)
-        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)])
+        rows.append(
+            [
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(parameters, gradients, strict=True)
+            ]
+        )
     return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
 def squared_norms(gradients: list[Tensor]) -> Tensor:
     """Of each record's whole gradient, on the device of its first part: float64, (B,)."""
     device = gradients[0].device
-    return torch.stack([g.double().reshape(len(g), -1).square().sum(1).to(device) for g in gradients]).sum(0)
+    return torch.stack(
+        [g.double().reshape(len(g), -1).square().sum(1).to(device) for g in gradients]
+    ).sum(0)
 
 
-def clipped_sums(gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: Reduction = "mean") -> list[Tensor]:
-    """The sums that the engine should give: float64, the parameters' shapes; records that are not finite left out."""
+def clipped_sums(
+    gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: Reduction = "mean"
+) -> list[Tensor]:
+    """The sums that the engine should give: float64, the parameters' shapes; records that are not
+    finite left out.
+    """
     squared = squared_norms(gradients)
     dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
     kept = factors > 0
     weights = factors[kept]
-    return [torch.einsum("i,i...->...", weights.to(g.device), g[kept.to(g.device)].double()) for g in gradients]
+    return [
+        torch.einsum("i,i...->...", weights.to(g.device), g[kept.to(g.device)].double())
+        for g in gradients
+    ]
 
 
 def engine_sums(
@@ -58,7 +74,9 @@ def engine_sums(
     rows: RowsOfRecords = ONE_ROW,
 ) -> list[Tensor]:
     """What the engine makes of one backward pass over the whole batch."""
-    engine = Engine(model, clipping, capacity=records, reduction=reduction, isolation=isolation, rows=rows)
+    engine = Engine(
+        model, clipping, capacity=records, reduction=reduction, isolation=isolation, rows=rows
+    )
     engine.attach()
     try:
         engine.begin_microbatch(records)
@@ -68,7 +86,9 @@ def engine_sums(
         engine.detach()
 
 
-def worst_mismatch(names: Iterable[str], ours: list[Tensor], truth: list[Tensor]) -> tuple[str, float]:
+def worst_mismatch(
+    names: Iterable[str], ours: list[Tensor], truth: list[Tensor]
+) -> tuple[str, float]:
     """The parameter whose sums differ most, and by how much (Euclidean)."""
     distances = {name: float((a - b).norm()) for name, a, b in zip(names, ours, truth, strict=True)}
     name = max(distances, key=lambda key: (math.isnan(distances[key]), distances[key]))

@@ -1,14 +1,15 @@
 """What one parameter's gradient is made of, record by record: norms first, then weighted sums.
 
-Each class describes the per-record gradients of one parameter for the B records of a backward pass and answers two
-questions: the squared norm of each record's gradient, and ``sum_i weights[j, i] * gradient_i`` for each j (mostly one).
-Two rules keep this honest:
+Each class describes the per-record gradients of one parameter for the B records of a backward pass
+and answers two questions: the squared norm of each record's gradient, and ``sum_i weights[j, i] *
+gradient_i`` for each j (mostly one). Two rules keep this honest:
 
-* a norm is measured on the very numbers that are summed. Formulas that get the norm another way (the Gram form
-  ``sum_st (a_s . a_t)(g_s . g_t)``) round differently from the sum, and cancellation inside a record makes the
-  difference as large as an adversary likes;
-* which formula is used depends on the layer and on public numbers alone, never on how many records, or how long, share
-  the batch: otherwise one record could change the clip factors of all the others.
+* a norm is measured on the very numbers that are summed. Formulas that get the norm another way
+  (the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``) round differently from the sum, and
+  cancellation inside a record makes the difference as large as an adversary likes;
+* which formula is used depends on the layer and on public numbers alone, never on how many
+  records, or how long, share the batch: otherwise one record could change the clip factors of all
+      the others.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,31 +22,44 @@ from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums, add_weighted_outer, add_weighted_rows, slices
+from dpoptim.gradients.products import (
+    GROUP_ROWS,
+    Groups,
+    Sums,
+    add_weighted_outer,
+    add_weighted_rows,
+    slices,
+)
 
 MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
-LONGEST_FACTOR = 2.0**60  # of a product that is not zero: longer ones would leave float32 when they are weighted
+# of a product that is not zero: longer ones would leave float32 when they are weighted
+LONGEST_FACTOR = 2.0**60
 
 
 class PerSampleGrad(Protocol):
     """The per-record gradients of one parameter in one backward pass."""
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
-        """Squared norm of each record's gradient: float64, shape (B,); not finite where a record does not count.
+        """Squared norm of each record's gradient: float64, shape (B,); not finite where a record
+        does not count.
 
         Args:
-            groups: as in `add_weighted_sums`. What is formed twice is formed in the same pieces both times.
+            groups: as in `add_weighted_sums`. What is formed twice is formed in the same pieces
+                both times.
             block: of `row_squared_norms`.
         """
         ...
 
     def materialise(self, records: slice) -> Tensor:
-        """The gradients themselves, shape (records, number of entries), for oracles and mixed uses."""
+        """The gradients themselves, shape (records, number of entries), for oracles and mixed
+        uses.
+        """
         ...
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
-        """Add ``sum_i weights[j, i] * gradient_i`` to the j-th of ``sums``, of as many entries as the parameter.
+        """Add ``sum_i weights[j, i] * gradient_i`` to the j-th of ``sums``, of as many entries as
+        the parameter.
 
         Args:
             weights: float64, shape (k, B).
@@ -54,7 +68,9 @@ class PerSampleGrad(Protocol):
         ...
 
     def without(self, keep: Tensor) -> "PerSampleGrad":
-        """The same with every number of the records outside ``keep`` (bool, shape (B,)) set to zero."""
+        """The same with every number of the records outside ``keep`` (bool, shape (B,)) set to
+        zero.
+        """
         ...
 
 
@@ -62,7 +78,9 @@ class OneByOne(Protocol):
     """Gradients that can be formed for one record after the other."""
 
     def one_by_one(self) -> Callable[[int], Tensor]:
-        """Returns what forms the gradient of one record: float32, (entries,), dense, from a 64-byte boundary on."""
+        """Returns what forms the gradient of one record: float32, (entries,), dense, from a
+        64-byte boundary on.
+        """
         ...
 
     def in_order(self, total: Tensor) -> Tensor:
@@ -71,20 +89,30 @@ class OneByOne(Protocol):
 
 
 def blocks(records: int, elements_per_record: int) -> Iterator[slice]:
-    """Cut ``records`` so that no block's temporary exceeds the memory cap (one record at least)."""
+    """Cut ``records`` so that no block's temporary exceeds the memory cap (one record at
+    least).
+    """
     size = max(1, MEMORY_CAP // max(1, elements_per_record))
     for start in range(0, records, size):
         yield slice(start, min(start + size, records))
 
 
 def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
-    """``x`` with the records outside ``keep`` replaced by zeros, whatever they held (0 * NaN would stay NaN)."""
-    return torch.where(keep.to(x.device).view(-1, *[1] * (x.dim() - 1)), x, torch.zeros((), dtype=x.dtype, device=x.device))
+    """``x`` with the records outside ``keep`` replaced by zeros, whatever they held (0 * NaN would
+    stay NaN).
+    """
+    return torch.where(
+        keep.to(x.device).view(-1, *[1] * (x.dim() - 1)),
+        x,
+        torch.zeros((), dtype=x.dtype, device=x.device),
+    )
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape; narrow ones as float32."""
+    """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape; narrow ones as
+    float32.
+    """
 
     values: Tensor
 
@@ -108,7 +136,9 @@ class Dense:
 
 @dataclass
 class Outer:
-    """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d). Never formed: |g| |a| is their norm."""
+    """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d). Never formed: |g| |a|
+    is their norm.
+    """
 
     g: Tensor
     a: Tensor
@@ -122,7 +152,9 @@ class Outer:
         return self._left
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
-        self._squared = product_of_squares(self.left_squared_norms(block), row_squared_norms(self.a, block=block))
+        self._squared = product_of_squares(
+            self.left_squared_norms(block), row_squared_norms(self.a, block=block)
+        )
         return self._squared
 
     def longest(self) -> Tensor:
@@ -133,7 +165,8 @@ class Outer:
         return (self.g[records, :, None] * self.a[records, None, :]).flatten(1)
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
-        if self._squared is not None:  # a weight above 1 could carry the one factor to infinity beside zeros in the other
+        # a weight above 1 could carry the one factor to infinity beside zeros in the other
+        if self._squared is not None:
             weights = torch.where(self._squared == 0, 0.0, weights)
         add_weighted_outer(sums, self.g, self.a, weights, groups)
 
@@ -142,7 +175,9 @@ class Outer:
 
 
 def product_of_squares(left: Tensor, right: Tensor) -> Tensor:
-    """Squared norms of products of vectors, from those of the two: infinite where one is too long, and none is zero."""
+    """Squared norms of products of vectors, from those of the two: infinite where one is too long,
+    and none is zero.
+    """
     too_long = torch.maximum(left, right) > LONGEST_FACTOR**2
     return torch.where(too_long & (left > 0) & (right > 0), torch.inf, left * right)
 
@@ -168,17 +203,20 @@ class Bias:
 
 @dataclass
 class Lazy:
-    """Gradients that are formed block by block by ``form``: kept if memory allows, else formed again for the sum.
+    """Gradients that are formed block by block by ``form``: kept if memory allows, else formed
+    again for the sum.
 
-    Either way the same numbers are measured and summed, because ``form`` computes each record by itself.
+    Either way the same numbers are measured and summed, because ``form`` computes each record by
+    itself.
 
     Attributes:
         form: maps a slice of records, and ``most``, to their gradients, shape (b, entries).
         records, entries: B, and the parameter's size.
-        per_record: elements of the largest temporary that ``form`` needs for one record beside its result.
+        per_record: elements of the largest temporary that ``form`` needs for one record beside its
+            result.
         keep: records that count (bool, shape (B,)); None: all of them.
-        most: records that a pass may have. Public, as it decides how they are formed, and whether they are kept for the
-            sum, which rounds otherwise then.
+        most: records that a pass may have. Public, as it decides how they are formed, and whether
+            they are kept for the sum, which rounds otherwise then.
         singly: what forms them for `record_by_record`, if anything does.
         alone: whether they are formed in that way, and not kept.
     """
@@ -212,12 +250,18 @@ class Lazy:
                 if len(formed) == self.records:
                     self._kept = formed
                     break
-                self._kept = formed.new_empty(self.records, self.entries) if self._kept is None else self._kept
+                self._kept = (
+                    formed.new_empty(self.records, self.entries)
+                    if self._kept is None
+                    else self._kept
+                )
                 self._kept[part] = formed
             assert self._kept is not None
             return row_squared_norms(self._kept, block=block)
         parts = chain.from_iterable(map(self._parts, all_groups(groups)))
-        return torch.cat([row_squared_norms(self.form(part, self.most), block=block) for part in parts])
+        return torch.cat(
+            [row_squared_norms(self.form(part, self.most), block=block) for part in parts]
+        )
 
     def _parts(self, group: slice) -> Iterator[slice]:
         return parts_of(group, max(self.entries, self.per_record))
@@ -227,7 +271,12 @@ class Lazy:
             add_weighted_rows(sums, self.materialise(slice(0, self.records)), weights, groups)
             return
         for group in all_groups(groups):
-            add_group(sums, group, self._parts(group), lambda part: (self.materialise(part), weights[:, part]))
+            add_group(
+                sums,
+                group,
+                self._parts(group),
+                lambda part: (self.materialise(part), weights[:, part]),
+            )
 
     def without(self, keep: Tensor) -> "Lazy":
         return replace(self, keep=keep)
@@ -259,18 +308,27 @@ def parts_of(group: slice, elements_per_record: int) -> Iterator[slice]:
         yield slice(start, min(start + size, group.stop))
 
 
-def add_group(sums: Sums, group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+def add_group(
+    sums: Sums,
+    group: slice,
+    parts: Iterator[slice],
+    formed: Callable[[slice], tuple[Tensor, Tensor]],
+) -> None:
     """Add one group's weighted sums: see `sum_of_group`."""
     of_group = sum_of_group(group, parts, formed)
     if of_group is not None:
         sums.add(of_group)
 
 
-def sum_of_group(group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor | None:
-    """One group's weighted sums, formed part by part: in float32 (see `products`), in float64 if it is too large.
+def sum_of_group(
+    group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]
+) -> Tensor | None:
+    """One group's weighted sums, formed part by part: in float32 (see `products`), in float64 if
+    it is too large.
 
     Args:
-        formed: maps a slice of records to their gradients, shape (b, entries), and weights, float64 of shape (k, b).
+        formed: maps a slice of records to their gradients, shape (b, entries), and weights,
+            float64 of shape (k, b).
 
     Returns:
         Shape (k, entries); None for a group of no records.

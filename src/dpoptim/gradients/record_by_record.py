@@ -1,8 +1,10 @@
-"""Layers whose gradients are formed for one record after the other: measured, weighted and summed before the next one's.
+"""Layers whose gradients are formed for one record after the other: measured, weighted and summed
+before the next one's.
 
-Clipping needs the norm of a record's whole gradient before it can add the first number of it. To form all gradients and
-keep them takes memory for every record, mostly fresh pages; to claim their norms first (`positions`) takes arithmetic. The
-gradients of a single record take neither, and mostly stay in cache; of small models, those of a few.
+Clipping needs the norm of a record's whole gradient before it can add the first number of it. To
+form all gradients and keep them takes memory for every record, mostly fresh pages; to claim their
+norms first (`positions`) takes arithmetic. The gradients of a single record take neither, and
+mostly stay in cache; of small models, those of a few.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,14 +44,17 @@ def add_record_by_record(
         layers: by the places of their parameters; float32, on one device.
         units: what each parameter is clipped with, by the same places.
         sums: of all parameters, by place.
-        groups: as for all per_sample_grads: the records of one are added up in float32, in float64 if there are too many.
+        groups: as for all per_sample_grads: the records of one are added up in float32, in float64
+            if there are too many.
         block: of `row_squared_norms`.
-        weigh: maps some records and the squared norms of their gradients in each unit, float64 of shape (b,), to their
-            weights in each unit, float64 of shape (k, b), one for each sum; zero where a record does not count.
+        weigh: maps some records and the squared norms of their gradients in each unit, float64 of
+            shape (b,), to their weights in each unit, float64 of shape (k, b), one for each sum;
+            zero where a record does not count.
 
-    **Guarantee.** What is formed, measured and weighed of a record is a function of its own rows, to the last bit, whoever
-    else is in the batch: conditions 2 to 4 of the theorem in `products`. Other layers that run in the pass without adding
-    to the record change its norm by the rounding of float64 sums.
+    **Guarantee.** What is formed, measured and weighed of a record is a function of its own rows,
+    to the last bit, whoever else is in the batch: conditions 2 to 4 of the theorem in `products`.
+    Other layers that run in the pass without adding to the record change its norm by the rounding
+    of float64 sums.
     """
     forms = {place: layer.one_by_one() for place, layer in layers.items()}
     entries = sum(layer.entries for layer in layers.values())
@@ -73,10 +78,18 @@ def add_part(
     weigh: Weigh,
 ) -> None:
     """Form the gradients of a few records, and add them to those of the group."""
-    formed = [{place: form(record) for place, form in forms.items()} for record in range(part.start, part.stop)]
+    formed = [
+        {place: form(record) for place, form in forms.items()}
+        for record in range(part.start, part.stop)
+    ]
     of_unit = {unit: [place for place in forms if units[place] == unit] for unit in units.values()}
     squared = {
-        unit: torch.cat([squared_norm_of_parts([each[place] for place in places], block=block) for each in formed])
+        unit: torch.cat(
+            [
+                squared_norm_of_parts([each[place] for place in places], block=block)
+                for each in formed
+            ]
+        )
         for unit, places in of_unit.items()
     }
     weights = {unit: each.T.tolist() for unit, each in weigh(part, squared).items()}
@@ -89,4 +102,6 @@ def add_part(
 
 def room(sums: Sums, dtype: torch.dtype) -> Tensor:
     """Zeros to add up a term of each sum in, (k, entries)."""
-    return torch.zeros(len(sums.totals), len(sums.totals[0]), dtype=dtype, device=sums.totals[0].device)
+    return torch.zeros(
+        len(sums.totals), len(sums.totals[0]), dtype=dtype, device=sums.totals[0].device
+    )

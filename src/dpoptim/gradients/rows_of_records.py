@@ -1,10 +1,12 @@
-"""Records of several rows: augmented views, a person's rows, the segments of a document. Clipped once.
+"""Records of several rows: augmented views, a person's rows, the segments of a document. Clipped
+once.
 
-Every layer sees rows and says what each row's gradients are made of. A record's gradient is the sum (or
-mean) over its own rows, so here, after all layer rules and before anything is measured, rows become
-*further positions* of their record: what is ``outer(g, a)`` for a row is ``sum_k outer(g_k, a_k)`` for the
-record, whose norm has the cross terms between its rows. Norms, clip factors, groups and sums are those of
-records from then on, and the theorem in `products` holds as it stands.
+Every layer sees rows and says what each row's gradients are made of. A record's gradient is the
+sum (or mean) over its own rows, so here, after all layer rules and before anything is measured,
+rows become *further positions* of their record: what is ``outer(g, a)`` for a row is ``sum_k
+outer(g_k, a_k)`` for the record, whose norm has the cross terms between its rows. Norms, clip
+factors, groups and sums are those of records from then on, and the theorem in `products` holds as
+it stands.
 """
 
 from collections.abc import Callable
@@ -27,17 +29,21 @@ class RowsOfRecords:
 
     Args:
         per_record: K >= 1, public. In a batch, a record's rows come one after the other.
-        reduction: whether a record's gradient is the ``"mean"`` or the ``"sum"`` of its rows' gradients.
+        reduction: whether a record's gradient is the ``"mean"`` or the ``"sum"`` of its rows'
+            gradients.
     """
 
     per_record: int = 1
     reduction: Literal["mean", "sum"] = "mean"
 
     def whole_passes_only(self, partial_backward: bool) -> bool:
-        """``partial_backward``, refused where nothing would tell which rows of a part belong together."""
+        """``partial_backward``, refused where nothing would tell which rows of a part belong
+        together.
+        """
         if partial_backward and self.per_record > 1:
             raise ValueError(
-                "partial_backward=True is not for records of several rows. Fix: one backward pass on the whole "
+                "partial_backward=True is not for records of several rows. Fix: one backward "
+                "pass on the whole "
                 "batch; batches(physical_batch_size=...) for memory."
             )
         return partial_backward
@@ -46,25 +52,33 @@ class RowsOfRecords:
         """What the sum over each record's rows is multiplied by: float64, shape (records,).
 
         Args:
-            present: see `of_records`. A mean is over the rows that are there, a number that is the record's
-                own; of a record without a row nothing is left.
+            present: see `of_records`. A mean is over the rows that are there, a number that is the
+                record's own; of a record without a row nothing is left.
         """
         there = self.per_record if present is None else present.sum(1).to(device, torch.float64)
         rows = torch.ones(records, dtype=torch.float64, device=device) * there
-        return rows.clamp(max=1.0) if self.reduction == "sum" else rows.clamp(max=1.0) / rows.clamp(min=1.0)
+        return (
+            rows.clamp(max=1.0)
+            if self.reduction == "sum"
+            else rows.clamp(max=1.0) / rows.clamp(min=1.0)
+        )
 
     def of_records(self, rows: PerSampleGrad, count: int, present: Tensor | None) -> PerSampleGrad:
-        """The records' gradients, from those of all ``count`` rows of a pass: sums over each record's own rows.
+        """The records' gradients, from those of all ``count`` rows of a pass: sums over each
+        record's own rows.
 
         Args:
-            present: bool, shape (records, K): rows that are there. Others fill up a record that has
-                fewer; whatever they hold, they count as exactly zero. None: all are there.
+            present: bool, shape (records, K): rows that are there. Others fill up a record that
+                has fewer; whatever they hold, they count as exactly zero. None: all are there.
 
-        **Guarantee.** A record's gradient is a function of its own rows, if each row's gradient is one of that row.
+        **Guarantee.** A record's gradient is a function of its own rows, if each row's gradient is
+        one of that row.
         """
         if self.per_record == 1:
             return rows  # a row that is not there has weight zero: see `shares`
-        return sum_rows(rows if present is None else rows.without(present.reshape(-1)), count, self.per_record)
+        return sum_rows(
+            rows if present is None else rows.without(present.reshape(-1)), count, self.per_record
+        )
 
 
 ONE_ROW = RowsOfRecords()
@@ -72,9 +86,11 @@ ONE_ROW = RowsOfRecords()
 
 @singledispatch
 def sum_rows(rows: Any, count: int, K: int) -> PerSampleGrad:
-    """Gradients of count / K records of K consecutive rows each: the sums of their rows' gradients.
+    """Gradients of count / K records of K consecutive rows each: the sums of their rows'
+    gradients.
 
-    Any kind of per-sample gradients can be formed for rows; those that are known have a cheaper way.
+    Any kind of per-sample gradients can be formed for rows; those that are known have a cheaper
+    way.
     """
     entries = rows.materialise(slice(0, 1)).shape[1]
     form = FormedRows(lambda part, most: rows.materialise(part), K)
@@ -120,7 +136,9 @@ def _(rows: Pairs, count: int, K: int) -> PerSampleGrad:
 def _(rows: Lazy, count: int, K: int) -> PerSampleGrad:
     form = FormedRows(lambda part, most: replace(rows, most=most).materialise(part), K)
     singly = None if rows.singly is None else SumOfRows(rows.singly, K, rows.keep)
-    return Lazy(form, count // K, rows.entries, K * max(rows.per_record, rows.entries), singly=singly)
+    return Lazy(
+        form, count // K, rows.entries, K * max(rows.per_record, rows.entries), singly=singly
+    )
 
 
 def as_positions(x: Tensor, K: int) -> Tensor:
@@ -157,7 +175,8 @@ class SumOfRows:
             for row in range(self.K * record, self.K * (record + 1)):
                 gradient = form(row)
                 if kept is None or kept[row]:
-                    total = gradient.clone() if total is None else total.add_(gradient)  # the next one may take its place
+                    # the next one may take its place
+                    total = gradient.clone() if total is None else total.add_(gradient)
             return torch.zeros_like(gradient) if total is None else total
 
         return of_record

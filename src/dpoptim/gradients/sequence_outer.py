@@ -1,4 +1,6 @@
-"""Gradients that are sums over positions: of a sequence, of time steps. Lazy, or their norms claimed first."""
+"""Gradients that are sums over positions: of a sequence, of time steps. Lazy, or their norms
+claimed first.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +11,15 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
-from dpoptim.gradients.batch_invariant import LARGE, aligned_records, gram, large, matrices, record_matrix, record_products
+from dpoptim.gradients.batch_invariant import (
+    LARGE,
+    aligned_records,
+    gram,
+    large,
+    matrices,
+    record_matrix,
+    record_products,
+)
 from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.per_sample_grads import (
@@ -26,19 +36,22 @@ from dpoptim.gradients.per_sample_grads import (
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
 CLAIM_SLACK = 2.0**-20  # relative; more than forming and measuring round away
-CLAIM_BLOCK = LARGE  # positions; a public constant, so that no record's claim depends on how long the others are
+# positions; a public constant, so that no record's claim depends on how long the others are
+CLAIM_BLOCK = LARGE
 
 
 @dataclass
 class SequenceOuter:
-    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d). What autocast made narrow is
-    widened where gradients are formed, a part at a time, or claimed, unless the device multiplies it to float32 as it is.
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+    What autocast made narrow is widened where gradients are formed, a part at a time, or claimed,
+    unless the device multiplies it to float32 as it is.
 
     They are formed, and kept for the sum where memory allows (see `Lazy`). Where that is dear they
-    are formed for one record after the other (`alone`: see `record_by_record`). Where that takes too much memory as well,
-    `claims` gets by without: the norm that enters the clip factor is *claimed* by the Gram form
-    ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients are formed to be summed, part by part, and whichever
-    is longer than claimed is shortened to what was claimed. So the bound holds whatever the rounding of the claim.
+    are formed for one record after the other (`alone`: see `record_by_record`). Where that takes
+    too much memory as well, `claims` gets by without: the norm that enters the clip factor is
+    *claimed* by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients
+    are formed to be summed, part by part, and whichever is longer than claimed is shortened to
+    what was claimed. So the bound holds whatever the rounding of the claim.
     """
 
     g: Tensor
@@ -52,7 +65,9 @@ class SequenceOuter:
     _block: int = NORM_BLOCK
 
     def longest(self) -> Tensor | None:
-        """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products overflow with it."""
+        """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products
+        overflow with it.
+        """
         return self._longest
 
     @property
@@ -73,7 +88,9 @@ class SequenceOuter:
         return self.form(records) if self._kept is None else self._kept[records]
 
     def form(self, part: slice, out: Tensor | None = None) -> Tensor:
-        """The gradients of some records, (b, entries): in the rows of ``out`` where given, on 64-byte boundaries."""
+        """The gradients of some records, (b, entries): in the rows of ``out`` where given, on
+        64-byte boundaries.
+        """
         room = None if out is None else self._as_matrices(out)
         both_narrow = self.g.dtype in NARROW and self.a.dtype == self.g.dtype
         as_they_are = both_narrow and multiplies_narrow(self.g.device, self.g.dtype)
@@ -91,7 +108,9 @@ class SequenceOuter:
             g, a = widened([left[record], right[record]])
             if onednn:
                 return transposed_product(g, record_matrix(a, freely=False)).view(-1)
-            return torch.mm(record_matrix(g, freely=freely).T, record_matrix(a, freely=freely)).view(-1)
+            return torch.mm(
+                record_matrix(g, freely=freely).T, record_matrix(a, freely=freely)
+            ).view(-1)
 
         return form
 
@@ -102,20 +121,30 @@ class SequenceOuter:
         return out.unflatten(1, (self.g.shape[2], self.a.shape[2]))
 
     def _room(self, records: int) -> Tensor:
-        return flat(matrices(records, self.g.shape[2], self.a.shape[2], like=self.g.new_empty(0, dtype=self.dtype)))
+        return flat(
+            matrices(
+                records,
+                self.g.shape[2],
+                self.a.shape[2],
+                like=self.g.new_empty(0, dtype=self.dtype),
+            )
+        )
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
         if self.claims:
             self._claimed, self._longest = self._ghost_norms(groups, block)
-            if self.dtype == torch.float32:  # by what measuring reads too high, so that hardly anything is shortened
+            # by what measuring reads too high, so that hardly anything is shortened
+            if self.dtype == torch.float32:
                 raised(self._claimed, self.entries, block).mul_(1 + CLAIM_SLACK)
             return self._claimed
         records = len(self.g)
         if kept(self.most, self.entries):
             self._kept = self._room(records)
         squared = []
-        for part in chain.from_iterable(parts_of(group, self.entries) for group in all_groups(groups)):
+        for part in chain.from_iterable(
+            parts_of(group, self.entries) for group in all_groups(groups)
+        ):
             formed = self.form(part, None if self._kept is None else self._kept[part])
             squared.append(row_squared_norms(formed, block=block))
         return squared[0] if len(squared) == 1 else torch.cat(squared)
@@ -131,7 +160,12 @@ class SequenceOuter:
         form = self._in_one_room()
         for group in all_groups(groups):
             if self._claimed is None:
-                add_group(sums, group, parts_of(group, self.entries), lambda part: (form(part), weights[:, part]))
+                add_group(
+                    sums,
+                    group,
+                    parts_of(group, self.entries),
+                    lambda part: (form(part), weights[:, part]),
+                )
             else:
                 self._add_ghost_group(sums, group, form, weights, self._claimed)
 
@@ -148,12 +182,18 @@ class SequenceOuter:
         return form
 
     def _add_ghost_group(
-        self, sums: Sums, group: slice, form: Callable[[slice], Tensor], weights: Tensor, claimed: Tensor
+        self,
+        sums: Sums,
+        group: slice,
+        form: Callable[[slice], Tensor],
+        weights: Tensor,
+        claimed: Tensor,
     ) -> None:
         """Add a group's gradients, and shorten those that are longer than claimed.
 
-        Mostly none is: so they are measured while they are summed, and only where one is longer all are formed again. That
-        changes nothing for the others, whose gradients, weights and places in the sum are the same both times.
+        Mostly none is: so they are measured while they are summed, and only where one is longer
+        all are formed again. That changes nothing for the others, whose gradients, weights and
+        places in the sum are the same both times.
         """
         held = torch.zeros_like(claimed, dtype=torch.bool)
         measured = torch.empty_like(claimed)
@@ -165,13 +205,17 @@ class SequenceOuter:
 
         def shortened(part: slice) -> tuple[Tensor, Tensor]:
             values = form(part)
-            factors = (claimed[part] / row_squared_norms(values, block=self._block)).sqrt().clamp(max=1.0)
+            factors = (
+                (claimed[part] / row_squared_norms(values, block=self._block)).sqrt().clamp(max=1.0)
+            )
             factors = factors.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
             return values, weights[:, part] * torch.where(held[part], 1.0, factors)
 
-        if self.dtype == torch.float32 and self.g.is_cpu:  # elsewhere, asking what was held would wait for the device
+        # elsewhere, asking what was held would wait for the device
+        if self.dtype == torch.float32 and self.g.is_cpu:
             of_group = sum_of_group(group, parts_of(group, self.entries), as_claimed)
-            held[group] = raised(measured[group], self.entries, self._block) <= claimed[group]  # no if NaN
+            # no if NaN
+            held[group] = raised(measured[group], self.entries, self._block) <= claimed[group]
             if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):
                 sums.add(of_group)
                 return
@@ -180,14 +224,22 @@ class SequenceOuter:
     def without(self, keep: Tensor) -> Self:
         kept = None if self._kept is None else zero_outside(self._kept, keep)
         claimed = None if self._claimed is None else zero_outside(self._claimed, keep)
-        return replace(self, g=zero_outside(self.g, keep), a=zero_outside(self.a, keep), _kept=kept, _claimed=claimed)
+        return replace(
+            self,
+            g=zero_outside(self.g, keep),
+            a=zero_outside(self.a, keep),
+            _kept=kept,
+            _claimed=claimed,
+        )
 
 
 def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its rounding: float64, (B,).
-    And the squared norm of the longest ``g[i, t]`` of each record, float64, (B,).
+    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its
+    rounding: float64, (B,). And the squared norm of the longest ``g[i, t]`` of each record,
+    float64, (B,).
 
-    The form is symmetric, so each block of positions meets only those up to its own end; what lies before counts twice.
+    The form is symmetric, so each block of positions meets only those up to its own end; what lies
+    before counts twice.
     """
     records = len(g)
     whole = g.shape[1] % CLAIM_BLOCK == 0  # a claim, too, must not depend on the record's place
@@ -202,7 +254,9 @@ def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         lengths = lengths + own.sqrt().sum(1, dtype=torch.float64)
         products = left.mul_(right)
         both = products.sum((1, 2)).double()
-        squared = squared + (both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double())
+        squared = squared + (
+            both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double()
+        )
     claimed = squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
     return claimed[:records], longest[:records]
 
@@ -211,7 +265,8 @@ def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | SequenceOuter:
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
 
     Args:
-        axis: whether the layer's input has an axis of positions. That there is one position is no reason for `Outer`, which
-            rounds otherwise: how many there are may depend on the longest record of the batch.
+        axis: whether the layer's input has an axis of positions. That there is one position is no
+            reason for `Outer`, which rounds otherwise: how many there are may depend on the
+                longest record of the batch.
     """
     return SequenceOuter(g, a) if axis else Outer(*widened([g[:, 0], a[:, 0]]))

@@ -1,4 +1,6 @@
-"""Hooks for passes of single records: what autograd hands to the parameters is the record's gradient."""
+"""Hooks for passes of single records: what autograd hands to the parameters is the record's
+gradient.
+"""
 
 from collections.abc import Callable
 from functools import partial

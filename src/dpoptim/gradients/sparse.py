@@ -13,7 +13,9 @@ BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
 
 
 def add_to_table(sums: Sums, row: Tensor, values: Tensor, weights: Tensor) -> None:
-    """Add ``weights[j, m] * values[m]`` to row ``row[m]`` of the j-th table: (M,), (M, d) and (k, M), float64."""
+    """Add ``weights[j, m] * values[m]`` to row ``row[m]`` of the j-th table: (M,), (M, d) and (k,
+    M), float64.
+    """
     for total, each in zip(sums.settle(), weights, strict=True):
         total.view(-1, values.shape[1]).index_add_(0, row, values * each[:, None])
 
@@ -22,8 +24,8 @@ def add_to_table(sums: Sums, row: Tensor, values: Tensor, weights: Tensor) -> No
 class Rows:
     """Gradients that touch few rows of a table: row ``index[i, t]`` receives ``g[i, t]``.
 
-    index: integers, shape (B, T); g: shape (B, T, d). Equal indices of a record are merged first, so that norms and
-    sums cost O(records x distinct rows), never B x table.
+    index: integers, shape (B, T); g: shape (B, T, d). Equal indices of a record are merged first,
+    so that norms and sums cost O(records x distinct rows), never B x table.
     """
 
     index: Tensor
@@ -36,7 +38,9 @@ class Rows:
         if self._merged is None:
             B, T = self.index.shape
             record = torch.arange(B, device=self.index.device).repeat_interleave(T)
-            pairs, place = torch.unique(record * self.table_rows + self.index.reshape(-1), return_inverse=True)
+            pairs, place = torch.unique(
+                record * self.table_rows + self.index.reshape(-1), return_inverse=True
+            )
             merged = self.g.new_zeros(pairs.shape[0], self.g.shape[2])
             merged.index_add_(0, place, self.g.reshape(B * T, -1))
             self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)
@@ -55,7 +59,8 @@ class Rows:
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
         record, row, merged = self._merge()
-        for part in blocks(record.shape[0], 2 * merged.shape[1]):  # in float64: there is nothing to save in float32
+        # in float64: there is nothing to save in float32
+        for part in blocks(record.shape[0], 2 * merged.shape[1]):
             add_to_table(sums, row[part], merged[part].double(), weights[:, record[part]])
 
     def without(self, keep: Tensor) -> "Rows":
@@ -64,7 +69,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Gradients that touch few rows of a table: row ``row[m]`` of record ``record[m]`` receives ``values[m]``.
+    """Gradients that touch few rows of a table: row ``row[m]`` of record ``record[m]`` receives
+    ``values[m]``.
 
     record, row: shape (M,), no pair twice; values: shape (M, d), of ``records`` records.
     """
@@ -76,7 +82,9 @@ class Pairs:
     table_rows: int
 
     @classmethod
-    def of(cls, record: Tensor, row: Tensor, values: Tensor, records: int, table_rows: int) -> "Pairs":
+    def of(
+        cls, record: Tensor, row: Tensor, values: Tensor, records: int, table_rows: int
+    ) -> "Pairs":
         """From pairs of which some may be equal: their values are added up."""
         pairs, place = torch.unique(record * table_rows + row, return_inverse=True)
         merged = values.new_zeros(pairs.shape[0], values.shape[1]).index_add_(0, place, values)
@@ -97,7 +105,9 @@ class Pairs:
         size = max(1, BLOCK_ENTRIES // max(1, self.values.shape[1]))
         for start in range(0, len(self.record), size):
             part = slice(start, start + size)
-            add_to_table(sums, self.row[part], self.values[part].double(), weights[:, self.record[part]])
+            add_to_table(
+                sums, self.row[part], self.values[part].double(), weights[:, self.record[part]]
+            )
 
     def without(self, keep: Tensor) -> "Pairs":
         values = zero_outside(self.values, keep.to(self.record.device)[self.record])
@@ -108,10 +118,11 @@ class Pairs:
 class SparseOuter:
     """Gradients ``outer(a[i], g[i])`` where ``a[i]`` is a sparse vector over the rows of a table.
 
-    A bag of embeddings has one gradient for all rows that it looked up: only how often it did so differs. So
-    ``|a[i]| |g[i]|`` is the norm, and no gradient is copied per looked-up row.
+    A bag of embeddings has one gradient for all rows that it looked up: only how often it did so
+    differs. So ``|a[i]| |g[i]|`` is the norm, and no gradient is copied per looked-up row.
 
-    record, row, weight: the non-zero entries of ``a``, shape (M,); no (record, row) pair twice. g: shape (B, d).
+    record, row, weight: the non-zero entries of ``a``, shape (M,); no (record, row) pair twice. g:
+    shape (B, d).
     """
 
     record: Tensor
@@ -121,10 +132,14 @@ class SparseOuter:
     table_rows: int
 
     @classmethod
-    def of(cls, record: Tensor, row: Tensor, weight: Tensor, g: Tensor, table_rows: int) -> "SparseOuter":
+    def of(
+        cls, record: Tensor, row: Tensor, weight: Tensor, g: Tensor, table_rows: int
+    ) -> "SparseOuter":
         """From pairs of which some may be equal: their weights are added up."""
         pairs, place = torch.unique(record * table_rows + row, return_inverse=True)
-        merged = torch.zeros(pairs.shape, dtype=torch.float64, device=g.device).index_add_(0, place, weight.double())
+        merged = torch.zeros(pairs.shape, dtype=torch.float64, device=g.device).index_add_(
+            0, place, weight.double()
+        )
         return cls(pairs // table_rows, pairs % table_rows, merged, g, table_rows)
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
@@ -152,4 +167,6 @@ class SparseOuter:
 
     def without(self, keep: Tensor) -> "SparseOuter":
         weight = zero_outside(self.weight, keep.to(self.record.device)[self.record])
-        return SparseOuter(self.record, self.row, weight, zero_outside(self.g, keep), self.table_rows)
+        return SparseOuter(
+            self.record, self.row, weight, zero_outside(self.g, keep), self.table_rows
+        )

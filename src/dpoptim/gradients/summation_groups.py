@@ -1,4 +1,6 @@
-"""Groups in which the records of a batch are summed: one record's group says nothing of the others."""
+"""Groups in which the records of a batch are summed: one record's group says nothing of the
+others.
+"""
 
 import math
 
@@ -8,18 +10,21 @@ from numpy.typing import NDArray
 from dpoptim.noise.stream import KeyStream
 
 Indices = NDArray[np.int64]
-EXPECTED_GROUP = 104  # records; groups beyond 160 (5 standard deviations more) are summed more slowly
+# records; groups beyond 160 (5 standard deviations more) are summed more slowly
+EXPECTED_GROUP = 104
 
 
 def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices]:
-    """Deal a batch into groups: each record's group is a coin of its own; within a group the order stays.
+    """Deal a batch into groups: each record's group is a coin of its own; within a group the order
+    stays.
 
     Args:
         indices: the records of a batch, shape (B,).
         groups: how many, a public number of at least 1.
 
-    **Guarantee.** A record's group is independent of which other records there are. So with coupled coins, adding or
-    removing one record changes its own group only, and the rounding of no other (`gradients.products`).
+    **Guarantee.** A record's group is independent of which other records there are. So with
+    coupled coins, adding or removing one record changes its own group only, and the rounding of no
+    other (`gradients.products`).
     """
     if groups == 1:
         return [indices]
@@ -32,7 +37,9 @@ def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices
 
 
 def number_of_groups(expected_batch: float, physical_batch_size: int | None) -> int:
-    """Groups for a batch of this expected size, so that few outgrow what memory holds at once; public numbers only."""
+    """Groups for a batch of this expected size, so that few outgrow what memory holds at once;
+    public numbers only.
+    """
     size = float(EXPECTED_GROUP)
     if physical_batch_size is not None:
         size = min(size, max(1.0, physical_batch_size - 2 * math.sqrt(physical_batch_size)))

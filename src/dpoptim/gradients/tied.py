@@ -1,4 +1,6 @@
-"""Per-sample gradients of a parameter with several uses in a pass (tied weights), cross terms included."""
+"""Per-sample gradients of a parameter with several uses in a pass (tied weights), cross terms
+included.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,11 @@ def merge(uses: Sequence[PerSampleGrad], records: int, entries: int) -> PerSampl
         return join_tables(tables, records)
     heads = [use for use in uses if isinstance(use, SequenceOuter)]
     lookups = [table for table in tables if isinstance(table, Rows)]
-    if len(heads) == 1 and len(lookups) == len(uses) - 1 and heads[0].g.shape[2] == lookups[0].table_rows:
+    if (
+        len(heads) == 1
+        and len(lookups) == len(uses) - 1
+        and heads[0].g.shape[2] == lookups[0].table_rows
+    ):
         table = join_tables(lookups, records)
         assert isinstance(table, Rows)
         return TiedHead(heads[0].g, heads[0].a, heads[0].claims, alone=heads[0].alone, table=table)
@@ -38,7 +44,11 @@ def join_tables(tables: Sequence[Rows | Pairs | SparseOuter], records: int) -> R
     lookups = [table for table in tables if isinstance(table, Rows)]
     size = tables[0].table_rows
     if len(lookups) == len(tables):
-        return Rows(torch.cat([use.index for use in lookups], 1), torch.cat([use.g for use in lookups], 1), size)
+        return Rows(
+            torch.cat([use.index for use in lookups], 1),
+            torch.cat([use.g for use in lookups], 1),
+            size,
+        )
     pairs = []
     for table in tables:
         if isinstance(table, Rows):
@@ -54,9 +64,11 @@ def join_tables(tables: Sequence[Rows | Pairs | SparseOuter], records: int) -> R
 
 @dataclass
 class TiedHead(SequenceOuter):
-    """A table that is looked up in and also multiplied by: the embedding and the output layer of a language model.
+    """A table that is looked up in and also multiplied by: the embedding and the output layer of a
+    language model.
 
-    The head's gradients are formed as ever (or their norms claimed); those of the looked-up rows are added in place.
+    The head's gradients are formed as ever (or their norms claimed); those of the looked-up rows
+    are added in place.
     """
 
     table: Rows | None = None
@@ -84,14 +96,16 @@ class TiedHead(SequenceOuter):
     def _ghost_norms(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
         assert self.table is not None
         index, rows = self.table.index, self.table.g
-        # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t . e_s)
+        # <sum_t outer(g_t, a_t), row s of the table receives e_s> = sum_st g_t[index_s] (a_t .
+        # e_s)
         g, a = self.sides()
         looked_up = g.gather(2, index[:, None, :].expand(-1, g.shape[1], -1))
         products = gram(aligned_records(a), aligned_records(rows))[: len(rows)]
         cross = in_company(looked_up * products).sum((1, 2))[: len(rows)].double()
         head, longest = ghost_squared_norms(g, a)
         table = self.table.squared_norms(groups, block)
-        # What the claim reads too low, the sum makes good: what is longer than claimed is shortened.
+        # What the claim reads too low, the sum makes good: what is longer than claimed is
+        # shortened.
         return (head + table + 2 * cross).clamp(min=0), longest
 
     def without(self, keep: Tensor) -> "TiedHead":
@@ -99,11 +113,19 @@ class TiedHead(SequenceOuter):
         return replace(super().without(keep), table=self.table.without(keep))
 
 
-def longest_factors(per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: Tensor) -> Tensor:
-    """The squared length of the longest factor of each record's gradients, (B,), where they are products."""
+def longest_factors(
+    per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: Tensor
+) -> Tensor:
+    """The squared length of the longest factor of each record's gradients, (B,), where they are
+    products.
+    """
     lengths = [zero]
     for per_sample_grad in per_sample_grads.values():
-        longest = per_sample_grad.longest() if isinstance(per_sample_grad, Outer | SequenceOuter | SparseOuter) else None
+        longest = (
+            per_sample_grad.longest()
+            if isinstance(per_sample_grad, Outer | SequenceOuter | SparseOuter)
+            else None
+        )
         if longest is not None:
             lengths.append(longest.to(zero.device) * scale**2)
     return torch.stack(lengths).amax(0)

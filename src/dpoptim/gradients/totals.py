@@ -1,4 +1,6 @@
-"""Where the sums of a step live: one float64 vector a device and sum, in which every parameter has a place."""
+"""Where the sums of a step live: one float64 vector a device and sum, in which every parameter has
+a place.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -27,10 +29,14 @@ class Totals:
             by_device.setdefault(p.device, []).append(p.numel())
         self._layout = list(by_device.items())
         self._buffers = [
-            [torch.empty(sum(sizes), dtype=torch.float64, device=device) for device, sizes in self._layout]
+            [
+                torch.empty(sum(sizes), dtype=torch.float64, device=device)
+                for device, sizes in self._layout
+            ]
             for _ in directions[0]
         ]
-        views = zip(*map(self.split, self._buffers), strict=True)  # of each parameter, one for each sum
+        # of each parameter, one for each sum
+        views = zip(*map(self.split, self._buffers), strict=True)
         self.sums = [Sums([view.view(-1) for view in each], directions) for each in views]
 
     @property
@@ -44,26 +50,36 @@ class Totals:
             sums.restart()
 
     def take(self) -> list[list[Tensor]]:
-        """All sums, and a fresh start: of each sum, one flat float64 vector for each device. See `Engine.take`."""
+        """All sums, and a fresh start: of each sum, one flat float64 vector for each device. See
+        `Engine.take`.
+        """
         for sums in self.sums:
             sums.settle()
             sums.restart()
         return self._buffers
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
-        """Write what was released of one of `take`'s sums into ``.grad``, divided and rounded to the parameters' dtype."""
+        """Write what was released of one of `take`'s sums into ``.grad``, divided and rounded to
+        the parameters' dtype.
+        """
         with torch.no_grad():
             for p, total in zip(self._parameters, self.split(released), strict=True):
-                p.grad = total.to(p.dtype, copy=True).div_(divisor)  # in this order without a second float64 tensor
+                # in this order without a second float64 tensor
+                p.grad = total.to(p.dtype, copy=True).div_(divisor)
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of one whole vector a device, one in the shape of each parameter."""
-        places = {device: buffer.split(sizes) for (device, sizes), buffer in zip(self._layout, buffers, strict=True)}
+        places = {
+            device: buffer.split(sizes)
+            for (device, sizes), buffer in zip(self._layout, buffers, strict=True)
+        }
         views = {device: iter(pieces) for device, pieces in places.items()}
         return [next(views[p.device]).view(p.shape) for p in self._parameters]
 
     def pieces(self, taken: list[Tensor]) -> list[Tensor]:
-        """Flat views of one of the sums that `take` returned, one for each parameter: its entries in this process."""
+        """Flat views of one of the sums that `take` returned, one for each parameter: its entries
+        in this process.
+        """
         return [view.view(-1) for view in self.split(taken)]
 
 

@@ -1,4 +1,6 @@
-"""Value clipping: the factor of each record is known after the forward pass, so one ordinary backward pass does the rest."""
+"""Value clipping: the factor of each record is known after the forward pass, so one ordinary
+backward pass does the rest.
+"""
 
 import weakref
 from dataclasses import dataclass
@@ -12,7 +14,13 @@ from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.engine import Engine, HandedOver, Reduction
-from dpoptim.gradients.feed_forward import SpectralNorms, layers_of, propagated, squared_gradient_bounds, tame
+from dpoptim.gradients.feed_forward import (
+    SpectralNorms,
+    layers_of,
+    propagated,
+    squared_gradient_bounds,
+    tame,
+)
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
@@ -20,7 +28,8 @@ from dpoptim.gradients.products import UNIT_ROUNDOFF
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.torch_internals import saved_tensors_hooks_are_set
 
-LARGEST = 2.0**40  # records with longer activations count as zero: products with them would leave the float32 range
+# records with longer activations count as zero: products with them would leave the float32 range
+LARGEST = 2.0**40
 MOST_MARGIN = 0.25
 
 
@@ -30,7 +39,8 @@ class _Forward:
 
     Attributes:
         output: the model's.
-        shown: what the loss is computed from in its place, so that nobody else holds the model's graph.
+        shown: what the loss is computed from in its place, so that nobody else holds the model's
+            graph.
         first: the input of the first layer.
         inputs: squared norms of all layers' inputs, float64, shape (B,).
         dropped: rows that count as zero, if any; bool, shape (B,).
@@ -44,26 +54,36 @@ class _Forward:
 
 
 class ValueEngine(Engine):
-    """Sums gradients that are bounded before they are computed; for the nets of `feed_forward` alone.
+    """Sums gradients that are bounded before they are computed; for the nets of `feed_forward`
+    alone.
 
     Args:
         model: see `layers_of`.
         clipping, capacity, totals: as for `Engine`.
-        paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured slopes.
+        paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured
+            slopes.
 
-    **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over the batch.
+    **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over
+    the batch.
     """
 
     takes_scalars = False
 
     def __init__(
-        self, model: nn.Module, clipping: ClippingRule, *, capacity: int, paper: bool, totals: MakeTotals = Totals
+        self,
+        model: nn.Module,
+        clipping: ClippingRule,
+        *,
+        capacity: int,
+        paper: bool,
+        totals: MakeTotals = Totals,
     ) -> None:
         self._layers = layers_of(model)
         super().__init__(model, clipping, capacity=capacity, reduction="sum", totals=totals)
         if self._stored_narrow is not None:
             raise PrivacyError(
-                f"parameter {self._stored_narrow!r} is stored in bfloat16 or float16, whose sums over a batch round too "
+                f"parameter {self._stored_narrow!r} is stored in bfloat16 or float16, whose sums "
+                "over a batch round too "
                 "coarsely for the bound of ValueClippedSGD. Fix: model.float(), or DPSGD."
             )
         self._paper = paper
@@ -101,7 +121,8 @@ class ValueEngine(Engine):
         handed_over: HandedOver = "vector",
         total_weight: float | None = None,
     ) -> None:
-        """Add the bounded gradients of one loss for each delivered row, shape (rows,), of the model's last output.
+        """Add the bounded gradients of one loss for each delivered row, shape (rows,), of the
+        model's last output.
 
         Raises:
             PrivacyError: these are other losses.
@@ -109,12 +130,14 @@ class ValueEngine(Engine):
         forward = self._forward
         if handed_over != "vector" or forward is None or len(loss) != len(forward.output):
             raise PrivacyError(
-                "value clipping takes the losses of the delivered rows, of shape (rows,) and computed from model(x). Fix: "
+                "value clipping takes the losses of the delivered rows, of shape (rows,) and "
+                "computed from model(x). Fix: "
                 'compute the loss with reduction="none", one number for each record.'
             )
         if len(loss) != self.rows_open:
             raise PrivacyError(
-                "private.backward was called on rows that private.batches() did not deliver, or a second time. Fix: one "
+                "private.backward was called on rows that private.batches() did not deliver, or "
+                "a second time. Fix: one "
                 "call for each batch."
             )
         self._forget()
@@ -122,26 +145,38 @@ class ValueEngine(Engine):
             (slopes,) = torch.autograd.grad(loss.sum(), forward.shown, allow_unused=True)
             if slopes is None:
                 raise PrivacyError(
-                    "private.backward was given losses of an earlier output: model(x) ran again since. Fix: compute the "
-                    "losses from the model's last output; for a look at the model, use torch.no_grad()."
+                    "private.backward was given losses of an earlier output: model(x) ran again "
+                    "since. Fix: compute the "
+                    "losses from the model's last output; for a look at the model, use "
+                    "torch.no_grad()."
                 )
             self._add(slopes, loss.detach(), forward, self.sum_margin())
         self.handed_over.add((handed_over, reduction))
 
     def sum_margin(self) -> float:
-        """Share of the clip norm left to rounding: of float32 sums over a pass, in each of the passes of a batch.
+        """Share of the clip norm left to rounding: of float32 sums over a pass, in each of the
+        passes of a batch.
 
-        A sum of P terms errs by at most P u times the sum of their absolute values, at most P C; and one record may
-        change how the rows of all passes are divided, in both worlds. The propagation through layers of width d adds
-        relative errors of d u sqrt(d) at most for each.
+        A sum of P terms errs by at most P u times the sum of their absolute values, at most P C;
+        and one record may change how the rows of all passes are divided, in both worlds. The
+        propagation through layers of width d adds relative errors of d u sqrt(d) at most for each.
         """
         u = UNIT_ROUNDOFF[min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)]
-        widths = [min(layer.linear.weight.shape) ** 0.5 * max(layer.linear.weight.shape) for layer in self._layers]
-        share = max(self.margin(), 2.0**-20) + 2 * u * self.capacity * (self.physical_records + 2) + 2 * u * sum(widths)
+        widths = [
+            min(layer.linear.weight.shape) ** 0.5 * max(layer.linear.weight.shape)
+            for layer in self._layers
+        ]
+        share = (
+            max(self.margin(), 2.0**-20)
+            + 2 * u * self.capacity * (self.physical_records + 2)
+            + 2 * u * sum(widths)
+        )
         if share > MOST_MARGIN:
             raise PrivacyError(
-                f"float32 sums over {self.physical_records} rows of a batch of {self.capacity} round too coarsely for a "
-                "proven bound. Fix: private.batches(physical_batch_size=...) with a smaller number, or model.double()."
+                f"float32 sums over {self.physical_records} rows of a batch of {self.capacity} "
+                "round too coarsely for a "
+                "proven bound. Fix: private.batches(physical_batch_size=...) with a smaller "
+                "number, or model.double()."
             )
         return share
 
@@ -150,13 +185,16 @@ class ValueEngine(Engine):
         self._refuse_changed_model()
         if not torch.equal(self._row_norms(forward.first), forward.inputs[0]):
             raise PrivacyError(
-                "the batch was overwritten between the model's forward and backward pass: its bound was for what it held "
-                "before. Fix: leave a batch as it is until private.backward(losses) is over; a collate_fn must not reuse "
+                "the batch was overwritten between the model's forward and backward pass: its "
+                "bound was for what it held "
+                "before. Fix: leave a batch as it is until private.backward(losses) is over; a "
+                "collate_fn must not reuse "
                 "its memory."
             )
         # Of the weights that autograd is about to use.
         later = [self._norms[i] for i in range(1, len(self._layers))]
-        norms = [self._norms[0] if self._paper else 1.0, *later]  # only the paper's bound needs the first one's norm
+        # only the paper's bound needs the first one's norm
+        norms = [self._norms[0] if self._paper else 1.0, *later]
         if self._null or not tame(self._layers, norms):
             return
         measured = row_squared_norms(slopes, block=LONG_BLOCK).sqrt()
@@ -165,17 +203,26 @@ class ValueEngine(Engine):
             measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
         inputs = forward.inputs
         if self._paper:
-            inputs = [torch.maximum(*both) for both in zip(propagated(self._layers, inputs[0], norms), inputs, strict=True)]
+            inputs = [
+                torch.maximum(*both)
+                for both in zip(propagated(self._layers, inputs[0], norms), inputs, strict=True)
+            ]
         squared = squared_gradient_bounds(self._layers, inputs, measured, norms)
-        squared = torch.where(measured > LARGEST, torch.inf, squared)  # times 0, they would not be finite further back
+        # times 0, they would not be finite further back
+        squared = torch.where(measured > LARGEST, torch.inf, squared)
         if forward.dropped is not None:
             squared = torch.where(forward.dropped, torch.inf, squared)
-        share = self.rows.shares(len(squared), self.present, squared.device)  # zero where nobody is
+        # zero where nobody is
+        share = self.rows.shares(len(squared), self.present, squared.device)
         if self.observer is not None:
             self.observer(squared * share.square(), None)
         factors = self.clipping.factors(squared, margin) * share
-        weighted = torch.where((factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0)
-        gradients = torch.autograd.grad(forward.output, self.parameters, weighted.view_as(forward.output), allow_unused=True)
+        weighted = torch.where(
+            (factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0
+        )
+        gradients = torch.autograd.grad(
+            forward.output, self.parameters, weighted.view_as(forward.output), allow_unused=True
+        )
         for sums, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
                 sums.add(gradient.contiguous())
@@ -186,7 +233,8 @@ class ValueEngine(Engine):
         self._refuse_changed_model()
         if saved_tensors_hooks_are_set():
             raise PrivacyError(
-                "the model ran under torch.utils.checkpoint or torch.autograd.graph.saved_tensors_hooks: its backward pass "
+                "the model ran under torch.utils.checkpoint or "
+                "torch.autograd.graph.saved_tensors_hooks: its backward pass "
                 "would use other numbers than were measured. Fix: run it without."
             )
 
@@ -194,19 +242,24 @@ class ValueEngine(Engine):
         """What the linear layer at ``place`` is to compute with; its rows' norms are kept."""
         if h.dim() != 2:
             raise PrivacyError(
-                f"a linear layer got an input of {axes_of(h)}; the bound is proved for (rows, features). Fix: dpoptim.DPSGD."
+                f"a linear layer got an input of {axes_of(h)}; the bound is proved for (rows, "
+                "features). Fix: dpoptim.DPSGD."
             )
         if torch.is_autocast_enabled(h.device.type):
             raise PrivacyError(
-                "the model ran under torch.autocast, whose sums over a batch round too coarsely for the bound. "
+                "the model ran under torch.autocast, whose sums over a batch round too coarsely "
+                "for the bound. "
                 "Fix: train in float32, or dpoptim.DPSGD."
             )
         if place == 0 and h.requires_grad:
             raise PrivacyError(
-                "the model's input requires a gradient: what it was computed from, such as the model itself, would be "
-                "used more often than the bound allows. Fix: model(x.detach()); for models of models, dpoptim.DPSGD."
+                "the model's input requires a gradient: what it was computed from, such as the "
+                "model itself, would be "
+                "used more often than the bound allows. Fix: model(x.detach()); for models of "
+                "models, dpoptim.DPSGD."
             )
-        # A record that would reach infinity would turn everybody's gradient into NaN: it counts as zero instead.
+        # A record that would reach infinity would turn everybody's gradient into NaN: it counts as
+        # zero instead.
         squared = self._row_norms(h)
         small = squared <= LARGEST**2
         if not bool(small.all()):
@@ -225,9 +278,11 @@ class ValueEngine(Engine):
         """Keep the model's output, and hand on a copy without its graph."""
         if self._first is None or len(self._inputs) != len(self._layers):
             raise PrivacyError(
-                "the model's layers did not run once each. Fix: call the model as a whole, once for each batch."
+                "the model's layers did not run once each. Fix: call the model as a whole, once "
+                "for each batch."
             )
-        shown = output.detach().clone().requires_grad_()  # autograd may have kept the output's memory
+        # autograd may have kept the output's memory
+        shown = output.detach().clone().requires_grad_()
         self._forward = _Forward(output, shown, self._first, list(self._inputs), self._dropped)
         return shown.clone()  # in-place operations and hooks on it are the loss's
 
@@ -235,7 +290,8 @@ class ValueEngine(Engine):
         same = layers_of(self.model, [handle.id for handle in self._handles]) == self._layers
         if not same or [(id(p), p.dtype) for p in self.model.parameters()] != self._attached:
             raise PrivacyError(
-                "the model's layers, their options or parameters were changed after attaching; the bound is of those that "
+                "the model's layers, their options or parameters were changed after attaching; "
+                "the bound is of those that "
                 "were attached. Fix: change them before dpoptim.attach, or attach again."
             )
 
@@ -244,8 +300,8 @@ class ValueEngine(Engine):
 
 
 class EngineHook:
-    """Tells the engine what a layer is given, and what the model returns. Holds it weakly, so that no copy of the model
-    carries its sums.
+    """Tells the engine what a layer is given, and what the model returns. Holds it weakly, so that
+    no copy of the model carries its sums.
 
     Args:
         place: of the linear layer; or the ``"start"`` or ``"end"`` of the model.
@@ -255,7 +311,9 @@ class EngineHook:
         self._engine = None if engine is None else weakref.ref(engine)
         self._place = place
 
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor | None = None) -> Any:
+    def __call__(
+        self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor | None = None
+    ) -> Any:
         engine = None if self._engine is None else self._engine()
         if engine is None or not torch.is_grad_enabled():
             return None

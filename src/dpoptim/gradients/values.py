@@ -1,4 +1,6 @@
-"""Whether tensors still hold the values they held. ``_version`` does not see who writes through ``.data``; this does."""
+"""Whether tensors still hold the values they held. ``_version`` does not see who writes through
+``.data``; this does.
+"""
 
 import hashlib
 import pickle
@@ -43,9 +45,9 @@ class _Memory:
 class Values:
     """The values of some tensors at one time, to be compared with those of later ones.
 
-    Of large tensors 1,021 sums are kept, over the 64-bit words whose places are equal modulo 1,021: a change passes unseen
-    only if it leaves every one of these sums as it was. Smaller ones are compared word by word. It costs as much as reading
-    the tensors.
+    Of large tensors 1,021 sums are kept, over the 64-bit words whose places are equal modulo
+    1,021: a change passes unseen only if it leaves every one of these sums as it was. Smaller ones
+    are compared word by word. It costs as much as reading the tensors.
 
     Args:
         tensors: what to watch, by name.
@@ -73,7 +75,9 @@ class Values:
 
     @torch.no_grad()
     def changed(self) -> str | None:
-        """The name of a tensor that holds something else than noted, or lies elsewhere; None if none does."""
+        """The name of a tensor that holds something else than noted, or lies elsewhere; None if
+        none does.
+        """
         assert self._addresses is not None
         for (name, tensor), noted in zip(self.tensors, self._addresses, strict=True):
             if address(tensor) != noted:
@@ -98,7 +102,11 @@ class Values:
             memory = self._memories.setdefault(flat.device, _Memory())
             start = min(len(flat), -flat.storage_offset() % 8)
             end = start + (len(flat) - start) // 8 * 8
-            words = flat[start:end].view(torch.int64) if end > start else flat.new_empty(0, dtype=torch.int64)
+            words = (
+                flat[start:end].view(torch.int64)
+                if end > start
+                else flat.new_empty(0, dtype=torch.int64)
+            )
             rows = len(words) // LANES if len(words) > COPIED else 0
             if rows:
                 memory.summed.append(words[: rows * LANES].view(rows, LANES))
@@ -127,7 +135,11 @@ def bytes_of(tensor: Tensor) -> Tensor | None:
 def digest(value: object) -> bytes:
     """Of anything, best of what can be pickled."""
     if isinstance(value, Tensor):
-        value = (value.detach().cpu().to_dense() if value.layout != torch.strided else value.detach().cpu()).clone()
+        value = (
+            value.detach().cpu().to_dense()
+            if value.layout != torch.strided
+            else value.detach().cpu()
+        ).clone()
     try:
         written = pickle.dumps(value)
     except Exception:  # whatever objects raise that cannot be pickled

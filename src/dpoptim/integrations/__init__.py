@@ -1,1 +1,3 @@
-"""Private training in other libraries' loops. Each module imports its library; this one imports none."""
+"""Private training in other libraries' loops. Each module imports its library; this one imports
+none.
+"""

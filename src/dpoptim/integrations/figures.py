@@ -1,7 +1,8 @@
 """Which figures of a training loop may be shown: those that no private record took part in.
 
-Losses and scores that a loop computes on the way are exact functions of private records. So what is logged in training is
-what is known to be public; a list of what is known to be private would miss whatever the next trainer thinks of.
+Losses and scores that a loop computes on the way are exact functions of private records. So what
+is logged in training is what is known to be public; a list of what is known to be private would
+miss whatever the next trainer thinks of.
 """
 
 from collections.abc import Collection
@@ -25,10 +26,14 @@ def names_of_figures(names: Collection[str]) -> frozenset[str]:
         TypeError: one string instead of several.
     """
     if isinstance(names, str):
-        raise TypeError(f"public_figures takes several names, got one string. Fix: public_figures=[{names!r}].")
+        raise TypeError(
+            f"public_figures takes several names, got one string. Fix: public_figures=[{names!r}]."
+        )
     return frozenset(names)
 
 
 def is_public(name: str, vouched: Collection[str]) -> bool:
-    """Whether a figure of this name may be shown: it is of public numbers, of public records, or vouched for."""
+    """Whether a figure of this name may be shown: it is of public numbers, of public records, or
+    vouched for.
+    """
     return name in PUBLIC or name in vouched or name.startswith(SCORES)

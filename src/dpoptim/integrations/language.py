@@ -10,15 +10,17 @@ from torch import Tensor, nn
 IGNORED = -100  # labels that do not count
 
 
-def losses_from_labels(model: nn.Module, inputs: Mapping[str, Any], *, label_smoothing: float = 0.0) -> Tensor:
+def losses_from_labels(
+    model: nn.Module, inputs: Mapping[str, Any], *, label_smoothing: float = 0.0
+) -> Tensor:
     """The model's usual loss, record by record: shape (rows,).
 
-    Tokens are averaged over each record's own tokens, not over those of the whole batch, by which one record would weigh
-    the others. A record without any counted token has the loss zero.
+    Tokens are averaged over each record's own tokens, not over those of the whole batch, by which
+    one record would weigh the others. A record without any counted token has the loss zero.
 
     Args:
-        model: a Hugging Face model, or one that returns logits (as ``.logits``, first of a tuple, or
-            alone); with adapters too.
+        model: a Hugging Face model, or one that returns logits (as ``.logits``, first of a tuple,
+            or alone); with adapters too.
         inputs: keyword arguments of the model, and ``labels``, records first.
         label_smoothing: of cross-entropies, 0 to 1.
 
@@ -29,11 +31,19 @@ def losses_from_labels(model: nn.Module, inputs: Mapping[str, Any], *, label_smo
     """
     labels = inputs.get("labels")
     if labels is None:
-        raise ValueError("inputs hold no 'labels'. Fix: give the trainer losses=fn(model, inputs) with one loss a record.")
+        raise ValueError(
+            "inputs hold no 'labels'. Fix: give the trainer losses=fn(model, "
+            "inputs) with one loss a record."
+        )
     base = base_model(model)
     config = getattr(base, "config", None)
-    # Models with a decoder make its inputs from the labels; others would only take their mean over the batch.
-    given = inputs if getattr(config, "is_encoder_decoder", False) else {k: v for k, v in inputs.items() if k != "labels"}
+    # Models with a decoder make its inputs from the labels; others would only take their mean over
+    # the batch.
+    given = (
+        inputs
+        if getattr(config, "is_encoder_decoder", False)
+        else {k: v for k, v in inputs.items() if k != "labels"}
+    )
     outputs = model(**given)
     first = outputs[0] if isinstance(outputs, tuple) else outputs
     logits: Tensor = outputs.logits if hasattr(outputs, "logits") else first
@@ -41,17 +51,28 @@ def losses_from_labels(model: nn.Module, inputs: Mapping[str, Any], *, label_smo
         causal = getattr(base, "loss_type", None) == "ForCausalLM"
         return token_losses(logits, labels, causal=causal, label_smoothing=label_smoothing)
     if getattr(config, "problem_type", None) == "multi_label_classification":
-        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
+        return F.binary_cross_entropy_with_logits(
+            logits, labels.to(logits.dtype), reduction="none"
+        ).mean(1)
     if labels.is_floating_point() or logits.shape[-1] == 1:
-        return (logits.flatten(1) - labels.to(logits.dtype).reshape(len(logits), -1)).square().mean(1)
-    return F.cross_entropy(logits, labels.flatten(), reduction="none", label_smoothing=label_smoothing)
+        return (
+            (logits.flatten(1) - labels.to(logits.dtype).reshape(len(logits), -1)).square().mean(1)
+        )
+    return F.cross_entropy(
+        logits, labels.flatten(), reduction="none", label_smoothing=label_smoothing
+    )
 
 
-def token_losses(logits: Tensor, labels: Tensor, *, causal: bool, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy averaged over each record's own counted tokens: logits (B, T, V), labels (B, T) -> (B,)."""
+def token_losses(
+    logits: Tensor, labels: Tensor, *, causal: bool, label_smoothing: float = 0.0
+) -> Tensor:
+    """Cross-entropy averaged over each record's own counted tokens: logits (B, T, V), labels (B,
+    T) -> (B,).
+    """
     if logits.shape[:2] != labels.shape:
         raise ValueError(
-            "logits and labels do not have the same rows and tokens (their shapes are not shown: they may be private). "
+            "logits and labels do not have the same rows and tokens (their shapes are not shown: "
+            "they may be private). "
             "Fix: give the trainer losses=fn(model, inputs) with one loss a record."
         )
     if causal:

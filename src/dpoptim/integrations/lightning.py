@@ -25,20 +25,23 @@ Collate = Callable[[list[Any]], Any]
 class PrivateCallback(pl.Callback):
     """Trains a LightningModule privately.
 
-    Each batch of the loop is one step of the plan, so ``global_step``, schedulers, ``max_steps`` and the progress bar count
-    steps of the plan. In automatic optimization ``training_step`` returns one loss a record, shape (rows,) (or
-    ``{"loss": losses}``), and is called for each microbatch. In manual optimization it is given the whole step: iterate over
-    its microbatches, call ``self.private.backward(losses)`` for each, and ``step()`` each optimizer once.
+    Each batch of the loop is one step of the plan, so ``global_step``, schedulers, ``max_steps``
+    and the progress bar count steps of the plan. In automatic optimization ``training_step``
+    returns one loss a record, shape (rows,) (or ``{"loss": losses}``), and is called for each
+    microbatch. In manual optimization it is given the whole step: iterate over its microbatches,
+    call ``self.private.backward(losses)`` for each, and ``step()`` each optimizer once.
 
     Args:
         plan: from ``dpoptim.DPSGD(...).plan(...)``.
         train_set: the records; a map-style data set.
         physical_batch_size: rows that memory holds; None: a whole step at once.
         collate_fn, num_workers: as for ``torch.utils.data.DataLoader``.
-        loss: ``loss(module, batch)`` returns one loss a record: `attach` then checks that records do not see each other.
+        loss: ``loss(module, batch)`` returns one loss a record: `attach` then checks that records
+            do not see each other.
         ledger, label, noise_seed: as for `dpoptim.attach`.
-        public_figures: names that ``self.log`` may be given in training: you vouch that no private record takes part in
-            them. Scores on public records, logged in validation, need not be named.
+        public_figures: names that ``self.log`` may be given in training: you vouch that no private
+            record takes part in them. Scores on public records, logged in validation, need not be
+            named.
 
     Example::
 
@@ -46,10 +49,10 @@ class PrivateCallback(pl.Callback):
         trainer = lightning.Trainer(max_epochs=10, callbacks=[private])
         trainer.fit(module, private.loader)
 
-    **Guarantee.** That of `dpoptim.attach` for the plan. ``self.log`` is refused in training, also at the end of an epoch,
-    unless ``public_figures`` names the figure: what it would show is private, and would name checkpoints. Checkpoints of
-    the Trainer hold what is released; the private state lies beside them, in files named
-    ``private-step=N.checkpoint``, which are secret.
+    **Guarantee.** That of `dpoptim.attach` for the plan. ``self.log`` is refused in training, also
+    at the end of an epoch, unless ``public_figures`` names the figure: what it would show is
+    private, and would name checkpoints. Checkpoints of the Trainer hold what is released; the
+    private state lies beside them, in files named ``private-step=N.checkpoint``, which are secret.
     """
 
     def __init__(
@@ -89,56 +92,90 @@ class PrivateCallback(pl.Callback):
             noise_seed=self._noise_seed,
             resume=self._resume,
         )
-        self.loader.steps = self.private.steps(physical_batch_size=self._physical, num_workers=self._workers)
+        self.loader.steps = self.private.steps(
+            physical_batch_size=self._physical, num_workers=self._workers
+        )
         own = vars(pl_module)
         own["private"] = self.private
         self._undo.append(lambda: own.pop("private", None))
-        own["log"] = functools.partial(self._log, trainer, pl_module.log)  # which log_dict calls, too
+        # which log_dict calls, too
+        own["log"] = functools.partial(self._log, trainer, pl_module.log)
         self._undo.append(lambda: own.pop("log", None))
         if pl_module.automatic_optimization:
-            own["training_step"] = functools.partial(self._training_step, trainer, pl_module, pl_module.training_step)
+            own["training_step"] = functools.partial(
+                self._training_step, trainer, pl_module, pl_module.training_step
+            )
             self._undo.append(lambda: own.pop("training_step", None))
 
     def _training_step(
-        self, trainer: pl.Trainer, module: pl.LightningModule, user: Callable[..., Any], step: LogicalStep, *rest: int
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        user: Callable[..., Any],
+        step: LogicalStep,
+        *rest: int,
     ) -> Tensor:
-        """All microbatches of a step through the module's own ``training_step``; the loss that leaves is 0."""
+        """All microbatches of a step through the module's own ``training_step``; the loss that
+        leaves is 0.
+        """
         assert self.private is not None
         for microbatch in step:
             batch = trainer.precision_plugin.convert_input(microbatch)
             found = user(trainer.strategy.batch_to_device(batch), *rest)
             self.private.backward(found["loss"] if isinstance(found, Mapping) else found)
-        return torch.zeros((), device=module.device, requires_grad=True)  # the Trainer differentiates it
+        # the Trainer differentiates it
+        return torch.zeros((), device=module.device, requires_grad=True)
 
-    def _log(self, trainer: pl.Trainer, log: Callable[..., None], name: str, value: Any, *rest: Any, **options: Any) -> None:
+    def _log(
+        self,
+        trainer: pl.Trainer,
+        log: Callable[..., None],
+        name: str,
+        value: Any,
+        *rest: Any,
+        **options: Any,
+    ) -> None:
         if trainer.training and not is_public(name, self._public):
             raise PrivacyError(
-                f"{name!r} was logged in training, where figures are of private records. Fix: log scores on public records "
-                f"in validation_step; PrivateCallback(public_figures=[{name!r}]) if no private record takes part in it, as "
+                f"{name!r} was logged in training, where figures are of private records. Fix: "
+                "log scores on public records "
+                f"in validation_step; PrivateCallback(public_figures=[{name!r}]) if no private "
+                "record takes part in it, as "
                 "in private.spent().epsilon or private.noise_std."
             )
         log(name, value, *rest, **options)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any
+    ) -> None:
         assert self.private is not None
         if self.private.steps_done == self.plan.steps:
             trainer.should_stop = True
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write the private state beside the Trainer's checkpoints, which themselves hold what is released only."""
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the private state beside the Trainer's checkpoints, which themselves hold what is
+        released only.
+        """
         if self.private is None or trainer.checkpoint_callback is None:
             return
-        folder = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir)
+        folder = Path(
+            getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+        )
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"private-step={self.private.steps_done}.checkpoint"
         self.private.save(path)
         checkpoint["dpoptim_private_checkpoint"] = str(path)
 
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         path = checkpoint.get("dpoptim_private_checkpoint")
         if path is None:
             raise PrivacyError(
-                "this checkpoint was written without dpoptim's PrivateCallback, so it does not say what was released. "
+                "this checkpoint was written without dpoptim's PrivateCallback, so it does not "
+                "say what was released. "
                 "Fix: load the weights, and start a new run."
             )
         self._resume = Path(path)
@@ -148,7 +185,9 @@ class PrivateCallback(pl.Callback):
         if self.private is not None:
             self.private.__exit__(None, None, None)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         self._leave()
         if self.private is not None:
             self.private.detach()
@@ -161,10 +200,17 @@ class PrivateCallback(pl.Callback):
 def refuse_options(trainer: pl.Trainer) -> None:
     """What a Trainer does to gradients that are clipped and noised already."""
     if trainer.accumulate_grad_batches != 1:
-        raise ValueError("accumulate_grad_batches must be 1: a step of the plan arrives whole. Fix: physical_batch_size=...")
+        raise ValueError(
+            "accumulate_grad_batches must be 1: a step of the plan arrives whole. "
+            "Fix: physical_batch_size=..."
+        )
     if trainer.gradient_clip_val:
-        raise ValueError("gradient_clip_val would find no gradients. Fix: leave it out; the plan clips each record's.")
+        raise ValueError(
+            "gradient_clip_val would find no gradients. Fix: leave it out; the plan "
+            "clips each record's."
+        )
     if "16-mixed" in str(trainer.precision) and not str(trainer.precision).startswith("bf16"):
         raise ValueError(
-            "precision='16-mixed' needs a GradScaler, whose scale would change what is clipped. Fix: precision='bf16-mixed'."
+            "precision='16-mixed' needs a GradScaler, whose scale would change what is clipped. "
+            "Fix: precision='bf16-mixed'."
         )

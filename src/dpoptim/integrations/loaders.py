@@ -23,7 +23,9 @@ class PlanLoader:
 
     def __iter__(self) -> Iterator[LogicalStep]:
         if self.steps is None:
-            raise RuntimeError("the training is not attached yet: this loader belongs to a loop that attaches it.")
+            raise RuntimeError(
+                "the training is not attached yet: this loader belongs to a loop that attaches it."
+            )
         for _ in range(self._length):
             step = next(self.steps, None)
             if step is None:

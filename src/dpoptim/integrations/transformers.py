@@ -1,4 +1,6 @@
-"""Hugging Face's Trainer, made private: a drop-in subclass, and a mixin for its other subclasses (TRL's)."""
+"""Hugging Face's Trainer, made private: a drop-in subclass, and a mixin for its other subclasses
+(TRL's).
+"""
 
 import math
 import warnings
@@ -19,7 +21,15 @@ from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
 
 SECRET = "private.checkpoint"  # in each checkpoint folder; secret, like the data
-USUAL = ("loss", "grad_norm", "train_loss", "total_flos", "num_tokens", "entropy", "mean_token_accuracy")  # and private
+USUAL = (
+    "loss",
+    "grad_norm",
+    "train_loss",
+    "total_flos",
+    "num_tokens",
+    "entropy",
+    "mean_token_accuracy",
+)  # and private
 
 Losses = Callable[[nn.Module, Any], Tensor]
 
@@ -27,25 +37,29 @@ Losses = Callable[[nn.Module, Any], Tensor]
 class PrivateTrainerMixin:
     """Private training in a Trainer: put it before the Trainer's class.
 
-    ``per_device_train_batch_size`` is the physical batch, what memory holds; the logical batch, the number of steps and
-    the noise come from the plan. Each pass of the Trainer's loop is one step of the plan, so ``global_step``, schedulers,
-    ``logging_steps`` and ``save_steps`` count steps of the plan.
+    ``per_device_train_batch_size`` is the physical batch, what memory holds; the logical batch,
+    the number of steps and the noise come from the plan. Each pass of the Trainer's loop is one
+    step of the plan, so ``global_step``, schedulers, ``logging_steps`` and ``save_steps`` count
+    steps of the plan.
 
     Args:
         plan: from ``dpoptim.DPSGD(...).plan(...)``; it sets ``args.max_steps``.
-        losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the batch's labels, as the
-            model's own loss but averaged over each record's own tokens (see `losses_from_labels`).
+        losses: ``losses(model, inputs)`` returns one loss a record, shape (rows,). None: from the
+            batch's labels, as the model's own loss but averaged over each record's own tokens (see
+            `losses_from_labels`).
         ledger, ledger_label, noise_seed: as for `dpoptim.attach`.
         debug_private: also log the training loss and all else that is private: never for release.
-        public_figures: names of further figures that may be logged: you vouch that no private record takes part in them.
+        public_figures: names of further figures that may be logged: you vouch that no private
+            record takes part in them.
 
     Raises:
         ValueError: options that cannot be kept, named with the fix.
 
-    **Guarantee.** That of `dpoptim.attach` for the plan. What is logged is public: steps, learning rate, the epsilon that is
-    reserved, and the Trainer's scores on ``eval_dataset``, which must be public records (the training data is refused).
-    Whatever else reaches ``log`` is left out, with a warning. Checkpoint folders hold a file ``private.checkpoint``, which
-    is secret; everything else in them is released.
+    **Guarantee.** That of `dpoptim.attach` for the plan. What is logged is public: steps, learning
+    rate, the epsilon that is reserved, and the Trainer's scores on ``eval_dataset``, which must be
+    public records (the training data is refused). Whatever else reaches ``log`` is left out, with
+    a warning. Checkpoint folders hold a file ``private.checkpoint``, which is secret; everything
+    else in them is released.
     """
 
     def __init__(
@@ -63,38 +77,57 @@ class PrivateTrainerMixin:
         self.plan, self.debug_private = plan, debug_private
         self._public, self._left_out = names_of_figures(public_figures), set(USUAL)
         self.private: PrivateTraining | None = None
-        self._losses, self._ledger, self._label, self._noise_seed = losses, ledger, ledger_label, noise_seed
+        self._losses, self._ledger, self._label, self._noise_seed = (
+            losses,
+            ledger,
+            ledger_label,
+            noise_seed,
+        )
         super().__init__(*args, **trainer)
         self._fit_to_plan(self.args)  # type: ignore[attr-defined]
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
         if args.fp16:
-            raise ValueError("args.fp16 needs a GradScaler, whose scale would change what is clipped. Fix: bf16=True.")
+            raise ValueError(
+                "args.fp16 needs a GradScaler, whose scale would change what is "
+                "clipped. Fix: bf16=True."
+            )
         if args.n_gpu > 1:
-            raise ValueError("one process would spread batches over several GPUs. Fix: start it with torchrun.")
+            raise ValueError(
+                "one process would spread batches over several GPUs. Fix: start it with torchrun."
+            )
         pieces = math.ceil(self.plan.batch_size / args.per_device_train_batch_size)
         if args.gradient_accumulation_steps not in (1, pieces):
             raise ValueError(
-                f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not what the plan's batches of "
-                f"{self.plan.batch_size} make of per_device_train_batch_size={args.per_device_train_batch_size}. Fix: "
+                f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not "
+                "what the plan's batches of "
+                f"{self.plan.batch_size} make of "
+                f"per_device_train_batch_size={args.per_device_train_batch_size}. Fix: "
                 "leave it at 1: a step takes as many microbatches as it needs."
             )
         if args.max_steps > self.plan.steps:
-            raise ValueError(f"args.max_steps={args.max_steps} is more than the plan's {self.plan.steps} steps.")
+            raise ValueError(
+                f"args.max_steps={args.max_steps} is more than the plan's {self.plan.steps} steps."
+            )
         args.gradient_accumulation_steps = 1
         args.max_steps = self.plan.steps if args.max_steps <= 0 else args.max_steps
-        args.max_grad_norm = 0.0  # gradients are clipped record by record; what is released needs no clipping
+        # gradients are clipped record by record; what is released needs no clipping
+        args.max_grad_norm = 0.0
         args.ignore_data_skip = True  # who takes part in coming steps is in the private checkpoint
         args.include_num_input_tokens_seen = "no"  # how many there were is private
 
-    # ---- the loop --------------------------------------------------------------------------------------------
+    # ---- the loop -------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
         self._loader = PlanLoader(self.plan)
         return self._loader
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: PlanLoader, resume_from_checkpoint: Any) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)  # type: ignore[misc]
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: PlanLoader, resume_from_checkpoint: Any
+    ) -> Any:
+        prepared = super()._prepare_for_training(  # type: ignore[misc]
+            max_steps, train_dataloader, resume_from_checkpoint
+        )
         self._attach(resume_from_checkpoint)
         return prepared
 
@@ -127,8 +160,12 @@ class PrivateTrainerMixin:
             return self._remove_unused_columns(dataset, description="training"), collate  # type: ignore[attr-defined]
         return dataset, self._get_collator_with_removed_columns(collate, description="training")  # type: ignore[attr-defined]
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """One step's forward and backward passes of a `LogicalStep`; returns 0: the training loss is private."""
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """One step's forward and backward passes of a `LogicalStep`; returns 0: the training loss
+        is private.
+        """
         assert self.private is not None
         model.train()
         shown = torch.zeros((), device=self.args.device)  # type: ignore[attr-defined]
@@ -142,7 +179,9 @@ class PrivateTrainerMixin:
         return shown
 
     def per_sample_losses(self, model: nn.Module, inputs: Any) -> Tensor:
-        """One loss a record, shape (rows,); override it for a loss of your own. **Guarantee.** None: private."""
+        """One loss a record, shape (rows,); override it for a loss of your own. **Guarantee.**
+        None: private.
+        """
         if self._losses is not None:
             return self._losses(model, inputs)
         return losses_from_labels(model, inputs, label_smoothing=self.args.label_smoothing_factor)  # type: ignore[attr-defined]
@@ -156,19 +195,25 @@ class PrivateTrainerMixin:
             raise
         if self.private is not None:
             self.private.__exit__(None, None, None)
-        metrics = {key: value for key, value in output.metrics.items() if is_public(key, self._public)}
+        metrics = {
+            key: value for key, value in output.metrics.items() if is_public(key, self._public)
+        }
         return output._replace(training_loss=math.nan, metrics=metrics)
 
-    # ---- what may be said ------------------------------------------------------------------------------------
+    # ---- what may be said -----------------------------------------------------------------------
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], None]:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], None]:
         """The next step; how many tokens it has is private, and counted nowhere."""
         step = next(epoch_iterator, None)
         return ([] if step is None else [step]), None
 
     def num_examples(self, dataloader: Any) -> int:
         """The plan's n: how many records there are may be private."""
-        return self.plan.n if isinstance(dataloader, PlanLoader) else super().num_examples(dataloader)  # type: ignore[misc]
+        if isinstance(dataloader, PlanLoader):
+            return self.plan.n
+        return int(super().num_examples(dataloader))  # type: ignore[misc]
 
     def get_total_train_batch_size(self, args: transformers.TrainingArguments) -> int:
         """The plan's expected batch."""
@@ -189,12 +234,15 @@ class PrivateTrainerMixin:
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _shown(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """The public ones of some figures; others are left out, with a warning once if they are not the usual ones."""
+        """The public ones of some figures; others are left out, with a warning once if they are
+        not the usual ones.
+        """
         private = [key for key in logs if not is_public(key, self._public)]
         if unheard := [key for key in private if key not in self._left_out]:
             self._left_out |= set(unheard)
             warnings.warn(
-                f"{', '.join(map(repr, unheard))} will not be logged: figures of training batches are private. Fix: "
+                f"{', '.join(map(repr, unheard))} will not be logged: figures of training "
+                "batches are private. Fix: "
                 "public_figures=[...] for those that no private record takes part in.",
                 UserWarning,
                 stacklevel=4,
@@ -208,7 +256,8 @@ class PrivateTrainerMixin:
             chosen = self.eval_dataset[chosen]  # type: ignore[attr-defined]
         if chosen is self.train_dataset and not self.debug_private:  # type: ignore[attr-defined]
             raise ValueError(
-                "eval_dataset is the training data, and its scores would be logged without noise. Fix: public records; "
+                "eval_dataset is the training data, and its scores would be logged without "
+                "noise. Fix: public records; "
                 "dpoptim.evaluation for private ones."
             )
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
@@ -221,7 +270,8 @@ class PrivateTrainerMixin:
 
 
 class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):
-    """`transformers.Trainer` with differential privacy: the same arguments, and a ``plan``. See `PrivateTrainerMixin`.
+    """`transformers.Trainer` with differential privacy: the same arguments, and a ``plan``. See
+    `PrivateTrainerMixin`.
 
     Example::
 

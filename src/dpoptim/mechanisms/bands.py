@@ -1,4 +1,6 @@
-"""How many bands correlated noise should have on batches sampled by turns: fewer are amplified more."""
+"""How many bands correlated noise should have on batches sampled by turns: fewer are amplified
+more.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -30,11 +32,14 @@ def banded_error(run: RunShape, momentum: float, *, epsilon: float, delta: float
     bands = run.sampler.separation
     strategy = BandedToeplitz(bands, momentum=momentum)
     noise = CorrelatedNoise(strategy).calibrate(run, epsilon=epsilon, delta=delta)
-    return BandedError(bands, noise, noise * float(np.sqrt(np.mean(strategy.prefix_std(run.steps) ** 2))))
+    return BandedError(
+        bands, noise, noise * float(np.sqrt(np.mean(strategy.prefix_std(run.steps) ** 2)))
+    )
 
 
 def best_bands(run: RunShape, most: int, momentum: float, *, epsilon: float, delta: float) -> int:
-    """Return the number of bands of least mean error: powers of 2, until two in a row are worse than the best so far.
+    """Return the number of bands of least mean error: powers of 2, until two in a row are worse
+    than the best so far.
 
     Args:
         run: with any sampler. most: bands to consider. momentum: see `BandedToeplitz`. epsilon,

@@ -1,4 +1,6 @@
-"""Noise that later steps take back, so that prefix sums of what is released carry little of it (Denisov et al. 2022)."""
+"""Noise that later steps take back, so that prefix sums of what is released carry little of it
+(Denisov et al. 2022).
+"""
 
 from dataclasses import dataclass
 
@@ -36,7 +38,9 @@ class CorrelatedNoise(StepMechanism):
         if not isinstance(self.strategy, BestStrategy):
             return self.strategy
         sampler = run.sampler
-        return self.strategy.made_for(run.steps, sampler.participations(run.steps), sampler.separation)
+        return self.strategy.made_for(
+            run.steps, sampler.participations(run.steps), sampler.separation
+        )
 
     def amplified(self, run: RunShape) -> bool:
         """Whether a record's participations are separate queries, each with a coin of its own."""
@@ -49,7 +53,8 @@ class CorrelatedNoise(StepMechanism):
 
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> CorrelatedSum:
         strategy, sampler = self.made_for(run), run.sampler
-        if self.amplified(run):  # each participation is a query of its own, and costs what its column is long
+        # each participation is a query of its own, and costs what its column is long
+        if self.amplified(run):
             return CorrelatedSum(norm_bound, noise_multiplier, strategy, run.steps)
         return CorrelatedSum(
             norm_bound,

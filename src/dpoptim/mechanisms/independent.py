@@ -1,4 +1,6 @@
-"""Independent Gaussian noise in every step: DP-SGD's mechanism, amplified by whatever the sampler offers."""
+"""Independent Gaussian noise in every step: DP-SGD's mechanism, amplified by whatever the sampler
+offers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +18,18 @@ class IndependentNoise(StepMechanism):
     """Fresh noise in every step, of one size or of planned ones.
 
     Args:
-        schedule: noise in equal stretches of the run, over the plan's noise multiplier; > 0. Empty: 1 throughout.
+        schedule: noise in equal stretches of the run, over the plan's noise multiplier; > 0.
+            Empty: 1 throughout.
 
-    **Guarantee.** The run is the sampler's composition of Gaussians (`Sampler.event`), one for each step at that step's
-    noise multiplier, if a record adds at most the norm bound to each sum that it takes part in.
+    **Guarantee.** The run is the sampler's composition of Gaussians (`Sampler.event`), one for
+    each step at that step's noise multiplier, if a record adds at most the norm bound to each sum
+    that it takes part in.
     """
 
     def scales(self, steps: int) -> Floats:
-        """Return the noise of each step over the plan's noise multiplier; positive, shape (steps,). Public."""
+        """Return the noise of each step over the plan's noise multiplier; positive, shape
+        (steps,). Public.
+        """
         return in_stretches(self.schedule or (1.0,), steps)
 
     schedule: tuple[float, ...] = field(default=(), kw_only=True)
@@ -36,9 +42,13 @@ class IndependentNoise(StepMechanism):
 
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> GaussianSum:
         scales = self.scales(run.steps)
-        return GaussianSum(norm_bound, noise_multiplier, () if np.all(scales == 1) else tuple(scales.tolist()))
+        return GaussianSum(
+            norm_bound, noise_multiplier, () if np.all(scales == 1) else tuple(scales.tolist())
+        )
 
 
 def in_stretches(values: Sequence[float], steps: int) -> Floats:
-    """Return the value of each step where ``values`` take equal stretches of the run, as equal as whole steps allow."""
+    """Return the value of each step where ``values`` take equal stretches of the run, as equal as
+    whole steps allow.
+    """
     return np.asarray(values, dtype=np.float64)[np.arange(steps) * len(values) // steps]

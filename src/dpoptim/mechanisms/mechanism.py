@@ -1,4 +1,6 @@
-"""What a mechanism owns: given who takes part in which step, the noise of each step and the cost of the whole run."""
+"""What a mechanism owns: given who takes part in which step, the noise of each step and the cost
+of the whole run.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -34,37 +36,51 @@ class RunShape:
 class Mechanism(ABC):
     """Public settings of the noise of a whole run: a frozen dataclass.
 
-    The noise multiplier is whatever `event` takes it for; by convention the noise's standard deviation over the bound that
-    a record's own part has, so that 0 is no noise.
+    The noise multiplier is whatever `event` takes it for; by convention the noise's standard
+    deviation over the bound that a record's own part has, so that 0 is no noise.
     """
 
     @abstractmethod
     def audit_family(self, run: RunShape) -> str:
-        """Return the name of the attack in `dpoptim.audit.families` that the run's claims must stand up to."""
+        """Return the name of the attack in `dpoptim.audit.families` that the run's claims must
+        stand up to.
+        """
 
     @abstractmethod
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Return what the whole run costs with this noise, > 0."""
 
     def calibrate(self, run: RunShape, *, epsilon: float, delta: float) -> float:
-        """Return the noise multiplier of a run that costs at most this, and at least 99 % of it."""
+        """Return the noise multiplier of a run that costs at most this, and at least 99 % of
+        it.
+        """
         match self.event(run, 1.0):
             case dp_accounting.SelfComposedDpEvent(
                 event=dp_accounting.PoissonSampledDpEvent(
-                    sampling_probability=rate, event=dp_accounting.GaussianDpEvent(noise_multiplier=1.0)
+                    sampling_probability=rate,
+                    event=dp_accounting.GaussianDpEvent(noise_multiplier=1.0),
                 ),
                 count=count,
             ):
                 return calibrate_noise_multiplier(
-                    sample_rate=rate, steps=count, epsilon=epsilon, delta=delta, neighboring=run.neighboring
+                    sample_rate=rate,
+                    steps=count,
+                    epsilon=epsilon,
+                    delta=delta,
+                    neighboring=run.neighboring,
                 )
-            case dp_accounting.SelfComposedDpEvent(event=dp_accounting.GaussianDpEvent(noise_multiplier=1.0), count=count):
+            case dp_accounting.SelfComposedDpEvent(
+                event=dp_accounting.GaussianDpEvent(noise_multiplier=1.0), count=count
+            ):
                 pass
             case dp_accounting.GaussianDpEvent(noise_multiplier=1.0):
                 count = 1
             case _:
                 return calibrate_event(
-                    lambda noise: self.event(run, noise), epsilon=epsilon, delta=delta, neighboring=run.neighboring
+                    lambda noise: self.event(run, noise),
+                    epsilon=epsilon,
+                    delta=delta,
+                    neighboring=run.neighboring,
                 )
         return calibrate_noise_multiplier(
             sample_rate=1, steps=count, epsilon=epsilon, delta=delta, neighboring=run.neighboring
@@ -84,4 +100,6 @@ class StepMechanism(Mechanism):
 
     @abstractmethod
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> Query:
-        """Return what the gate is to release, where a record's own part of each sum is at most ``norm_bound`` long."""
+        """Return what the gate is to release, where a record's own part of each sum is at most
+        ``norm_bound`` long.
+        """

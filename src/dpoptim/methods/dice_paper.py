@@ -1,9 +1,10 @@
 """DiceSGD as published (Zhang et al. 2024): for reproducing the paper, not for protecting anyone.
 
-Theorem 3.7 sets ``sigma_1^2 = 32 T (C1^2 + 2 C^2) log(1/delta) / (N^2 epsilon^2)`` on the mean, for C1 <= C2 <= C / B; the
-automatic version (App. C.4) has ``96 T log(1/delta) C1^2`` instead, with C1 = C2. Both are false: at a claimed epsilon of 1
-it is at least 8 and 200 (n = 1000, B = 20, T = 400, delta = 1e-5, one record with a huge gradient). What is certain is much
-weaker: a record moves every step by at most C1 + 2 B C2.
+Theorem 3.7 sets ``sigma_1^2 = 32 T (C1^2 + 2 C^2) log(1/delta) / (N^2 epsilon^2)`` on the mean,
+for C1 <= C2 <= C / B; the automatic version (App. C.4) has ``96 T log(1/delta) C1^2`` instead,
+with C1 = C2. Both are false: at a claimed epsilon of 1 it is at least 8 and 200 (n = 1000, B = 20,
+T = 400, delta = 1e-5, one record with a huge gradient). What is certain is much weaker: a record
+moves every step by at most C1 + 2 B C2.
 """
 
 import math
@@ -24,7 +25,9 @@ REFUTED = "unproven (counterexample known)"
 
 @dataclass(frozen=True)
 class PublishedSplit:
-    """The published automatic version's two factors: C1 / (|g| + gamma), and 1 minus that, which no bound limits."""
+    """The published automatic version's two factors: C1 / (|g| + gamma), and 1 minus that, which
+    no bound limits.
+    """
 
     norm: float
 
@@ -40,10 +43,14 @@ class PublishedSplit:
         raise ValueError("clipping='per-layer' is not in the paper; use accounting='proven'.")
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """Shape (2, B); see `Clipping.factors`. The second factor is below zero for short gradients."""
+        """Shape (2, B); see `Clipping.factors`. The second factor is below zero for short
+        gradients.
+        """
         kept = self.norm * (1 - margin) / (squared_norms.sqrt() + AUTOMATIC_GAMMA)
         countable = kept >= SMALLEST_FACTOR
-        return torch.stack([torch.where(countable, kept, 0.0), torch.where(countable, 1 - kept, 0.0)])
+        return torch.stack(
+            [torch.where(countable, kept, 0.0), torch.where(countable, 1 - kept, 0.0)]
+        )
 
 
 def product_of_epsilon_and_noise(
@@ -59,14 +66,17 @@ def product_of_epsilon_and_noise(
         ValueError: outside the theorem's conditions.
     """
     if sample_rate > 0.2:
-        raise ValueError(f"batch_size / n = {sample_rate:.3g}, but the paper's theorem needs at most 1/5.")
+        raise ValueError(
+            f"batch_size / n = {sample_rate:.3g}, but the paper's theorem needs at most 1/5."
+        )
     constant = 96.0 if automatic else 32 * (1 + 2 * (feedback / clip) ** 2)
     return sample_rate * math.sqrt(constant * steps * math.log(1 / delta))
 
 
 @dataclass(frozen=True)
 class PublishedNoise(StepMechanism):
-    """The noise of the paper's theorems. **No guarantee**: its claim is false, and `event` is what is certain nevertheless.
+    """The noise of the paper's theorems. **No guarantee**: its claim is false, and `event` is what
+    is certain nevertheless.
 
     Args:
         clip, feedback: C1 and C2.
@@ -82,7 +92,9 @@ class PublishedNoise(StepMechanism):
 
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Every step a Gaussian of sensitivity C1 + 2 B C2, without amplification."""
-        step = dp_accounting.GaussianDpEvent(noise_multiplier * self.clip / (self.clip + 2 * self.feedback * run.batch_size))
+        step = dp_accounting.GaussianDpEvent(
+            noise_multiplier * self.clip / (self.clip + 2 * self.feedback * run.batch_size)
+        )
         return dp_accounting.SelfComposedDpEvent(step, run.steps)
 
     def calibrate(self, run: RunShape, *, epsilon: float, delta: float) -> float:
@@ -108,5 +120,7 @@ class PublishedNoise(StepMechanism):
         )
 
     def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
-        text = "the paper's Theorem 3.7, which audits refute: the true epsilon is several times larger"
+        text = (
+            "the paper's Theorem 3.7, which audits refute: the true epsilon is several times larger"
+        )
         return (Assumption("unproven", text),)

@@ -37,7 +37,15 @@ from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.plan import number_of_steps
 from dpoptim.sampling import FixedBatches, Sampler
 
-Noise = Literal["best", "buffered-toeplitz", "toeplitz", "toeplitz-normalised", "tree", "tree-honaker", "independent"]
+Noise = Literal[
+    "best",
+    "buffered-toeplitz",
+    "toeplitz",
+    "toeplitz-normalised",
+    "tree",
+    "tree-honaker",
+    "independent",
+]
 FixedOrder = Literal["shuffled", "given"]
 Sampling = Literal["fixed", "cyclic-poisson"]
 STRATEGIES: dict[str, Strategy] = {
@@ -88,7 +96,10 @@ class DPFTRL(TrainingMethod):
     buffers: int = BUFFERS
     momentum: float = 0.0
     name: ClassVar[str] = "dp-ftrl"
-    summary: ClassVar[str] = "noise that later steps take back, on fixed batches or sampled by turns (Denisov et al. 2022)"
+    summary: ClassVar[str] = (
+        "noise that later steps take back, on fixed batches or sampled by turns (Denisov et al. "
+        "2022)"
+    )
 
     def __post_init__(self) -> None:
         self.check()
@@ -97,15 +108,23 @@ class DPFTRL(TrainingMethod):
         one_of("sampling", self.sampling, get_args(Sampling))
         one_of("value_bound", self.value_bound, ("sharp", "paper", None))
         if self.value_bound is not None and self.clipping != "flat":
-            raise ValueError(f"clipping={self.clipping!r} is of measured norms; with value_bound, use 'flat'.")
+            raise ValueError(
+                f"clipping={self.clipping!r} is of measured norms; with value_bound, use 'flat'."
+            )
         best = BestStrategy(self.buffers, self.momentum)  # validates
         object.__setattr__(self, "buffers", best.buffers)
         object.__setattr__(self, "momentum", best.momentum)
         if self.sampling == "cyclic-poisson" and (self.noise != "best" or self.order != "shuffled"):
-            raise ValueError("sampling='cyclic-poisson' has banded noise and no order; leave noise and order out.")
+            raise ValueError(
+                "sampling='cyclic-poisson' has banded noise and no order; leave "
+                "noise and order out."
+            )
         if self.bands is not None:
             if self.sampling == "fixed":
-                raise ValueError("bands is for sampling='cyclic-poisson'; on fixed batches, noise and buffers decide.")
+                raise ValueError(
+                    "bands is for sampling='cyclic-poisson'; on fixed batches, "
+                    "noise and buffers decide."
+                )
             object.__setattr__(self, "bands", whole_number("bands", self.bands, least=1))
 
     def sampler(self, n: int, batch_size: int) -> Sampler:
@@ -140,19 +159,39 @@ class DPFTRL(TrainingMethod):
         if self.sampling == "fixed" or self.bands is not None:
             return self
         if epsilon is None or delta is None:
-            raise ValueError("bands is missing: it is chosen for an epsilon and delta. Fix: give these, or bands=.")
-        n, batch_size = whole_number("n", n, least=1), whole_number("batch_size", batch_size, least=1)
+            raise ValueError(
+                "bands is missing: it is chosen for an epsilon and delta. Fix: give "
+                "these, or bands=."
+            )
+        n, batch_size = (
+            whole_number("n", n, least=1),
+            whole_number("batch_size", batch_size, least=1),
+        )
         sampler = self.sampler(n, min(batch_size, n))
-        relation = sampler.relations[0] if neighboring is None else neighboring_name(parse_neighboring(neighboring))
-        run = RunShape(sampler, n, min(batch_size, n), number_of_steps(sampler, epochs, steps), relation)
+        relation = (
+            sampler.relations[0]
+            if neighboring is None
+            else neighboring_name(parse_neighboring(neighboring))
+        )
+        run = RunShape(
+            sampler, n, min(batch_size, n), number_of_steps(sampler, epochs, steps), relation
+        )
         most = min(max(1, n // run.batch_size), self.buffers + 1)
-        return replace(self, bands=best_bands(run, most, self.momentum, epsilon=epsilon, delta=delta))
+        return replace(
+            self, bands=best_bands(run, most, self.momentum, epsilon=epsilon, delta=delta)
+        )
 
     def method_assumptions(self) -> tuple[Assumption, ...]:
         if self.sampling == "cyclic-poisson":
-            noise = f"the noise is correlated over {self._bands} steps, in which a record takes part once at most"
+            noise = (
+                f"the noise is correlated over {self._bands} steps, in which a record takes part "
+                "once at most"
+            )
         else:
-            noise = f"the noise is correlated over steps ({self.noise}), for records that take part once a pass"
+            noise = (
+                f"the noise is correlated over steps ({self.noise}), for records that take part "
+                "once a pass"
+            )
         order = Assumption("trusted", "the order of the data set depends on no record")
         return (
             *([] if self.value_bound is None else [PROVED]),

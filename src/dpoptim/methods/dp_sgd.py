@@ -1,6 +1,8 @@
-"""DP-SGD: clip every record's gradient, sum, add noise, divide by the expected batch size (Abadi et al. 2016).
+"""DP-SGD: clip every record's gradient, sum, add noise, divide by the expected batch size (Abadi
+et al. 2016).
 
-Das et al. Alg. 1, Fang et al. Alg. 1 and Zhang et al. Alg. 1 are this algorithm with the 1/B in three places.
+Das et al. Alg. 1, Fang et al. Alg. 1 and Zhang et al. Alg. 1 are this algorithm with the 1/B in
+three places.
 """
 
 from dataclasses import dataclass
@@ -17,22 +19,26 @@ from dpoptim.sampling import PoissonSampling
 
 @dataclass(frozen=True)
 class DPSGD(TrainingMethod):
-    """Differentially private SGD; Adam and all other first-order optimizers are post-processing of its noisy mean.
+    """Differentially private SGD; Adam and all other first-order optimizers are post-processing of
+    its noisy mean.
 
     Args:
-        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a `PrivateQuantile`, by which
-            the run finds it within its budget, or a `PlannedClipNorm`.
+        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a
+            `PrivateQuantile`, by which the run finds it within its budget, or a `PlannedClipNorm`.
         clipping: ``"flat"`` (g min(1, C/|g|)), ``"automatic"`` (C g / (|g| + 0.01))
             or ``"per-layer"`` (each of the L layers by itself, to C / sqrt(L)).
-        noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier: (2, 1) is twice as much in
-            the first half. Accounted step by step. Empty: the same throughout.
+        noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier:
+            (2, 1) is twice as much in the first half. Accounted step by step. Empty: the same
+            throughout.
     """
 
     clip_norm: float | ClipNormPolicy
     clipping: Style = "flat"
     noise_schedule: tuple[float, ...] = ()
     name: ClassVar[str] = "dp-sgd"
-    summary: ClassVar[str] = "clipped gradients of Poisson batches, with independent noise (Abadi et al. 2016)"
+    summary: ClassVar[str] = (
+        "clipped gradients of Poisson batches, with independent noise (Abadi et al. 2016)"
+    )
 
     def __post_init__(self) -> None:
         self.check()

@@ -1,56 +1,67 @@
 """Clipped error feedback: what one record can do to a whole run, and the memory that does it.
 
-A run of T steps releases ``v_t = c_t + clip(e_t)`` plus noise, where c_t sums what was clipped of each gradient and
-``e_{t+1} = e_t - clip(e_t) + r_t`` remembers the rest r_t. (All on the scale of sums: e is batch_size times the paper's.)
-One record changes c_t by at most a and r_t by at most rho, in the at most k steps that it takes part in. ``clip(., b)``
-is the projection onto the ball of radius b.
+A run of T steps releases ``v_t = c_t + clip(e_t)`` plus noise, where c_t sums what was clipped of
+each gradient and ``e_{t+1} = e_t - clip(e_t) + r_t`` remembers the rest r_t. (All on the scale of
+sums: e is batch_size times the paper's.) One record changes c_t by at most a and r_t by at most
+rho, in the at most k steps that it takes part in. ``clip(., b)`` is the projection onto the ball
+of radius b.
 
-**Theorem.** Let S^2 be `squared_shifts`, whatever the losses. With independent Gaussian noise of standard deviation
-sigma on v_t, the run is S/sigma-GDP, if who takes part is drawn without looking at the data.
+**Theorem.** Let S^2 be `squared_shifts`, whatever the losses. With independent Gaussian noise of
+standard deviation sigma on v_t, the run is S/sigma-GDP, if who takes part is drawn without looking
+at the data.
 
-*Proof.* Fix that draw, and the released history: both worlds see the same parameters, so e and e' are determined. Write
-d = e' - e at some step, delta = clip(e') - clip(e), h = d - delta, D = |d|, and p, q for the record's change of c and r:
-the shift is delta + p, and then d becomes h + q. Projections are firmly non-expansive: ``|delta|^2 <= <delta, d>``, so
-(i) ``<delta, h> >= 0`` and ``|delta|^2 + |h|^2 <= D^2``. For a ball, moreover, (ii) ``|delta|^2 <= 2 b (D - |h|)``. To see
-it, write x = clip(e), y = clip(e'), e - x = s x and e' - y = t y with s, t >= 0, where s > 0 only if |x| = b, and t > 0 only
-if |y| = b; so ``h = t y - s x``. If both are 0, h = 0. If only t > 0, then ``<delta, h> = t (b^2 - <x, y>) >=
-t |delta|^2 / 2 = |h| |delta|^2 / (2 b)``, as |x| <= b; likewise s. If both, ``<delta, h> = (s + t)(b^2 - <x, y>) =
-(s + t) |delta|^2 / 2`` and ``|h| <= (s + t) b``. In every case ``<delta, h> >= |h| |delta|^2 / (2 b)``, so
-``D^2 = |delta|^2 + |h|^2 + 2 <delta, h> >= (|h| + |delta|^2 / (2 b))^2``, because ``|delta| <= 2 b``. d is 0 before the
-first participation.
+*Proof.* Fix that draw, and the released history: both worlds see the same parameters, so e and e'
+are determined. Write d = e' - e at some step, delta = clip(e') - clip(e), h = d - delta, D = |d|,
+and p, q for the record's change of c and r: the shift is delta + p, and then d becomes h + q.
+Projections are firmly non-expansive: ``|delta|^2 <= <delta, d>``, so (i) ``<delta, h> >= 0`` and
+``|delta|^2 + |h|^2 <= D^2``. For a ball, moreover, (ii) ``|delta|^2 <= 2 b (D - |h|)``. To see it,
+write x = clip(e), y = clip(e'), e - x = s x and e' - y = t y with s, t >= 0, where s > 0 only if
+|x| = b, and t > 0 only if |y| = b; so ``h = t y - s x``. If both are 0, h = 0. If only t > 0, then
+``<delta, h> = t (b^2 - <x, y>) >= t |delta|^2 / 2 = |h| |delta|^2 / (2 b)``, as |x| <= b; likewise
+s. If both, ``<delta, h> = (s + t)(b^2 - <x, y>) = (s + t) |delta|^2 / 2`` and ``|h| <= (s + t)
+b``. In every case ``<delta, h> >= |h| |delta|^2 / (2 b)``, so ``D^2 = |delta|^2 + |h|^2 + 2
+<delta, h> >= (|h| + |delta|^2 / (2 b))^2``, because ``|delta| <= 2 b``. d is 0 before the first
+participation.
 
-Leak: by (i), ``sqrt(sum of the |delta|^2 so far + D^2)`` grows only at participations, each time by at most rho, so all
-|delta|^2 add up to at most (k rho)^2; by (ii) they add up to at most 2 b k rho; and T - 1 of them, each at most (2 b)^2,
-are not zero. Cross: shifts are at most |delta| + a at participations, |delta| else. The first has delta = 0; those of the
-k - 1 others add up to at most ``sqrt(k - 1)`` times the root of all |delta|^2 so far, which is at most (k - 1) rho or
-sqrt(2 b (k - 1) rho) because the last q comes after it; and the j-th is at most min(2 b, (j - 1) rho). So
-``S^2 <= k a^2 + leak + 2 a cross``. Joint: the squared shifts plus D^2 grow only at participations, by
-``|delta + p|^2 + |h + q|^2 - D^2 <= a^2 + rho^2 + 2 (<delta, p> + <h, q>)``. p and q are parallel, p = a' u and q = rho' u,
-so the bracket is at most ``|a' delta + rho' h| <= max(a, rho) |delta + h| = max(a, rho) D``, by (i); under replace-one they
-are two such pairs. And D <= (j - 1) rho at the j-th.
-So ``S^2 <= k (a^2 + rho^2) + k (k - 1) rho max(a, rho)``. If e is set to zero between passes, passes are separate blocks
-with k = 1, where leak <= rho min(rho, 2 b) and cross = 0, and their squares add up.
+Leak: by (i), ``sqrt(sum of the |delta|^2 so far + D^2)`` grows only at participations, each time
+by at most rho, so all
+|delta|^2 add up to at most (k rho)^2; by (ii) they add up to at most 2 b k rho; and T - 1 of them,
+each at most (2 b)^2, are not zero. Cross: shifts are at most |delta| + a at participations,
+|delta| else. The first has delta = 0; those of the k - 1 others add up to at most ``sqrt(k - 1)``
+times the root of all |delta|^2 so far, which is at most (k - 1) rho or sqrt(2 b (k - 1) rho)
+because the last q comes after it; and the j-th is at most min(2 b, (j - 1) rho). So ``S^2 <= k a^2
++ leak + 2 a cross``. Joint: the squared shifts plus D^2 grow only at participations, by ``|delta +
+p|^2 + |h + q|^2 - D^2 <= a^2 + rho^2 + 2 (<delta, p> + <h, q>)``. p and q are parallel, p = a' u
+and q = rho' u, so the bracket is at most ``|a' delta + rho' h| <= max(a, rho) |delta + h| = max(a,
+rho) D``, by (i); under replace-one they are two such pairs. And D <= (j - 1) rho at the j-th. So
+``S^2 <= k (a^2 + rho^2) + k (k - 1) rho max(a, rho)``. If e is set to zero between passes, passes
+are separate blocks with k = 1, where leak <= rho min(rho, 2 b) and cross = 0, and their squares
+add up.
 
-So the squared shifts add up to at most S^2 for *every* history. The log-likelihood ratio of the run, padded by one
-independent Gaussian that makes up the difference, is exactly normal with variance S^2/sigma^2 and half that mean: a pair
-of Gaussians S/sigma apart. QED.
+So the squared shifts add up to at most S^2 for *every* history. The log-likelihood ratio of the
+run, padded by one independent Gaussian that makes up the difference, is exactly normal with
+variance S^2/sigma^2 and half that mean: a pair of Gaussians S/sigma apart. QED.
 
-**Layer by layer.** If every layer's part is clipped by itself, to C1 / sqrt(L) and R / sqrt(L), and e is projected layer by
-layer onto balls of radius b / sqrt(L), then each layer is a run of the theorem, for the same history. S is homogeneous in
-(a, rho, b), so the squared shifts of each layer add up to at most S^2 / L, and those of all layers to S^2, as without.
+**Layer by layer.** If every layer's part is clipped by itself, to C1 / sqrt(L) and R / sqrt(L),
+and e is projected layer by layer onto balls of radius b / sqrt(L), then each layer is a run of the
+theorem, for the same history. S is homogeneous in (a, rho, b), so the squared shifts of each layer
+add up to at most S^2 / L, and those of all layers to S^2, as without.
 
-**Clip norms that move.** If everything is divided by the step's own clip norm C_t before it is remembered and released, a
-record changes c_t by at most 1 and r_t by at most R/C - 1 in every step, whatever C_t, which both worlds read off the same
-history: the theorem holds in units of C_t. A step that only measures releases another vector, of norm at most 1, in the
-place of c_t, and leaves e as it was. Each bound grows by at least a^2 with one participation more, so a participation in
-such a step costs no more than any other; and a count beside the gradients, both scaled as `private_quantile` does, shifts
-by a part of a^2 at participations alone, with the rest of S^2 scaled down by as much.
+**Clip norms that move.** If everything is divided by the step's own clip norm C_t before it is
+remembered and released, a record changes c_t by at most 1 and r_t by at most R/C - 1 in every
+step, whatever C_t, which both worlds read off the same history: the theorem holds in units of C_t.
+A step that only measures releases another vector, of norm at most 1, in the place of c_t, and
+leaves e as it was. Each bound grows by at least a^2 with one participation more, so a
+participation in such a step costs no more than any other; and a count beside the gradients, both
+scaled as `private_quantile` does, shifts by a part of a^2 at participations alone, with the rest
+of S^2 scaled down by as much.
 
-**Rounding.** e, its norm and its projection are float64, the norm to 2^-40 (`norm`), so each step moves the
-quantities above by at most ``zeta = 2^-36 b + 2^-50 M`` more than in exact arithmetic, M bounding all that e may hold. All
-bounds are Lipschitz in these: norms of shifts grow by at most sqrt(2) zeta a step, D by as much, and what that adds to the
-square roots above is at most 4 (1 + sqrt(k)) T zeta, which `run_sensitivity` adds to S. (For ``|delta| <= 2 b`` alone, 2^-30
-of S is enough.)
+**Rounding.** e, its norm and its projection are float64, the norm to 2^-40 (`norm`), so each step
+moves the quantities above by at most ``zeta = 2^-36 b + 2^-50 M`` more than in exact arithmetic, M
+bounding all that e may hold. All bounds are Lipschitz in these: norms of shifts grow by at most
+sqrt(2) zeta a step, D by as much, and what that adds to the square roots above is at most 4 (1 +
+sqrt(k)) T zeta, which `run_sensitivity` adds to S. (For ``|delta| <= 2 b`` alone, 2^-30 of S is
+enough.)
 """
 
 import math
@@ -72,7 +83,14 @@ NORM_BLOCK = 4096  # entries whose squares are added before blocks are
 
 
 def run_sensitivity(
-    *, clip: float, residual: float, feedback: float, passes: int, steps_per_pass: int, reset: bool, held: float
+    *,
+    clip: float,
+    residual: float,
+    feedback: float,
+    passes: int,
+    steps_per_pass: int,
+    reset: bool,
+    held: float,
 ) -> float:
     """S of the theorem under zero-out, rounding included, for a record in one step of each pass.
 
@@ -98,7 +116,9 @@ def run_sensitivity(
 
 
 def squared_shifts(a: float, rho: float, b: float, participations: int, steps: int) -> float:
-    """S^2 of the theorem for a stretch of ``steps`` steps that starts with e = 0; rho > 0 and finite."""
+    """S^2 of the theorem for a stretch of ``steps`` steps that starts with e = 0; rho > 0 and
+    finite.
+    """
     k = participations
     leak = min((k * rho) ** 2, 2 * b * k * rho, (steps - 1) * (2 * b) ** 2)
     rising = min(k - 1, math.floor(2 * b / rho))  # participations before which 2 b does not bind
@@ -112,11 +132,13 @@ def squared_shifts(a: float, rho: float, b: float, participations: int, steps: i
 class HiddenStateNoise(StepMechanism):
     """Independent noise that hides a record in all steps that the error state carries it into.
 
-    **Guarantee.** The whole run is **one** Gaussian of the noise multiplier: the theorem of this module, on fixed batches.
+    **Guarantee.** The whole run is **one** Gaussian of the noise multiplier: the theorem of this
+    module, on fixed batches.
 
     Args:
-        clip, residual, feedback: C1, R - C1, and the most that the state adds to the mean, C2; in units of the norm bound
-            that `query` is given. reset: whether the state is set to zero after every pass.
+        clip, residual, feedback: C1, R - C1, and the most that the state adds to the mean, C2; in
+            units of the norm bound that `query` is given. reset: whether the state is set to zero
+            after every pass.
     """
 
     clip: float
@@ -145,31 +167,49 @@ class HiddenStateNoise(StepMechanism):
 
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> GaussianSum:
         if not isinstance(run.sampler, FixedBatches):
-            raise TypeError(f"error feedback is proved on fixed batches, got {type(run.sampler).__name__}.")
+            raise TypeError(
+                f"error feedback is proved on fixed batches, got {type(run.sampler).__name__}."
+            )
         rounding = 1 + 2.0**-40  # of the units that the sensitivity is in
-        return GaussianSum(norm_bound * self.sensitivity(run.sampler, run.steps) * rounding, noise_multiplier)
+        return GaussianSum(
+            norm_bound * self.sensitivity(run.sampler, run.steps) * rounding, noise_multiplier
+        )
 
     def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
         reset = "at the end of every pass" if self.reset else "never"
         share = f"{self.residual / self.clip:g} times that"
         return (
-            Assumption("enforced", f"and at most {share} to the error state, which is reset {reset}"),
-            Assumption("enforced", "the error state is private: it is fed back clipped, never saved or shown"),
+            Assumption(
+                "enforced", f"and at most {share} to the error state, which is reset {reset}"
+            ),
+            Assumption(
+                "enforced",
+                "the error state is private: it is fed back clipped, never saved or shown",
+            ),
         )
 
 
 class ErrorFeedback:
-    """The hidden state e of one run: what clipping took off and has not been fed back yet. Private.
+    """The hidden state e of one run: what clipping took off and has not been fed back yet.
+    Private.
 
     Args:
         feedback: b, the most that it adds to one sum, in Euclidean norm.
         pass_steps: steps after which it is set to zero; None: never.
-        softening: 0 feeds back the projection of e onto the ball of radius b; above 0, ``b e / (|e| + softening)``, which is
-            what the paper's automatic variant does (with 0.01, for which the theorem above does not hold).
+        softening: 0 feeds back the projection of e onto the ball of radius b; above 0, ``b e /
+            (|e| + softening)``, which is what the paper's automatic variant does (with 0.01, for
+            which the theorem above does not hold).
         per_layer: project each layer's part by itself.
     """
 
-    def __init__(self, feedback: float, pass_steps: int | None, softening: float = 0.0, *, per_layer: bool = False) -> None:
+    def __init__(
+        self,
+        feedback: float,
+        pass_steps: int | None,
+        softening: float = 0.0,
+        *,
+        per_layer: bool = False,
+    ) -> None:
         self._feedback, self._pass_steps, self._softening = feedback, pass_steps, softening
         self._per_layer = per_layer
         self._units: Callable[[list[Tensor]], list[list[Tensor]]] = lambda sums: [sums]
@@ -184,15 +224,21 @@ class ErrorFeedback:
             self._units = by_layer
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
-        """Add the fed-back part to the clipped sum, in place. The state stays as it is until `released`.
+        """Add the fed-back part to the clipped sum, in place. The state stays as it is until
+        `released`.
 
-        **Guarantee.** The theorem of this module, if a record moves the first sum by at most C1 and the second by at most
-        R - C1, in parallel, and if `released` follows every release, with the same sums.
+        **Guarantee.** The theorem of this module, if a record moves the first sum by at most C1
+        and the second by at most R - C1, in parallel, and if `released` follows every release,
+        with the same sums.
         """
         clipped, _ = sums
-        if self._error is None or (self._pass_steps is not None and self._steps % self._pass_steps == 0):
+        if self._error is None or (
+            self._pass_steps is not None and self._steps % self._pass_steps == 0
+        ):
             self._error = [torch.zeros_like(part) for part in clipped]
-        self._error = [error.to(total.device) for error, total in zip(self._error, clipped, strict=True)]  # after a resume
+        self._error = [
+            error.to(total.device) for error, total in zip(self._error, clipped, strict=True)
+        ]  # after a resume
         errors = self._units(self._error)
         radius = self._feedback / math.sqrt(len(errors))
         self._fed = [self._share(self._norm(unit), radius) for unit in errors]
@@ -202,9 +248,13 @@ class ErrorFeedback:
         return clipped
 
     def released(self, sums: list[list[Tensor]]) -> None:
-        """The sum of the last `query` is out: take what it fed back off the state, and the residual sum into it."""
+        """The sum of the last `query` is out: take what it fed back off the state, and the
+        residual sum into it.
+        """
         assert self._error is not None
-        for unit, rests, share in zip(self._units(self._error), self._units(sums[1]), self._fed, strict=True):
+        for unit, rests, share in zip(
+            self._units(self._error), self._units(sums[1]), self._fed, strict=True
+        ):
             for error, rest in zip(unit, rests, strict=True):
                 torch.add(rest, error, alpha=1 - share, out=error)
         self._steps += 1
@@ -221,7 +271,10 @@ class ErrorFeedback:
     def secret_state(self) -> dict[str, Any]:
         """For a checkpoint, secret: sums without noise. Copies; `restore` reads it."""
         error = self._error
-        return {"error": None if error is None else [part.clone() for part in error], "steps": self._steps}
+        return {
+            "error": None if error is None else [part.clone() for part in error],
+            "steps": self._steps,
+        }
 
     def restore(self, secret: dict[str, Any]) -> None:
         """Go on, from a fresh state, where `secret_state` was taken."""
@@ -237,7 +290,8 @@ class ErrorFeedback:
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """Euclidean norm of float64 tensors taken together, to 2^-40 of its value for up to 2^36 entries.
+    """Euclidean norm of float64 tensors taken together, to 2^-40 of its value for up to 2^36
+    entries.
 
     However a backend adds blocks of 4,096 squares; blocks are added exactly.
     """

@@ -1,7 +1,9 @@
-"""A low quantile of numbers that records have one each of, such as Lipschitz constants: for a clip norm below most of them.
+"""A low quantile of numbers that records have one each of, such as Lipschitz constants: for a clip
+norm below most of them.
 
-Das et al. 2023 report the noisy smallest constant, adding noise to each record's own; which record won, and what it holds,
-would then be public. Here the candidates are public numbers, and the records only vote.
+Das et al. 2023 report the noisy smallest constant, adding noise to each record's own; which record
+won, and what it holds, would then be public. Here the candidates are public numbers, and the
+records only vote.
 """
 
 import math
@@ -42,7 +44,8 @@ def private_low_quantile(
         low, high: public range of the answer, 0 < low < high. Not to be read off the values.
         neighboring: ``"zero-out"`` or ``"replace-one"``; n is public under both.
         ledger: where it is charged, with the training that follows; None: nowhere.
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
+            release.
 
     Returns:
         one of the public candidates ``low 2^(i/8)``, and its guarantee.
@@ -50,33 +53,45 @@ def private_low_quantile(
     Raises:
         ValueError: a setting out of range, or a rank that the noise would drown.
 
-    **Guarantee.** epsilon-DP, delta = 0: the exponential mechanism on public candidates r with score
-    ``-|#{values < r} - rank|``, which one record changes by at most 1; drawn exactly (`noise.choice`), not by Gumbel
-    noise of 53 bits, so what is left is that nobody tells the AES-256 keystream from random bits.
+    **Guarantee.** epsilon-DP, delta = 0: the exponential mechanism on public candidates r with
+    score ``-|#{values < r} - rank|``, which one record changes by at most 1; drawn exactly
+    (`noise.choice`), not by Gumbel noise of 53 bits, so what is left is that nobody tells the
+    AES-256 keystream from random bits.
     """
     relation = parse_neighboring(neighboring)
     if neighboring_name(relation) == "add-or-remove-one":
-        raise ValueError("neighboring='add-or-remove-one' makes n private, which the rank is taken of; use 'zero-out'.")
+        raise ValueError(
+            "neighboring='add-or-remove-one' makes n private, which the rank is "
+            "taken of; use 'zero-out'."
+        )
     quantile, epsilon = real_number("quantile", quantile), positive_number("epsilon", epsilon)
     low, high = positive_number("low", low), positive_number("high", high)
     if not low < high:
         raise ValueError(f"low={low:g} must be below high={high:g}.")
     numbers = torch.as_tensor(values).to("cpu", torch.float64)
     if numbers.dim() != 1:  # several numbers of a record would be several votes
-        raise ValueError(f"values must have one number for each record, shape (n,); got {axes_of(numbers)}.")
+        raise ValueError(
+            f"values must have one number for each record, shape (n,); got {axes_of(numbers)}."
+        )
     rank = quantile * len(numbers)
     if not 0 < quantile < 1 or rank < LEAST_RANK / epsilon:
         raise ValueError(
-            f"quantile={quantile:g} of {len(numbers)} records is rank {rank:.3g}; the noise needs at least 10 / epsilon = "
+            f"quantile={quantile:g} of {len(numbers)} records is rank {rank:.3g}; the noise "
+            "needs at least 10 / epsilon = "
             f"{LEAST_RANK / epsilon:.3g}. Use a larger quantile below 1, or a larger epsilon."
         )
     octaves = math.log2(high / low)
-    candidates = [low * 2 ** (i / CANDIDATES_PER_OCTAVE) for i in range(math.floor(octaves * CANDIDATES_PER_OCTAVE) + 1)]
+    candidates = [
+        low * 2 ** (i / CANDIDATES_PER_OCTAVE)
+        for i in range(math.floor(octaves * CANDIDATES_PER_OCTAVE) + 1)
+    ]
     ordered = torch.where(numbers.isnan(), math.inf, numbers).sort().values
     below = torch.searchsorted(ordered, torch.tensor(candidates, dtype=torch.float64, device="cpu"))
     scores = [-abs(float(count) - rank) for count in below]
     seeded = noise_seed is not None
-    noise = KeyStream.from_seed(noise_seed, "low quantile") if noise_seed is not None else KeyStream()
+    noise = (
+        KeyStream.from_seed(noise_seed, "low quantile") if noise_seed is not None else KeyStream()
+    )
     with Ledger(neighboring=neighboring) as own:
         gate = SelectionGate(
             epsilon=epsilon,

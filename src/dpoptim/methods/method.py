@@ -1,4 +1,6 @@
-"""A training method: the composition of a sampler, clipping, a mechanism and what a run must remember."""
+"""A training method: the composition of a sampler, clipping, a mechanism and what a run must
+remember.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,20 +20,23 @@ from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import Sampler
 
-CLIP_NORM_POLICIES: tuple[type[Any], ...] = (PrivateQuantile, PlannedClipNorm)  # told apart by their fields in a plan's JSON
+# told apart by their fields in a plan's JSON
+CLIP_NORM_POLICIES: tuple[type[Any], ...] = (PrivateQuantile, PlannedClipNorm)
 
 
 class TrainingMethod(ABC):
     """Public settings of a training algorithm: a frozen dataclass whose fields JSON can hold.
 
     A method is registered by `dpoptim.registry.register_method`, or by an entry point in the group
-    ``dpoptim.methods``; command line, JSON, estimators, audits, certificate and documents then know it.
+    ``dpoptim.methods``; command line, JSON, estimators, audits, certificate and documents then
+    know it.
 
     Attributes:
         name: on the command line. summary: one line for people.
         clip_norm: bound on a record's gradient, or a policy that moves it during the run.
         clipping: how the bound is kept; see `clipping`.
-        value_bound: how gradients are bounded before they are computed (`ValueClippedSGD`); None: they are measured.
+        value_bound: how gradients are bounded before they are computed (`ValueClippedSGD`); None:
+            they are measured.
         trains: what it can train: ``"any model"`` by `dpoptim.attach`.
     """
 
@@ -56,14 +61,16 @@ class TrainingMethod(ABC):
         return Clipping(clip_norm, self.clipping)
 
     def sensitive_state(self, plan: Plan) -> SensitiveState | None:
-        """Return a fresh state for one run; None if a step's clipped sum is all that is released."""
+        """Return a fresh state for one run; None if a step's clipped sum is all that is
+        released.
+        """
         return None
 
     def method_assumptions(self) -> tuple[Assumption, ...]:
         """Return what else this method's guarantee rests on."""
         return ()
 
-    # ---- what follows from these -----------------------------------------------------------------------------
+    # ---- what follows from these ----------------------------------------------------------------
 
     def check(self) -> None:
         """Check and normalise ``clip_norm`` and ``clipping``; for ``__post_init__``."""
@@ -87,7 +94,9 @@ class TrainingMethod(ABC):
 
     @property
     def norm_bound(self) -> float:
-        """The bound on a record's own part of what a step releases: where the clip norm moves, sums are divided by it."""
+        """The bound on a record's own part of what a step releases: where the clip norm moves,
+        sums are divided by it.
+        """
         return self.rule.norm if self.policy is None else 1.0
 
     def settled(
@@ -101,7 +110,9 @@ class TrainingMethod(ABC):
         delta: float | None,
         neighboring: str | NeighboringRelation | None,
     ) -> "TrainingMethod":
-        """Return the method with what was left open chosen for the plan, by its public numbers; see `plan`."""
+        """Return the method with what was left open chosen for the plan, by its public numbers;
+        see `plan`.
+        """
         return self
 
     def adaptive_clip_norm(self, plan: Plan) -> AdaptiveClipNorm | None:
@@ -110,7 +121,9 @@ class TrainingMethod(ABC):
         if policy is None:
             return None
         capacity = plan.sampler.capacity(plan.n)
-        return policy.begin(self.rule_of, batch_size=plan.batch_size, steps=plan.steps, capacity=capacity)
+        return policy.begin(
+            self.rule_of, batch_size=plan.batch_size, steps=plan.steps, capacity=capacity
+        )
 
     def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
         """Return what this method contributes to the list of what a guarantee rests on."""
@@ -138,16 +151,20 @@ class TrainingMethod(ABC):
         """Decide everything about a private run before it starts.
 
         Args:
-            n: number of records, a public number. Under add-or-remove-one it is nominal: never derived from the data.
-            batch_size: expected size of a batch, 1 <= batch_size <= n; the noisy sum is divided by it.
-            epochs, steps: how long to train; give one of the two. Epochs are rounded up to whole steps; over fixed batches
-                they must be whole.
-            epsilon, delta: the budget; the noise is calibrated so as not to exceed it. epsilon > 0, 1e-14 < delta < 1.
-            noise_multiplier: instead of epsilon: of the mechanism's event (`Plan.event`). With independent noise, noise std
-                on the sum over the clip norm; where the whole run is one Gaussian, 1 / mu of that. The same for every
-                relation. Still give delta, at which the guarantee is stated. 0 turns the noise off and promises nothing.
-            neighboring: ``"add-or-remove-one"``, ``"zero-out"`` or ``"replace-one"``. Default: the first for which the
-                sampler's events hold.
+            n: number of records, a public number. Under add-or-remove-one it is nominal: never
+                derived from the data.
+            batch_size: expected size of a batch, 1 <= batch_size <= n; the noisy sum is divided by
+                it.
+            epochs, steps: how long to train; give one of the two. Epochs are rounded up to whole
+                steps; over fixed batches they must be whole.
+            epsilon, delta: the budget; the noise is calibrated so as not to exceed it. epsilon >
+                0, 1e-14 < delta < 1.
+            noise_multiplier: instead of epsilon: of the mechanism's event (`Plan.event`). With
+                independent noise, noise std on the sum over the clip norm; where the whole run is
+                one Gaussian, 1 / mu of that. The same for every relation. Still give delta, at
+                which the guarantee is stated. 0 turns the noise off and promises nothing.
+            neighboring: ``"add-or-remove-one"``, ``"zero-out"`` or ``"replace-one"``. Default: the
+                first for which the sampler's events hold.
 
         Raises:
             ValueError, TypeError: naming the argument and the fix.
@@ -174,7 +191,9 @@ class TrainingMethod(ABC):
         )
         if self.policy is not None:
             self.policy.refuse_if_drowned(
-                batch_size=plan.batch_size, steps=plan.steps, deviation=plan.query.standard_deviation
+                batch_size=plan.batch_size,
+                steps=plan.steps,
+                deviation=plan.query.standard_deviation,
             )
         return plan
 

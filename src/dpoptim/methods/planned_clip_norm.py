@@ -15,9 +15,11 @@ from dpoptim.methods.sensitive_state import AdaptiveClipNorm
 
 @dataclass(frozen=True)
 class PlannedClipNorm:
-    """Clip norms for equal stretches of the run: (1, 0.5) clips to 1 in the first half, then to 0.5.
+    """Clip norms for equal stretches of the run: (1, 0.5) clips to 1 in the first half, then to
+    0.5.
 
-    What a step releases is divided by its clip norm first, so the run costs what it costs with one.
+    What a step releases is divided by its clip norm first, so the run costs what it costs with
+    one.
 
     Args:
         norms: > 0, at least one.
@@ -38,25 +40,39 @@ class PlannedClipNorm:
         return self.norms[0]
 
     def begin(
-        self, rule_of: Callable[[float], ClippingRule], *, batch_size: int, steps: int, capacity: int
+        self,
+        rule_of: Callable[[float], ClippingRule],
+        *,
+        batch_size: int,
+        steps: int,
+        capacity: int,
     ) -> "PlannedNorms":
         return PlannedNorms(self, rule_of, steps)
 
     def refuse_if_drowned(self, *, batch_size: int, steps: int, deviation: float) -> None:
         if len(self.norms) > steps:
-            raise ValueError(f"clip_norm plans more norms than the {steps} steps of the run; give at most one a step.")
+            raise ValueError(
+                f"clip_norm plans more norms than the {steps} steps of the run; "
+                "give at most one a step."
+            )
 
     def assumption(self) -> Assumption:
-        return Assumption("enforced", f"the clip norm follows a plan: {', '.join(f'{norm:g}' for norm in self.norms)}")
+        return Assumption(
+            "enforced",
+            f"the clip norm follows a plan: {', '.join(f'{norm:g}' for norm in self.norms)}",
+        )
 
 
 class PlannedNorms(AdaptiveClipNorm):
     """One run's way through its planned clip norms. Public.
 
-    **Guarantee.** What `query` returns moves by at most 1 with one record that moves the scaled sums by at most 1.
+    **Guarantee.** What `query` returns moves by at most 1 with one record that moves the scaled
+    sums by at most 1.
     """
 
-    def __init__(self, planned: PlannedClipNorm, rule_of: Callable[[float], ClippingRule], steps: int) -> None:
+    def __init__(
+        self, planned: PlannedClipNorm, rule_of: Callable[[float], ClippingRule], steps: int
+    ) -> None:
         self._planned, self._rule_of, self._steps = planned, rule_of, steps
         self._done = 0
         self.rule = rule_of(planned.start)

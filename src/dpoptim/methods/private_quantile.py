@@ -1,13 +1,16 @@
-"""A clip norm that the run finds by itself: a quantile of the records' gradient norms, paid from the run's own budget.
+"""A clip norm that the run finds by itself: a quantile of the records' gradient norms, paid from
+the run's own budget.
 
-Every step of the run is one Gaussian query of noise multiplier z on a sum to which one record adds a vector of norm at
-most 1. What the vector holds may be decided from what earlier steps released, so that the whole run costs what it costs
-with a fixed clip norm:
+Every step of the run is one Gaussian query of noise multiplier z on a sum to which one record adds
+a vector of norm at most 1. What the vector holds may be decided from what earlier steps released,
+so that the whole run costs what it costs with a fixed clip norm:
 
-* ``"at the start"``: the first steps release a histogram of the logarithms of the norms; one record adds 1 to one bin. The
-  rest of the steps train, on gradients divided by the clip norm that was found.
-* ``"all along"`` (Andrew et al. 2021): every step releases gradients and the count of norms below C together: the vector
-  ``(sqrt(1 - s) g / C, sqrt(s) (2 b - 1))`` with ``|g| <= C`` and b in {0, 1} has norm at most 1 for every C.
+* ``"at the start"``: the first steps release a histogram of the logarithms of the norms; one
+  record adds 1 to one bin. The rest of the steps train, on gradients divided by the clip norm that
+  was found.
+* ``"all along"`` (Andrew et al. 2021): every step releases gradients and the count of norms below
+  C together: the vector ``(sqrt(1 - s) g / C, sqrt(s) (2 b - 1))`` with ``|g| <= C`` and b in {0,
+      1} has norm at most 1 for every C.
 """
 
 import math
@@ -25,11 +28,13 @@ from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.gradients.products import COMMON_FACTOR_ERROR
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, Peers
 
-LOWEST, HIGHEST = -19.0, 10.0  # log2 of the norms that bins tell apart; the first and the last bin hold the rest
+# log2 of the norms that bins tell apart; the first and the last bin hold the rest
+LOWEST, HIGHEST = -19.0, 10.0
 LEAST_OCTAVE = -40.0  # log2 of the norm above which records vote, fully an octave further up
 VOTE_OCTAVES = 0.25  # around C, in which a vote goes from "below" to "above"
 BINS_PER_OCTAVE = 2
-# How fast a vote, in units of its largest size, moves with the natural logarithm of its norm: by its place and its weight.
+# How fast a vote, in units of its largest size, moves with the natural logarithm of its norm: by
+# its place and its weight.
 SLOPE = (2 * max(BINS_PER_OCTAVE, 1 / VOTE_OCTAVES) + 1 + 1 / 8) / math.log(2)
 BINS = round((HIGHEST - LOWEST) * BINS_PER_OCTAVE) + 2
 LEAST_SIGNAL = 3.0  # expected count below the quantile, in standard deviations of the noise on it
@@ -40,14 +45,16 @@ When = Literal["at the start", "all along"]
 class PrivateQuantile:
     """A clip norm: the ``quantile`` of the norms of the records' gradients, found privately.
 
-    The update is the noisy mean of gradients clipped to it, as with a fixed clip norm; `PrivateTraining.clip_norm` says
-    what was found (it is public then), for whoever scales the learning rate by it.
+    The update is the noisy mean of gradients clipped to it, as with a fixed clip norm;
+    `PrivateTraining.clip_norm` says what was found (it is public then), for whoever scales the
+    learning rate by it.
 
     Args:
-        quantile: share of the records that stay unclipped, in (0, 1); low ones are Das et al.'s advice.
+        quantile: share of the records that stay unclipped, in (0, 1); low ones are Das et al.'s
+            advice.
         share: of the run's budget (of the square of mu) that the search takes, in (0, 1).
-        when: ``"at the start"``: the first ``share`` of the steps measure and do not move the model. ``"all along"``:
-            every step adjusts C by a factor of at most ``exp(rate)``.
+        when: ``"at the start"``: the first ``share`` of the steps measure and do not move the
+            model. ``"all along"``: every step adjusts C by a factor of at most ``exp(rate)``.
         start: C of the first steps, if ``when="all along"``; > 0.
         rate: how fast C moves then; >= 0. At 0 it stays: `monitor`.
     """
@@ -68,9 +75,11 @@ class PrivateQuantile:
 
     @classmethod
     def monitor(cls, clip_norm: float, share: float = 0.01) -> "PrivateQuantile":
-        """A fixed clip norm, and in every step a noisy count of the gradients below it (Fang et al. 2023, Fig. 1).
+        """A fixed clip norm, and in every step a noisy count of the gradients below it (Fang et
+        al. 2023, Fig. 1).
 
-        `PrivateTraining.share_unclipped` has it. With noise_multiplier=0, for public data, it is exact.
+        `PrivateTraining.share_unclipped` has it. With noise_multiplier=0, for public data, it is
+        exact.
         """
         return cls(0.5, share, "all along", clip_norm, 0.0)
 
@@ -79,14 +88,21 @@ class PrivateQuantile:
         return max(1, round(self.share * steps)) if self.when == "at the start" else 0
 
     def begin(
-        self, rule_of: Callable[[float], ClippingRule], *, batch_size: int, steps: int, capacity: int
+        self,
+        rule_of: Callable[[float], ClippingRule],
+        *,
+        batch_size: int,
+        steps: int,
+        capacity: int,
     ) -> "QuantileSearch":
         return QuantileSearch(self, rule_of, batch_size=batch_size, steps=steps, capacity=capacity)
 
     def refuse_if_drowned(self, *, batch_size: int, steps: int, deviation: float) -> None:
         measuring = self.measuring_steps(steps)
         if measuring >= steps:
-            raise ValueError(f"share={self.share:g} of {steps} steps leaves none to train; plan more steps.")
+            raise ValueError(
+                f"share={self.share:g} of {steps} steps leaves none to train; plan more steps."
+            )
         if measuring:
             signal = min(self.quantile, 1 - self.quantile) * batch_size * math.sqrt(measuring)
             noise = deviation * math.sqrt(BINS)
@@ -95,17 +111,24 @@ class PrivateQuantile:
             noise = deviation / (2 * math.sqrt(self.share)) * math.sqrt(self.rate)
         if signal < LEAST_SIGNAL * noise:
             raise ValueError(
-                f"the search for the {self.quantile:g} quantile would follow the noise: {signal:.3g} records against a "
-                f"standard deviation of {noise:.3g}. Use a larger batch_size, share, quantile or epsilon, or fix clip_norm."
+                f"the search for the {self.quantile:g} quantile would follow the noise: "
+                f"{signal:.3g} records against a "
+                f"standard deviation of {noise:.3g}. Use a larger batch_size, share, quantile or "
+                "epsilon, or fix clip_norm."
             )
 
     def assumption(self) -> Assumption:
         if self.rate == 0 and self.when == "all along":
             return Assumption(
-                "enforced", "each step releases a noisy count of unclipped gradients, which the guarantee covers"
+                "enforced",
+                "each step releases a noisy count of unclipped gradients, which the "
+                "guarantee covers",
             )
         where = "in steps of their own" if self.when == "at the start" else "in every step"
-        return Assumption("enforced", f"the clip norm was found from noisy counts {where}, which the guarantee covers")
+        return Assumption(
+            "enforced",
+            f"the clip norm was found from noisy counts {where}, which the guarantee covers",
+        )
 
 
 class QuantileSearch(AdaptiveClipNorm):
@@ -114,9 +137,10 @@ class QuantileSearch(AdaptiveClipNorm):
     Args:
         quantile: its settings. The others as for `ClipNormPolicy.begin`.
 
-    **Guarantee.** What `query` returns moves by at most 1 with one record that moves the scaled sums by at most 1. Votes do
-    not jump with the norm: under a mean all norms are rounded together, by up to 42 * 2^-24 of their length depending on how
-    many records there are, and the others' votes may move by that times `SLOPE` each, which is taken off every vote.
+    **Guarantee.** What `query` returns moves by at most 1 with one record that moves the scaled
+    sums by at most 1. Votes do not jump with the norm: under a mean all norms are rounded
+    together, by up to 42 * 2^-24 of their length depending on how many records there are, and the
+    others' votes may move by that times `SLOPE` each, which is taken off every vote.
     """
 
     def __init__(
@@ -155,7 +179,8 @@ class QuantileSearch(AdaptiveClipNorm):
 
     def observe(self, squared_norms: Tensor, tapers: Tensor | None = None) -> None:
         octaves = squared_norms.to("cpu", torch.float64).log2() / 2
-        # Under zero-out a record may be there with gradient zero, measured as next to nothing: it must not vote either.
+        # Under zero-out a record may be there with gradient zero, measured as next to nothing: it
+        # must not vote either.
         votes = (octaves - LEAST_OCTAVE).clamp(0, 1).nan_to_num(nan=0.0)
         if tapers is not None:  # what counts less in the sum votes less
             votes = votes * tapers.to("cpu", torch.float64)
@@ -199,8 +224,11 @@ class QuantileSearch(AdaptiveClipNorm):
         below = float(self._known(counts, torch.zeros(1, dtype=torch.float64, device="cpu")))
         below = below / (2 * math.sqrt(share)) / self._shrunk / self._batch_size + 0.5
         self.share_below = below
-        factor = math.exp(-self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile))
-        start = self._settings.start  # may lie outside of what is searched, and stays there where the rate is 0
+        factor = math.exp(
+            -self._settings.rate * (min(max(below, 0.0), 1.0) - self._settings.quantile)
+        )
+        # may lie outside of what is searched, and stays there where the rate is 0
+        start = self._settings.start
         lowest, highest = min(start, 2**LOWEST), max(start, 2**HIGHEST)
         self.rule = self._rule_of(min(max(norm * factor, lowest), highest))
         return [total.mul_(norm / math.sqrt(1 - share)) for total in sums]
@@ -224,7 +252,9 @@ class QuantileSearch(AdaptiveClipNorm):
 
 
 def histogram(octaves: Tensor, votes: Tensor) -> Tensor:
-    """Sums of the votes of norms 2^octaves in `BINS` bins; each is shared by the two bins whose middles are nearest."""
+    """Sums of the votes of norms 2^octaves in `BINS` bins; each is shared by the two bins whose
+    middles are nearest.
+    """
     places = ((octaves - LOWEST) * BINS_PER_OCTAVE + 0.5).clamp(0, BINS - 1)
     lower = places.floor().clamp(max=BINS - 2)
     upper_share = places - lower
@@ -234,7 +264,9 @@ def histogram(octaves: Tensor, votes: Tensor) -> Tensor:
 
 
 def quantile_of(noisy: Tensor, quantile: float) -> float:
-    """The norm below which a share ``quantile`` of the counts lies, from a noisy histogram; geometric within a bin."""
+    """The norm below which a share ``quantile`` of the counts lies, from a noisy histogram;
+    geometric within a bin.
+    """
     from sklearn.isotonic import isotonic_regression
 
     shares = isotonic_regression(np.cumsum(noisy.numpy()))

@@ -1,4 +1,6 @@
-"""What a run keeps private beside the engine: what a method remembers, and a clip norm that changes."""
+"""What a run keeps private beside the engine: what a method remembers, and a clip norm that
+changes.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -13,11 +15,15 @@ class Peers(Protocol):
     """The processes that hold a part of every vector each. All ask the same, in one order."""
 
     def norm(self, parts: Sequence[Tensor]) -> float:
-        """The Euclidean norm of a vector of which this process has these parts; the same number in every process."""
+        """The Euclidean norm of a vector of which this process has these parts; the same number in
+        every process.
+        """
         ...
 
     def total(self, local: Tensor) -> Tensor:
-        """The sum of a few numbers over all processes, in the one that releases it; an empty tensor in the others."""
+        """The sum of a few numbers over all processes, in the one that releases it; an empty
+        tensor in the others.
+        """
         ...
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
@@ -37,9 +43,11 @@ class SensitiveState(Protocol):
         ...
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
-        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what the gate releases.
+        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what
+        the gate releases.
 
-        What it remembers changes in `released` and `skipped` only: an interrupted step is asked again.
+        What it remembers changes in `released` and `skipped` only: an interrupted step is asked
+        again.
         """
         ...
 
@@ -61,10 +69,13 @@ class SensitiveState(Protocol):
 
 
 class AdaptiveClipNorm(Protocol):
-    """A clip norm that changes over a run by what was released or planned; every step is a query with norm bound 1."""
+    """A clip norm that changes over a run by what was released or planned; every step is a query
+    with norm bound 1.
+    """
 
     rule: ClippingRule
-    share_below: float  # the last noisy share of gradients below the clip norm; nan if none was released
+    # the last noisy share of gradients below the clip norm; nan if none was released
+    share_below: float
 
     @property
     def gain(self) -> float:
@@ -105,7 +116,9 @@ class AdaptiveClipNorm(Protocol):
         ...
 
     def answer(self, released: list[Tensor]) -> list[Tensor] | None:
-        """Return the noisy sums in what was released, or None if the step only measured; choose the next ``rule``."""
+        """Return the noisy sums in what was released, or None if the step only measured; choose
+        the next ``rule``.
+        """
         ...
 
     def state(self) -> dict[str, Any]:
@@ -118,7 +131,9 @@ class AdaptiveClipNorm(Protocol):
 
 
 class ClipNormPolicy(Protocol):
-    """Public settings of a clip norm that changes: a frozen dataclass that stands in a method's ``clip_norm``."""
+    """Public settings of a clip norm that changes: a frozen dataclass that stands in a method's
+    ``clip_norm``.
+    """
 
     @property
     def start(self) -> float:
@@ -126,7 +141,12 @@ class ClipNormPolicy(Protocol):
         ...
 
     def begin(
-        self, rule_of: Callable[[float], ClippingRule], *, batch_size: int, steps: int, capacity: int
+        self,
+        rule_of: Callable[[float], ClippingRule],
+        *,
+        batch_size: int,
+        steps: int,
+        capacity: int,
     ) -> AdaptiveClipNorm:
         """Return a fresh start for one run.
 

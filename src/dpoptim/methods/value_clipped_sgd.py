@@ -11,30 +11,39 @@ from dpoptim.methods.sensitive_state import ClipNormPolicy
 from dpoptim.sampling import PoissonSampling
 
 Bound = Literal["sharp", "paper"]
-PROVED = Assumption("enforced", "bounds on gradients are proved for the model's layers; any other layer is refused")
+PROVED = Assumption(
+    "enforced", "bounds on gradients are proved for the model's layers; any other layer is refused"
+)
 
 
 @dataclass(frozen=True)
 class ValueClippedSGD(TrainingMethod):
-    """DP-SGD with an upper bound on each record's gradient norm in place of the norm: no per-record gradients at all.
+    """DP-SGD with an upper bound on each record's gradient norm in place of the norm: no
+    per-record gradients at all.
 
-    One forward and one ordinary backward pass. Linear models and feed-forward nets alone (chains of ``nn.Linear`` and
-    activations), for which the bound is proved; whatever else is refused by name. In the training loop::
+    One forward and one ordinary backward pass. Linear models and feed-forward nets alone (chains
+    of ``nn.Linear`` and activations), for which the bound is proved; whatever else is refused by
+    name. In the training loop::
 
         losses = F.cross_entropy(model(x), y, reduction="none")
         private.backward(losses)
 
     Args:
-        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. The bound exceeds the norm in
-            nets of several layers, so C may well be larger than for `DPSGD`. Or a `PrivateQuantile`, of the bounds.
-        bound: ``"sharp"`` (measured slopes and activations; exact for linear models) or ``"paper"`` (the paper's constants
-            for softmax cross-entropy, with the biases that they leave out).
+        clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. The
+            bound exceeds the norm in nets of several layers, so C may well be larger than for
+            `DPSGD`. Or a `PrivateQuantile`, of the bounds.
+        bound: ``"sharp"`` (measured slopes and activations; exact for linear models) or
+            ``"paper"`` (the paper's constants for softmax cross-entropy, with the biases that they
+            leave out).
     """
 
     clip_norm: float | ClipNormPolicy
     bound: Bound = "sharp"
     name: ClassVar[str] = "value-sgd"
-    summary: ClassVar[str] = "DP-SGD by bounds known before the backward pass; feed-forward nets (Fang et al. 2023, Alg. 3)"
+    summary: ClassVar[str] = (
+        "DP-SGD by bounds known before the backward pass; feed-forward nets (Fang et al. 2023, "
+        "Alg. 3)"
+    )
     trains: ClassVar[str] = "feed-forward nets"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,6 @@
-"""A whole-run solver as a plan's method: what it may spend is one Gaussian, however it divides that up."""
+"""A whole-run solver as a plan's method: what it may spend is one Gaussian, however it divides
+that up.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,10 +16,13 @@ from dpoptim.sampling import AllRecords
 SUMMARIES = {
     "momentum-gd": "full-batch gradient descent with momentum",
     "noisy-gd": "full-batch gradient descent (Menart et al., Alg. 4)",
-    "kl-spider": "variance-reduced steps between anchors, under a KL condition (Menart et al., Alg. 1)",
-    "adaptive-gd": "gradient descent whose noise follows the gradient's norm (Menart et al., Alg. 3)",
+    "kl-spider": "variance-reduced steps between anchors, under a KL condition (Menart et al., "
+    "Alg. 1)",
+    "adaptive-gd": "gradient descent whose noise follows the gradient's norm (Menart et al., "
+    "Alg. 3)",
     "proximal-point": "a sequence of regularised problems (Menart et al., Alg. 2)",
-    "accelerated-srgd": "one pass with noisy prefix sums of gradient differences (Choquette-Choo et al.)",
+    "accelerated-srgd": "one pass with noisy prefix sums of gradient differences (Choquette-Choo "
+    "et al.)",
 }
 
 
@@ -25,7 +30,8 @@ SUMMARIES = {
 class FilteredBudget(Mechanism):
     """Noise that a run divides up as it goes, within a budget that is reserved as one Gaussian.
 
-    **Guarantee.** The run is one Gaussian of the noise multiplier: a filter is asked before every release.
+    **Guarantee.** The run is one Gaussian of the noise multiplier: a filter is asked before every
+    release.
     """
 
     def audit_family(self, run: RunShape) -> str:
@@ -35,13 +41,17 @@ class FilteredBudget(Mechanism):
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
     def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:
-        filtered = "a privacy filter is asked before every release, and keeps their total within the budget"
+        filtered = (
+            "a privacy filter is asked before every release, and keeps their total within the "
+            "budget"
+        )
         return (Assumption("enforced", filtered),)
 
 
 @dataclass(frozen=True)
 class WholeRun:
-    """A solver of `dpoptim.solvers` on a linear model, within a budget that is reserved as one Gaussian.
+    """A solver of `dpoptim.solvers` on a linear model, within a budget that is reserved as one
+    Gaussian.
 
     Args:
         solver: ``"noisy-gd"``, ``"kl-spider"``, ...; see `DPLogisticRegression`.
@@ -92,7 +102,9 @@ class WholeRun:
         noise_multiplier: float | None = None,
         neighboring: str = "zero-out",
     ) -> Plan:
-        """Return the budget of a run on ``n`` records, exact and public; ``noise_multiplier`` is 1 / mu."""
+        """Return the budget of a run on ``n`` records, exact and public; ``noise_multiplier`` is 1
+        / mu.
+        """
         return make_plan(
             self,
             n=n,

@@ -1,8 +1,9 @@
 """The exponential mechanism, drawn exactly: no rounding of weights or noise changes its odds.
 
-Gumbel noise in floating point has the mechanism's odds only to about n^2 2^-52, which is a delta that
-a guarantee of pure epsilon-DP would have to state. Here the weights are enclosed in intervals, and a
-uniform number is refined until it lies in one candidate's share whatever the rest of its digits are.
+Gumbel noise in floating point has the mechanism's odds only to about n^2 2^-52, which is a delta
+that a guarantee of pure epsilon-DP would have to state. Here the weights are enclosed in
+intervals, and a uniform number is refined until it lies in one candidate's share whatever the rest
+of its digits are.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def exponential_choice(stream: KeyStream, exponents: Sequence[Fraction]) -> int:
       stream: of the uniform number.
       exponents: any rational numbers, at least one.
 
-    **Proof.** Let W be the sum of all weights, C_i that of the first i, and U uniform in [0, 1). The
-    index with ``C_i <= U W < C_(i+1)`` has the stated law. `weights` encloses every weight, and the words
-    drawn so far enclose U; an index is returned only if the inequalities hold for all numbers within, else
-    both enclosures shrink. []
+    **Proof.** Let W be the sum of all weights, C_i that of the first i, and U uniform in [0, 1).
+    The index with ``C_i <= U W < C_(i+1)`` has the stated law. `weights` encloses every weight,
+    and the words drawn so far enclose U; an index is returned only if the inequalities hold for
+    all numbers within, else both enclosures shrink. []
     """
     largest = max(exponents)
     below = [exponent - largest for exponent in exponents]

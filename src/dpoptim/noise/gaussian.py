@@ -1,9 +1,9 @@
 """Standard normal noise from a cryptographic stream, written to or added to a tensor.
 
-`torch.randn` in float32 on CPU never exceeds 5.77 sigma; a single coordinate then has a floor under delta
-that no accountant sees (about 9e-5 for sampling rate times steps = 100 at noise multiplier 1). Here every
-draw is made in float64, by `ziggurat`, whose docstring says how close its law is to the normal. Rounding
-to a smaller dtype comes after.
+`torch.randn` in float32 on CPU never exceeds 5.77 sigma; a single coordinate then has a floor
+under delta that no accountant sees (about 9e-5 for sampling rate times steps = 100 at noise
+multiplier 1). Here every draw is made in float64, by `ziggurat`, whose docstring says how close
+its law is to the normal. Rounding to a smaller dtype comes after.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dpoptim.noise.ziggurat import Scratch, settle, throw
 
 __all__ = ["LEAST_ON_DEVICE", "add_normal", "fill_standard_normal"]
 
-# A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their layer
-# are settled once a chunk, because settling a handful costs as much as settling thousands.
+# A chunk is what one thread draws from one branch of the stream. The 0.4 % of draws outside their
+# layer are settled once a chunk, because settling a handful costs as much as settling thousands.
 _CHUNK = 64 * BLOCK_WORDS
 _PIECE = 16 * _CHUNK  # what visits the host at a time when the tensor lives elsewhere
 LEAST_ON_DEVICE = 1 << 18  # entries for which hundreds of calls elsewhere are worth while
@@ -36,18 +36,20 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
 
     Parameters
         stream: where the randomness comes from.
-        out: a contiguous floating-point tensor of any shape, dtype and device. Draws are made in float64
-            and rounded to `out.dtype`: on the CPU, or where a large tensor lies (`on_device`), so that a
-            seed's draws depend on that; a small tensor elsewhere is written through pinned memory.
-        threads: how many may draw at once when `out` has more than 2^20 entries (one was fastest on two cores); None means
-            `torch.get_num_threads()`. It does not change what a seeded stream draws.
+        out: a contiguous floating-point tensor of any shape, dtype and device. Draws are made in
+            float64 and rounded to `out.dtype`: on the CPU, or where a large tensor lies
+            (`on_device`), so that a seed's draws depend on that; a small tensor elsewhere is
+            written through pinned memory.
+        threads: how many may draw at once when `out` has more than 2^20 entries (one was fastest
+            on two cores); None means `torch.get_num_threads()`. It does not change what a seeded
+            stream draws.
 
     Raises TypeError or ValueError naming the argument, before anything is written.
 
     Guarantee
-        The entries are independent of each other and of all other draws, and N(0, 1) to the precision
-        stated in `dpoptim.noise.ziggurat` before the rounding to `out.dtype`, to whoever does not know
-        the stream's key.
+        The entries are independent of each other and of all other draws, and N(0, 1) to the
+        precision stated in `dpoptim.noise.ziggurat` before the rounding to `out.dtype`, to whoever
+        does not know the stream's key.
     """
     _draw(stream, out, None, threads)
 
@@ -55,9 +57,9 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
 def add_normal(stream: KeyStream, out: Tensor, std: float, *, threads: int | None = 1) -> None:
     """Add independent N(0, std^2) draws to `out`, in float64, then round to `out.dtype`.
 
-    `std` is a standard deviation in the units of `out`, finite and >= 0; 0 leaves `out` as it is. The
-    rest is as for `fill_standard_normal`. On the CPU the noise exists only in blocks of 2^14 that stay in
-    cache, elsewhere in pieces of 2^22, never as a second tensor of the size of `out`.
+    `std` is a standard deviation in the units of `out`, finite and >= 0; 0 leaves `out` as it is.
+    The rest is as for `fill_standard_normal`. On the CPU the noise exists only in blocks of 2^14
+    that stay in cache, elsewhere in pieces of 2^22, never as a second tensor of the size of `out`.
     """
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std must be finite and >= 0, got {std}")
@@ -69,7 +71,9 @@ def _draw(stream: KeyStream, out: Tensor, std: float | None, threads: int | None
     if not out.is_floating_point():
         raise TypeError(f"out must be a floating-point tensor, got {out.dtype}")
     if not out.is_contiguous():
-        raise ValueError(f"out must be contiguous, got shape {tuple(out.shape)} with strides {out.stride()}")
+        raise ValueError(
+            f"out must be contiguous, got shape {tuple(out.shape)} with strides {out.stride()}"
+        )
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be >= 1 or None, got {threads}")
     if out.numel() == 0 or std == 0:
@@ -90,9 +94,13 @@ def _draw_where_it_lies(stream: KeyStream, flat: Tensor, std: float | None) -> N
 
 
 def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
-    """Draw in pinned memory, a piece at a time. The copies block, so a piece is there before the next one."""
+    """Draw in pinned memory, a piece at a time. The copies block, so a piece is there before the
+    next one.
+    """
     for piece in flat.split(_PIECE):
-        host = torch.empty(piece.shape, dtype=piece.dtype, device="cpu", pin_memory=piece.device.type == "cuda")
+        host = torch.empty(
+            piece.shape, dtype=piece.dtype, device="cpu", pin_memory=piece.device.type == "cuda"
+        )
         if std is not None:
             host.copy_(piece)
         _draw_on_cpu(stream, host, std, workers)
@@ -100,7 +108,9 @@ def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, worke
 
 
 def _draw_on_cpu(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
-    """Draw chunk by chunk, each from a branch of its own, so that threads do not change the draws."""
+    """Draw chunk by chunk, each from a branch of its own, so that threads do not change the
+    draws.
+    """
     chunks = flat.split(_CHUNK)
     branches = [stream.branch() for _ in chunks]
     workers = min(workers, len(chunks))
@@ -130,7 +140,9 @@ def _draw_chunk(stream: KeyStream, chunk: Tensor, std: float | None) -> None:
         open_place.append(place)
         open_layer.append(layer)
     entries = torch.from_numpy(np.concatenate(open_where))
-    settled = torch.from_numpy(settle(stream, np.concatenate(open_place), np.concatenate(open_layer)))
+    settled = torch.from_numpy(
+        settle(stream, np.concatenate(open_place), np.concatenate(open_layer))
+    )
     values = chunk.index_select(0, entries)
     _put(values, settled, std)
     chunk.index_copy_(0, entries, values)
@@ -149,6 +161,9 @@ def _put(target: Tensor, z: Tensor, std: float | None) -> None:
 def _buffers() -> tuple[Scratch, Tensor]:
     """This thread's own, made once: the scratch of `throw`, and a block of draws."""
     if not hasattr(_local, "buffers"):
-        _local.buffers = Scratch.of(BLOCK_WORDS), torch.empty(BLOCK_WORDS, dtype=torch.float64, device="cpu")
+        _local.buffers = (
+            Scratch.of(BLOCK_WORDS),
+            torch.empty(BLOCK_WORDS, dtype=torch.float64, device="cpu"),
+        )
     buffers: tuple[Scratch, Tensor] = _local.buffers
     return buffers

@@ -1,8 +1,9 @@
 """Standard normal draws made where a tensor lies, for tensors on an accelerator.
 
-Drawn on the CPU, the noise of a large model would take longer than its step, and a copy of the model over the bus. Here
-random words come from ChaCha20, keyed anew for each piece by the stream, and become draws by the same ziggurat; the 0.4 %
-that it does not settle at once are settled on the CPU.
+Drawn on the CPU, the noise of a large model would take longer than its step, and a copy of the
+model over the bus. Here random words come from ChaCha20, keyed anew for each piece by the stream,
+and become draws by the same ziggurat; the 0.4 % that it does not settle at once are settled on the
+CPU.
 """
 
 from functools import cache
@@ -26,8 +27,9 @@ def normals(stream: KeyStream, count: int, device: torch.device) -> Tensor:
     Raises:
         RuntimeError: the device does not compute what the CPU does.
 
-    **Guarantee.** As of `fill_standard_normal`, to whoever can break neither AES-256 nor ChaCha20: the key is the stream's
-    next bytes. The first call on a device compares tables, words and places with the CPU's: see `check`.
+    **Guarantee.** As of `fill_standard_normal`, to whoever can break neither AES-256 nor ChaCha20:
+    the key is the stream's next bytes. The first call on a device compares tables, words and
+    places with the CPU's: see `check`.
     """
     check(device)
     secret = bytearray(KEY_BYTES + NONCE_BYTES)
@@ -45,7 +47,9 @@ def words(secret: bytes, count: int, device: torch.device) -> Tensor:
 
 
 def throw(words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `ziggurat.throw`: places (float64), which of them are no draws yet, and the layers of those."""
+    """As `ziggurat.throw`: places (float64), which of them are no draws yet, and the layers of
+    those.
+    """
     step, inner = tables_on(words.device)
     layer = words & (LAYERS - 1)
     z = step.index_select(0, layer).mul_(words)
@@ -61,23 +65,29 @@ def tables_on(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @cache
 def check(device: torch.device) -> None:
-    """Tables, and the words and places of a secret of no further use, must be those of the CPU, to the last bit.
+    """Tables, and the words and places of a secret of no further use, must be those of the CPU, to
+    the last bit.
 
-    A sample of `CHECKED_WORDS`: a device that errs now and then, or in larger pieces alone, may pass.
+    A sample of `CHECKED_WORDS`: a device that errs now and then, or in larger pieces alone, may
+    pass.
 
     Raises:
         RuntimeError: they are not.
     """
     secret = bytearray(KEY_BYTES + NONCE_BYTES)
     KeyStream().fill(secret)
-    there, here = (words(bytes(secret), CHECKED_WORDS, torch.device(kind)) for kind in (device, "cpu"))
+    there, here = (
+        words(bytes(secret), CHECKED_WORDS, torch.device(kind)) for kind in (device, "cpu")
+    )
     z = np.empty(CHECKED_WORDS)
     where, _, layer = places_of(here.numpy().view(np.uint64).copy(), z, Scratch.of(CHECKED_WORDS))
     found = (*tables_on(device), there, *throw(there))
     expected = (*map(torch.from_numpy, tables()), here, *map(torch.from_numpy, (z, where, layer)))
     if not all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True)):
         raise RuntimeError(
-            f"noise cannot be drawn on {device}: it computes other words or places than the CPU, so the noise would not be "
-            "what the guarantee assumes. Fix: train on the CPU, or report this with the device and the versions of PyTorch "
+            f"noise cannot be drawn on {device}: it computes other words or places than the CPU, "
+            "so the noise would not be "
+            "what the guarantee assumes. Fix: train on the CPU, or report this with the device "
+            "and the versions of PyTorch "
             "and its driver."
         )

@@ -1,10 +1,10 @@
 """Cryptographic randomness: an AES-256-CTR keystream, and the sampling coins made from it.
 
-Noise that anyone can recompute hides nothing. `torch.Generator` on CPU keeps 32 bits of its seed, and
-numpy's generators are built for speed, not secrecy. A `KeyStream` is keyed by the operating system, and
-what it has put out says nothing about what it will put out: telling n words from ideal random ones has an
-advantage of at most n^2 / 2^131 over breaking AES-256 itself (the PRP/PRF switching lemma for n / 2
-blocks: below 2^-49 for 2^41 words).
+Noise that anyone can recompute hides nothing. `torch.Generator` on CPU keeps 32 bits of its seed,
+and numpy's generators are built for speed, not secrecy. A `KeyStream` is keyed by the operating
+system, and what it has put out says nothing about what it will put out: telling n words from ideal
+random ones has an advantage of at most n^2 / 2^131 over breaking AES-256 itself (the PRP/PRF
+switching lemma for n / 2 blocks: below 2^-49 for 2^41 words).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 
-# Words handled at a time: this block and three more of its size stay in a 1 MiB second-level cache, while
-# the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
+# Words handled at a time: this block and three more of its size stay in a 1 MiB second-level
+# cache, while the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
 BLOCK_WORDS = 1 << 14
 SECRET_BYTES = 32
 _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare keystream
 
-# Forks since the program began; with the process id it says which process is asking. The id alone would
-# not do, because ids are used again; the count alone misses forks made by C code.
+# Forks since the program began; with the process id it says which process is asking. The id alone
+# would not do, because ids are used again; the count alone misses forks made by C code.
 _forks = 0
 _taking_new_key = threading.Lock()
 
@@ -49,20 +49,21 @@ class KeyStream:
     """An endless stream of random 64-bit words, secret and never repeated.
 
     `KeyStream()` takes a fresh 256-bit key from the operating system. `KeyStream.from_seed(seed,
-    purpose)` derives the key from a number, for tests and reproducible runs: whoever knows the number
-    knows the noise, so `seeded` is True and what is drawn is not for release.
+    purpose)` derives the key from a number, for tests and reproducible runs: whoever knows the
+    number knows the noise, so `seeded` is True and what is drawn is not for release.
 
     Guarantee
-        The words of one stream, of its branches, and of any other `KeyStream()` are independent and
-        uniform to whoever cannot break AES-256. No call hands out a word twice: the key has no getter, a
-        stream refuses to be pickled or copied (two copies would repeat each other's noise, and a saved
-        key would undo the noise later), and a forked child never continues its parent's stream. In the
-        child a stream keyed by the OS takes a new key; a seeded one raises, because repeating the
-        parent's words would reuse noise and any other words would break the promise that a seed repeats.
+        The words of one stream, of its branches, and of any other `KeyStream()` are independent
+        and uniform to whoever cannot break AES-256. No call hands out a word twice: the key has no
+        getter, a stream refuses to be pickled or copied (two copies would repeat each other's
+        noise, and a saved key would undo the noise later), and a forked child never continues its
+        parent's stream. In the child a stream keyed by the OS takes a new key; a seeded one
+        raises, because repeating the parent's words would reuse noise and any other words would
+        break the promise that a seed repeats.
 
-    Threads may share a stream (a lock keeps calls apart), but who gets which words is then up to chance;
-    give each thread its own `branch()` where a seed must repeat. Little-endian and big-endian machines
-    read different words.
+    Threads may share a stream (a lock keeps calls apart), but who gets which words is then up to
+    chance; give each thread its own `branch()` where a seed must repeat. Little-endian and
+    big-endian machines read different words.
     """
 
     def __init__(self) -> None:
@@ -71,10 +72,12 @@ class KeyStream:
 
     @classmethod
     def from_seed(cls, seed: int, purpose: str) -> KeyStream:
-        """A stream that repeats: same `seed` (any integer >= 0), same `purpose`, same words. Not for release.
+        """A stream that repeats: same `seed` (any integer >= 0), same `purpose`, same words. Not
+        for release.
 
-        `purpose` is what the words are for ("noise", "coins", ...). The key is HKDF-SHA-256 of the seed's
-        decimal digits with the purpose as `info` (RFC 5869), so streams for two purposes are independent.
+        `purpose` is what the words are for ("noise", "coins", ...). The key is HKDF-SHA-256 of the
+        seed's decimal digits with the purpose as `info` (RFC 5869), so streams for two purposes
+        are independent.
 
         Raises TypeError or ValueError naming the argument.
         """
@@ -88,12 +91,16 @@ class KeyStream:
 
     @classmethod
     def from_secret(cls, secret: bytes, purpose: str) -> KeyStream:
-        """The stream that all processes of a run have in common: same `secret` (`fresh_secret`), same words.
+        """The stream that all processes of a run have in common: same `secret` (`fresh_secret`),
+        same words.
 
-        For coins that all of them must see fall alike, never for noise. As secret as the secret is.
+        For coins that all of them must see fall alike, never for noise. As secret as the secret
+        is.
         """
         if len(secret) != SECRET_BYTES:
-            raise ValueError(f"secret must have {SECRET_BYTES} bytes, from fresh_secret(); got {len(secret)}")
+            raise ValueError(
+                f"secret must have {SECRET_BYTES} bytes, from fresh_secret(); got {len(secret)}"
+            )
         return cls._derived(secret, purpose, seeded=False)
 
     @classmethod
@@ -101,15 +108,18 @@ class KeyStream:
         info = b"dpoptim noise stream: " + purpose.encode()
         stream = cls.__new__(cls)
         stream.seeded, stream._repeats = seeded, True
-        stream._start(HKDF(SHA256(), length=32, salt=None, info=info).derive(secret), itertools.count(1), 0)
+        stream._start(
+            HKDF(SHA256(), length=32, salt=None, info=info).derive(secret), itertools.count(1), 0
+        )
         return stream
 
     def branch(self) -> KeyStream:
-        """A stream of its own, independent of this one and of every other branch, for another thread or task.
+        """A stream of its own, independent of this one and of every other branch, for another
+        thread or task.
 
-        Branches share the key and differ in the upper half of the 128-bit counter block, so no two can
-        meet before one of them has put out 2^65 words. The k-th branch of a seeded stream repeats like
-        the stream itself.
+        Branches share the key and differ in the upper half of the 128-bit counter block, so no two
+        can meet before one of them has put out 2^65 words. The k-th branch of a seeded stream
+        repeats like the stream itself.
         """
         self._check_process()
         child = type(self).__new__(type(self))
@@ -120,7 +130,10 @@ class KeyStream:
     def words(self, out: NDArray[np.uint64]) -> None:
         """Overwrite `out` (uint64, C-contiguous, any shape) with the next words of the stream."""
         if out.dtype != np.uint64 or not out.flags.c_contiguous:
-            raise ValueError(f"out must be a C-contiguous uint64 array, got {out.dtype} with strides {out.strides}")
+            raise ValueError(
+                f"out must be a C-contiguous uint64 array, got {out.dtype} with "
+                f"strides {out.strides}"
+            )
         self.fill(out.data)
 
     def fill(self, buffer: bytearray | memoryview) -> None:
@@ -136,14 +149,15 @@ class KeyStream:
                 self._encryptor.update_into(_ZEROS[: len(piece)], piece)
 
     def coins(self, n: int, probability: float) -> NDArray[np.int64]:
-        """Toss `n` independent coins; return the indices of the heads, sorted (int64, shape (heads,)).
+        """Toss `n` independent coins; return the indices of the heads, sorted (int64, shape
+        (heads,)).
 
-        The streams of the noise and of the coins should be two, so that neither shifts the other. A coin is
-        heads when the upper 53 bits of its word are below floor(probability * 2^53), computed
-        in integers. So heads come up with a probability q' in (probability - 2^-53, probability]: never
-        more often than asked. That is the safe side, because a smaller sampling rate is a mixture of "not
-        sampled" with the larger one, and mixing never costs privacy. 1 means always and 0 never, without
-        a toss.
+        The streams of the noise and of the coins should be two, so that neither shifts the other.
+        A coin is heads when the upper 53 bits of its word are below floor(probability * 2^53),
+        computed in integers. So heads come up with a probability q' in (probability - 2^-53,
+        probability]: never more often than asked. That is the safe side, because a smaller
+        sampling rate is a mixture of "not sampled" with the larger one, and mixing never costs
+        privacy. 1 means always and 0 never, without a toss.
 
         Raises ValueError when `n` is negative or `probability` is not in [0, 1].
         """
@@ -174,12 +188,15 @@ class KeyStream:
         self._process = (os.getpid(), _forks)
 
     def _check_process(self) -> None:
-        """Never continue a parent's stream; called before taking the lock, which a fork may have frozen."""
+        """Never continue a parent's stream; called before taking the lock, which a fork may have
+        frozen.
+        """
         if self._process == (os.getpid(), _forks):
             return
         if self._repeats:
             raise RuntimeError(
-                "a seeded or shared KeyStream was used in a forked process, where it would repeat the parent's noise. "
+                "a seeded or shared KeyStream was used in a forked process, where it would "
+                "repeat the parent's noise. "
                 'Make one there: KeyStream.from_seed(seed, purpose="noise of worker 1")'
             )
         with _taking_new_key:
@@ -187,23 +204,31 @@ class KeyStream:
                 self._start(os.urandom(32), itertools.count(1), 0)
 
     def __repr__(self) -> str:
-        return "<KeyStream seeded: not for release>" if self.seeded else "<KeyStream keyed by the OS>"
+        return (
+            "<KeyStream seeded: not for release>" if self.seeded else "<KeyStream keyed by the OS>"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a KeyStream cannot be pickled or saved: its key would let anyone subtract the noise. "
-            "Make a new KeyStream() after loading; noise drawn after a resume comes from a fresh key"
+            "a KeyStream cannot be pickled or saved: its key would let anyone subtract the "
+            "noise. "
+            "Make a new KeyStream() after loading; noise drawn after a resume comes from a fresh "
+            "key"
         )
 
     def __copy__(self) -> NoReturn:
-        raise TypeError("a KeyStream cannot be copied: two copies would put out the same noise. Use branch()")
+        raise TypeError(
+            "a KeyStream cannot be copied: two copies would put out the same noise. Use branch()"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         self.__copy__()
 
 
 def fresh_secret() -> bytes:
-    """What one process draws, and all processes of a run derive common streams from. From the operating system."""
+    """What one process draws, and all processes of a run derive common streams from. From the
+    operating system.
+    """
     return os.urandom(SECRET_BYTES)
 
 

@@ -1,33 +1,39 @@
-"""The law of the noise: standard normal draws from random words, by a ziggurat (Marsaglia and Tsang 2000).
+"""The law of the noise: standard normal draws from random words, by a ziggurat (Marsaglia and
+Tsang 2000).
 
 The half density f(x) = exp(-x^2 / 2) is covered by 1,024 layers of equal area. Layer i >= 1 is the
-rectangle [0, x_i] x [f(x_i), f(x_{i+1})]; layer 0 is [0, R] x [0, f(R)] with the tail beyond R = x_1 =
-4.04 on its end. A word picks a layer with 10 bits and a signed place in it with 54. Where the layer lies
-under the curve over its whole height (99.6 % of draws) the place is the answer. Otherwise `settle`
-decides: on the curved end by comparing a uniform height with f, beyond R by drawing from the exact
-conditional tail (Marsaglia 1964), which reaches past 13 sigma.
+rectangle [0, x_i] x [f(x_i), f(x_{i+1})]; layer 0 is [0, R] x [0, f(R)] with the tail beyond R =
+x_1 = 4.04 on its end. A word picks a layer with 10 bits and a signed place in it with 54. Where
+the layer lies under the curve over its whole height (99.6 % of draws) the place is the answer.
+Otherwise `settle` decides: on the curved end by comparing a uniform height with f, beyond R by
+drawing from the exact conditional tail (Marsaglia 1964), which reaches past 13 sigma.
 
 How right it is
-    With real numbers in place of words and tables the law is exactly N(0, 1). What finite ones change:
+    With real numbers in place of words and tables the law is exactly N(0, 1). What finite ones
+    change:
 
-    * Tables in float64. The density stays within a factor 1 +- 1e-13 of the normal's (tested against
-      40-digit arithmetic: 4e-14), which is worth a KL divergence below 1e-26 a draw.
-    * Spacing. Given its layer, a place is one of 2^54 equally likely points, less than 2^-50 apart, moved
-      by less than 1.5 of these distances when converted and multiplied by the width. So a draw is within
-      2^-48 of one made with real numbers (in the tail, whose uniforms have 64 bits, within 2^-38 out to
-      8.6 sigma), except with a probability below 2^-48 that the two are decided differently.
-    * Rounding to a grid of step g, 2^-40 <= g <= 1. Rounding is monotone, so the points of a layer that
-      land in one cell of the grid are 4 more or fewer than the cell's exact share at most, and each
-      cell's probability is right up to a factor 1 +- eta, eta = 2^-47 / g (in the tail on average over
-      it). So one rounded draw is within a KL divergence of eta^2 from the rounded normal, and m of them
-      within a total variation of sqrt(m / 2) eta (Pinsker): 2e-7 for a billion draws at g = 2^-10. This
-      is the worst case; the errors of different layers are unrelated and average out.
+    * Tables in float64. The density stays within a factor 1 +- 1e-13 of the normal's (tested
+      against 40-digit arithmetic: 4e-14), which is worth a KL divergence below 1e-26 a draw.
+    * Spacing. Given its layer, a place is one of 2^54 equally likely points, less than 2^-50
+      apart, moved by less than 1.5 of these distances when converted and multiplied by the width.
+      So a draw is within 2^-48 of one made with real numbers (in the tail, whose uniforms have 64
+      bits, within 2^-38 out to 8.6 sigma), except with a probability below 2^-48 that the two are
+      decided differently.
+    * Rounding to a grid of step g, 2^-40 <= g <= 1. Rounding is monotone, so the points of a layer
+      that land in one cell of the grid are 4 more or fewer than the cell's exact share at most,
+      and each cell's probability is right up to a factor 1 +- eta, eta = 2^-47 / g (in the tail on
+      average over it). So one rounded draw is within a KL divergence of eta^2 from the rounded
+      normal, and m of them within a total variation of sqrt(m / 2) eta (Pinsker): 2e-7 for a
+      billion draws at g = 2^-10. This is the worst case; the errors of different layers are
+      unrelated and average out.
     * The keystream in place of random words: see `KeyStream`.
 
-    What is left belongs to adding noise in floating point at all: the last bits of `sum + z` can betray
-    the sum (Mironov 2012), whatever the sampler. Rounding both to a grid closes that, at the price in the
-    third point. The time of a draw depends on its value (the 0.4 % that need `settle` take longer): a
-    block of thousands hides which it was, a single draw that somebody can time does not.
+    What is left belongs to adding noise in floating point at all: the last bits of `sum + z` can
+        betray
+    the sum (Mironov 2012), whatever the sampler. Rounding both to a grid closes that, at the price
+    in the third point. The time of a draw depends on its value (the 0.4 % that need `settle` take
+    longer): a block of thousands hides which it was, a single draw that somebody can time does
+    not.
 """
 
 from __future__ import annotations
@@ -52,7 +58,9 @@ _LAYER_BITS = np.int64(LAYERS - 1)
 
 
 def _edges() -> Floats:
-    """x_0 > x_1 = R > ... > x_1024 = 0; x_0 = area / f(R) is the width of layer 0 were it a rectangle."""
+    """x_0 > x_1 = R > ... > x_1024 = 0; x_0 = area / f(R) is the width of layer 0 were it a
+    rectangle.
+    """
     edges = [_AREA / np.exp(-0.5 * TAIL_START**2), TAIL_START]
     while len(edges) < LAYERS:
         x = edges[-1]
@@ -62,8 +70,10 @@ def _edges() -> Floats:
 
 _EDGES = _edges()
 _HEIGHTS = np.exp(-0.5 * _EDGES**2)
-_STEP = _EDGES[:-1] * 2.0**-63  # a word read as a signed integer times this is a place in the layer
-_INNER = _EDGES[1:].copy()  # nearer to 0 than this, the layer lies under the curve over its whole height
+# a word read as a signed integer times this is a place in the layer
+_STEP = _EDGES[:-1] * 2.0**-63
+# nearer to 0 than this, the layer lies under the curve over its whole height
+_INNER = _EDGES[1:].copy()
 _FLOOR = _HEIGHTS[:-1].copy()
 _RISE = np.diff(_HEIGHTS)
 
@@ -75,7 +85,9 @@ def tables() -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Buffers for blocks of up to `size` draws, kept because fresh pages cost more than the drawing."""
+    """Buffers for blocks of up to `size` draws, kept because fresh pages cost more than the
+    drawing.
+    """
 
     words: NDArray[np.uint64]
     layer: Indices
@@ -89,10 +101,11 @@ class Scratch:
 
 
 def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> tuple[Indices, Floats, Indices]:
-    """Write a place of a random layer into each entry of `out` (shape (n,), n <= the scratch's size).
+    """Write a place of a random layer into each entry of `out` (shape (n,), n <= the scratch's
+    size).
 
-    Returns (where, place, layer), each of shape (m,): the entries of `out` that are *not* normal draws
-    yet, because their place is outside the inner part of its layer. They must be replaced by
+    Returns (where, place, layer), each of shape (m,): the entries of `out` that are *not* normal
+    draws yet, because their place is outside the inner part of its layer. They must be replaced by
     `settle(stream, place, layer)`.
     """
     words = scratch.words[: len(out)]
@@ -100,14 +113,18 @@ def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> tuple[Indices, Fl
     return places_of(words, out, scratch)
 
 
-def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> tuple[Indices, Floats, Indices]:
+def places_of(
+    words: NDArray[np.uint64], out: Floats, scratch: Scratch
+) -> tuple[Indices, Floats, Indices]:
     """`throw` with these words, whose memory is overwritten."""
     n = len(out)
     layer, edge, outside = scratch.layer[:n], scratch.edge[:n], scratch.outside[:n]
     signed = words.view(np.int64)
-    # The layer's bits stay at the low end of the place: they shift its points by less than their distance.
+    # The layer's bits stay at the low end of the place: they shift its points by less than their
+    # distance.
     np.bitwise_and(signed, _LAYER_BITS, layer)
-    _STEP.take(layer, out=out, mode="wrap")  # "wrap" and "clip" write straight into out, "raise" would not
+    # "wrap" and "clip" write straight into out, "raise" would not
+    _STEP.take(layer, out=out, mode="wrap")
     np.multiply(out, signed, out)
     _INNER.take(layer, out=edge, mode="wrap")
     magnitude = words.view(np.float64)  # the words are spent, so their memory is free
@@ -118,11 +135,12 @@ def places_of(words: NDArray[np.uint64], out: Floats, scratch: Scratch) -> tuple
 
 
 def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
-    """Normal draws of shape (m,) in place of the m throws that fell outside the inner part of their layer.
+    """Normal draws of shape (m,) in place of the m throws that fell outside the inner part of
+    their layer.
 
-    A place on the curved end of its layer stays with the share of the layer's height that is under the
-    curve there, else a whole new draw is made; a place beyond R in layer 0 becomes a draw from the tail,
-    with its sign.
+    A place on the curved end of its layer stays with the share of the layer's height that is under
+    the curve there, else a whole new draw is made; a place beyond R in layer 0 becomes a draw from
+    the tail, with its sign.
     """
     settled = np.empty(len(place))
     unsettled = np.arange(len(place))
@@ -142,7 +160,9 @@ def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
 
 
 def tail(stream: KeyStream, n: int) -> Floats:
-    """`n` draws of |Z| given |Z| > R, shape (n,), by rejection from R + Exp(R) (Marsaglia 1964)."""
+    """`n` draws of |Z| given |Z| > R, shape (n,), by rejection from R + Exp(R) (Marsaglia
+    1964).
+    """
     drawn = [np.empty(0)]
     missing = n
     while missing:
@@ -154,7 +174,9 @@ def tail(stream: KeyStream, n: int) -> Floats:
 
 
 def _uniforms(stream: KeyStream, n: int) -> Floats:
-    """`n` uniforms in (0, 1], shape (n,): words moved to the middle of their cell, so the log is finite."""
+    """`n` uniforms in (0, 1], shape (n,): words moved to the middle of their cell, so the log is
+    finite.
+    """
     words = np.empty(n, np.uint64)
     stream.words(words)
     return (words.astype(np.float64) + 0.5) * 2.0**-64

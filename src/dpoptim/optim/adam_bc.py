@@ -1,4 +1,6 @@
-"""Adam whose second moment has the noise's variance taken off (Tang, Shpilevskiy and Lecuyer 2023, "DP-AdamBC")."""
+"""Adam whose second moment has the noise's variance taken off (Tang, Shpilevskiy and Lecuyer 2023,
+"DP-AdamBC").
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -11,7 +13,8 @@ from dpoptim.arguments import number_from_zero, positive_number
 
 
 class AdamBC(torch.optim.Optimizer):
-    """Adam for noisy gradients: steps are ``m / sqrt(max(v - noise variance, floor * noise variance))``.
+    """Adam for noisy gradients: steps are ``m / sqrt(max(v - noise variance, floor * noise
+    variance))``.
 
     The noise enlarges every second moment alike, which makes Adam SGD; its variance is public, and
     taken off. Post-processing of what was released: it costs no privacy. Inside `dpoptim.attach`
@@ -86,12 +89,15 @@ class AdamBC(torch.optim.Optimizer):
 
 
 def pass_on(optimizers: Iterable[torch.optim.Optimizer], noise_std: float) -> None:
-    """Tell optimizers that want to know it (those with a ``noise_std`` of their own) how noisy a release is."""
+    """Tell optimizers that want to know it (those with a ``noise_std`` of their own) how noisy a
+    release is.
+    """
     for optimizer in optimizers:
         if "noise_std" in optimizer.defaults:
             if math.isnan(noise_std):
                 raise ValueError(
-                    f"{type(optimizer).__name__} asks for the noise of each step, which this noise does not tell. Fix: "
+                    f"{type(optimizer).__name__} asks for the noise of each step, which this "
+                    "noise does not tell. Fix: "
                     "noise='best' or 'independent', or another optimizer."
                 )
             for group in optimizer.param_groups:

@@ -1,4 +1,6 @@
-"""Private preprocessing: scikit-learn transformers whose fitting is charged, and a pipeline with one budget."""
+"""Private preprocessing: scikit-learn transformers whose fitting is charged, and a pipeline with
+one budget.
+"""
 
 from dpoptim.preprocessing.class_counts import DPClassCounts
 from dpoptim.preprocessing.imputer import DPImputer
@@ -7,4 +9,11 @@ from dpoptim.preprocessing.one_hot import DPOneHot
 from dpoptim.preprocessing.pipeline import PrivatePipeline
 from dpoptim.preprocessing.standard_scaler import DPStandardScaler
 
-__all__ = ["DPClassCounts", "DPImputer", "DPMinMaxScaler", "DPOneHot", "DPStandardScaler", "PrivatePipeline"]
+__all__ = [
+    "DPClassCounts",
+    "DPImputer",
+    "DPMinMaxScaler",
+    "DPOneHot",
+    "DPStandardScaler",
+    "PrivatePipeline",
+]

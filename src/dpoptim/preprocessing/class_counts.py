@@ -1,4 +1,6 @@
-"""How many records each public class has, as a noisy histogram knows it; and class weights from that."""
+"""How many records each public class has, as a noisy histogram knows it; and class weights from
+that.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Self
@@ -29,8 +31,8 @@ class DPClassCounts(BaseEstimator):
         counts_: float64, shape (classes,), at least 1 each.
         privacy_: `Guarantee` of the fit.
 
-    **Guarantee.** ``privacy_``, for every list of labels: a record adds 1 to one count at most (a label that is no class
-    adds nothing), so the vector of counts has one Gaussian.
+    **Guarantee.** ``privacy_``, for every list of labels: a record adds 1 to one count at most (a
+    label that is no class adds nothing), so the vector of counts has one Gaussian.
     """
 
     privacy_: Guarantee
@@ -61,12 +63,17 @@ class DPClassCounts(BaseEstimator):
             ValueError: no public classes, or a setting out of range.
         """
         if self.classes is None or len(self.classes) < 2:
-            raise ValueError("classes must be all classes, at least two, as public knowledge; y itself is private.")
+            raise ValueError(
+                "classes must be all classes, at least two, as public knowledge; y "
+                "itself is private."
+            )
         labels = column_or_1d(y)
         self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))
         n = public_number_of_records(self.n, len(labels), self.neighboring)
         delta, _ = stated_delta(self.delta, n)
-        counts = np.array([np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64)
+        counts = np.array(
+            [np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64
+        )
         released = release_sum(
             counts,
             norm_bound=histogram_bound(self.neighboring),
@@ -82,7 +89,9 @@ class DPClassCounts(BaseEstimator):
         return self
 
     def class_weight(self, *, most: float = 10.0) -> dict[Any, float]:
-        """Weights that balance the classes, as ``class_weight`` takes them: n / (classes * count), at most ``most``."""
+        """Weights that balance the classes, as ``class_weight`` takes them: n / (classes * count),
+        at most ``most``.
+        """
         check_is_fitted(self)
         balanced = self.counts_.sum() / (len(self.counts_) * self.counts_)
         weights = np.minimum(balanced, positive_number("most", most))

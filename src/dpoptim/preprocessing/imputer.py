@@ -13,18 +13,21 @@ from dpoptim.statistics import Floats
 class DPImputer(BoundedColumns):
     """Fill missing values (NaN) with the column's privately measured mean.
 
-    Before a `DPStandardScaler` it is not needed: ``DPStandardScaler(missing="mean")`` fills at no further cost.
+    Before a `DPStandardScaler` it is not needed: ``DPStandardScaler(missing="mean")`` fills at no
+    further cost.
 
     Args:
-        lower, upper: public range of the columns: one number, or one for each. What is learnt is of values cut to it.
+        lower, upper: public range of the columns: one number, or one for each. What is learnt is
+            of values cut to it.
         epsilon, delta, neighboring, n, ledger, noise_seed: as for `DPStandardScaler`.
 
     Attributes:
         mean_: shape (columns,), as released.
         privacy_: `Guarantee` of the fit.
 
-    **Guarantee.** ``privacy_``, for every table. A record adds (u, 0) for each column, u the value in half ranges from the
-    middle, or (0, 1) where it is missing: at most 1 long, and sqrt(columns) for all. One vector, one Gaussian.
+    **Guarantee.** ``privacy_``, for every table. A record adds (u, 0) for each column, u the value
+    in half ranges from the middle, or (0, 1) where it is missing: at most 1 long, and
+    sqrt(columns) for all. One vector, one Gaussian.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class DPImputer(BoundedColumns):
         scaled, missing = self._in_range(x, middle, half)
         released, n = self._release(np.hstack([scaled, missing]), type(self).__name__)
         total, absent = released.values.reshape(2, -1)
-        self.mean_: Floats = middle + half * np.clip(total / np.clip(n - absent, max(1.0, 0.01 * n), n), -1.0, 1.0)
+        self.mean_: Floats = middle + half * np.clip(
+            total / np.clip(n - absent, max(1.0, 0.01 * n), n), -1.0, 1.0
+        )
         return self
 
     def transform(self, X: Any) -> Floats:

@@ -19,17 +19,20 @@ class DPMinMaxScaler(BoundedColumns):
 
     Args:
         lower, upper: public range of the columns: one number, or one for each.
-        quantile: None scales by the public range itself, which reads no record and is free. A number in (0, 0.5): the ends
-            are the column's quantiles ``quantile`` and ``1 - quantile``, chosen privately; for columns whose public range
-            is far wider than where their values are.
-        epsilon, delta, neighboring, n, ledger, noise_seed: as for `DPStandardScaler`; used with ``quantile`` only.
+        quantile: None scales by the public range itself, which reads no record and is free. A
+            number in (0, 0.5): the ends are the column's quantiles ``quantile`` and ``1 -
+            quantile``, chosen privately; for columns whose public range is far wider than where
+            their values are.
+        epsilon, delta, neighboring, n, ledger, noise_seed: as for `DPStandardScaler`; used with
+            ``quantile`` only.
 
     Attributes:
         low_, high_: the ends, shape (columns,).
         privacy_: `Guarantee` of the fit; None where nothing was read.
 
-    **Guarantee.** ``privacy_``, for every table: two exponential mechanisms a column on `CANDIDATES` public numbers r, with
-    score ``-|#{values < r} - rank|`` of sensitivity 1, exactly drawn, all paid from one filter.
+    **Guarantee.** ``privacy_``, for every table: two exponential mechanisms a column on
+    `CANDIDATES` public numbers r, with score ``-|#{values < r} - rank|`` of sensitivity 1, exactly
+    drawn, all paid from one filter.
     """
 
     privacy_: Guarantee | None  # type: ignore[assignment]
@@ -63,7 +66,9 @@ class DPMinMaxScaler(BoundedColumns):
         return self.quantile is not None
 
     def wanted_mu(self, columns: int, n: int) -> float:
-        """Enough for ranks that are `precision` of n off: a choice among 256 errs by about 12 over its epsilon."""
+        """Enough for ranks that are `precision` of n off: a choice among 256 errs by about 12 over
+        its epsilon.
+        """
         return 8.0 / (self.precision * n) * float(np.sqrt(2 * columns))
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -77,7 +82,9 @@ class DPMinMaxScaler(BoundedColumns):
             return self
         quantile = real_number("quantile", self.quantile)
         if not 0 < quantile < 0.5:
-            raise ValueError(f"quantile must be between 0 and 0.5, got {quantile:g}; 0.01 is a usual choice.")
+            raise ValueError(
+                f"quantile must be between 0 and 0.5, got {quantile:g}; 0.01 is a usual choice."
+            )
         n, mu, delta, said = self._price(len(x))
         scaled, missing = self._in_range(x, middle, half)
         low, high, guarantee = select_tails(

@@ -14,9 +14,9 @@ from dpoptim.statistics import Floats
 class DPOneHot(TransformerMixin, BaseEstimator):
     """One column for each public category, and none for anything else.
 
-    Fitting reads no record, so it is free: the list of categories that *occur* in private data is private itself, and
-    publishing those that occur often enough would need a delta that the ledger's events cannot express. So the categories
-    are what can be known without the data.
+    Fitting reads no record, so it is free: the list of categories that *occur* in private data is
+    private itself, and publishing those that occur often enough would need a delta that the
+    ledger's events cannot express. So the categories are what can be known without the data.
 
     Args:
         categories: for each column of X the list of its public categories.
@@ -30,12 +30,15 @@ class DPOneHot(TransformerMixin, BaseEstimator):
 
     privacy_: None = None
 
-    def __init__(self, categories: Sequence[Sequence[Any]] | None = None, *, scale: float = 1.0) -> None:
+    def __init__(
+        self, categories: Sequence[Sequence[Any]] | None = None, *, scale: float = 1.0
+    ) -> None:
         self.categories = categories
         self.scale = scale
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check the settings. Args: X of shape (n, columns), of which only the number of columns is read.
+        """Check the settings. Args: X of shape (n, columns), of which only the number of columns
+        is read.
 
         Raises:
             ValueError: no list of categories for each column, or one that names a category twice.
@@ -43,12 +46,15 @@ class DPOneHot(TransformerMixin, BaseEstimator):
         columns = _columns(X)
         if self.categories is None or len(self.categories) != columns.shape[1]:
             raise ValueError(
-                "categories must be one list of public categories for each column of X; which ones "
+                "categories must be one list of public categories for each column of X; which "
+                "ones "
                 "occur in the data is private. Fix: categories=[[...], ...]."
             )
         for column, names in enumerate(self.categories):
             if len({str(name) for name in names}) != len(names) or not len(names):
-                raise ValueError(f"categories[{column}] must name each category once, and at least one.")
+                raise ValueError(
+                    f"categories[{column}] must name each category once, and at least one."
+                )
         self.categories_ = [[str(name) for name in names] for names in self.categories]
         self.n_features_in_ = columns.shape[1]
         return self
@@ -59,15 +65,27 @@ class DPOneHot(TransformerMixin, BaseEstimator):
         columns = _columns(X)
         if columns.shape[1] != self.n_features_in_:
             raise ValueError(f"X must have {self.n_features_in_} columns, as in fit.")
-        parts = [columns[:, [i]] == np.array(names)[None, :] for i, names in enumerate(self.categories_)]
+        parts = [
+            columns[:, [i]] == np.array(names)[None, :] for i, names in enumerate(self.categories_)
+        ]
         encoded: Floats = np.hstack(parts).astype(np.float64) * self.scale
         return encoded
 
-    def get_feature_names_out(self, input_features: Sequence[str] | None = None) -> NDArray[np.object_]:
+    def get_feature_names_out(
+        self, input_features: Sequence[str] | None = None
+    ) -> NDArray[np.object_]:
         """``column_category`` for every column of the result."""
         check_is_fitted(self)
-        names = [f"x{i}" for i in range(self.n_features_in_)] if input_features is None else list(input_features)
-        found = [f"{name}_{category}" for name, known in zip(names, self.categories_, strict=True) for category in known]
+        names = (
+            [f"x{i}" for i in range(self.n_features_in_)]
+            if input_features is None
+            else list(input_features)
+        )
+        found = [
+            f"{name}_{category}"
+            for name, known in zip(names, self.categories_, strict=True)
+            for category in known
+        ]
         return np.array(found, dtype=object)
 
 

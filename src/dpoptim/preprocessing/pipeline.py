@@ -28,11 +28,14 @@ class PrivatePipeline(Pipeline):
     """Transformers and an estimator of `dpoptim.estimators` that share one budget and one ledger.
 
     Args:
-        steps: as for scikit-learn's ``Pipeline``; `ColumnTransformer` and the like may hold the transformers. Steps that
-            are not of `dpoptim` must not learn from the data: they are on trust.
-        epsilon, delta: the budget of everything that a fit learns. What the steps say of their own is not used.
-        shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None: what each needs for a
-            precision of a hundredth of the columns' ranges, at most 0.3 for all; functions of public numbers.
+        steps: as for scikit-learn's ``Pipeline``; `ColumnTransformer` and the like may hold the
+            transformers. Steps that are not of `dpoptim` must not learn from the data: they are on
+            trust.
+        epsilon, delta: the budget of everything that a fit learns. What the steps say of their own
+            is not used.
+        shares: of the budget's mu^2, by the name of a charged step (as in ``get_params``); None:
+            what each needs for a precision of a hundredth of the columns' ranges, at most 0.3 for
+            all; functions of public numbers.
         ledger: where everything is charged; None: nowhere.
         memory, verbose, transform_input: as for ``Pipeline``.
 
@@ -40,8 +43,9 @@ class PrivatePipeline(Pipeline):
         privacy_: `Guarantee` of everything that the last ``fit`` learnt; also of the last step.
         shares_: what each charged step was given.
 
-    **Guarantee.** ``privacy_``. The releases of a fit have parameters fixed by public numbers before the first of them, so
-    their events compose; charged steps are Gaussian, so their mu^2 add up.
+    **Guarantee.** ``privacy_``. The releases of a fit have parameters fixed by public numbers
+    before the first of them, so their events compose; charged steps are Gaussian, so their mu^2
+    add up.
     """
 
     privacy_: Guarantee
@@ -68,21 +72,28 @@ class PrivatePipeline(Pipeline):
         """Fit every step on its share of the budget.
 
         Raises:
-            ValueError: a last step without a budget, steps under different neighbouring relations, or bad shares; before
-                anything is spent.
+            ValueError: a last step without a budget, steps under different neighbouring relations,
+                or bad shares; before anything is spent.
         """
         last = self.steps[-1][1]
         if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
             raise ValueError(
-                f"the last step must be an estimator of dpoptim.estimators, got {type(last).__name__}, which does not "
+                "the last step must be an estimator of dpoptim.estimators, got "
+                f"{type(last).__name__}, which does not "
                 "learn privately."
             )
         charged = {
-            name: step for name, step in self.get_params(deep=True).items() if isinstance(step, PrivateStep) and step.charged
+            name: step
+            for name, step in self.get_params(deep=True).items()
+            if isinstance(step, PrivateStep) and step.charged
         }
         relation = last.neighboring
-        if other := next((name for name, step in charged.items() if step.neighboring != relation), None):
-            raise ValueError(f"step {other!r} must have neighboring={relation!r}, as the last step has.")
+        if other := next(
+            (name for name, step in charged.items() if step.neighboring != relation), None
+        ):
+            raise ValueError(
+                f"step {other!r} must have neighboring={relation!r}, as the last step has."
+            )
         n = public_number_of_records(getattr(last, "n", None), len(X), relation)
         delta, _ = stated_delta(self.delta, n)
         epsilon = positive_number("epsilon", self.epsilon)
@@ -104,19 +115,31 @@ class PrivatePipeline(Pipeline):
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
         whole = compute_epsilon(dp_accounting.ComposedDpEvent(events), delta, relation)
-        said = [note for note in last.privacy_.notes if not note.startswith("all ") and note not in (ALONE, ON_TRUST)]
+        said = [
+            note
+            for note in last.privacy_.notes
+            if not note.startswith("all ") and note not in (ALONE, ON_TRUST)
+        ]
         self.privacy_ = with_scope(replace(whole, notes=tuple(said)), self.ledger)
         last.privacy_ = self.privacy_
         return self
 
-    def _divide(self, charged: Mapping[str, PrivateStep], columns: int, n: int, mu: float) -> dict[str, float]:
+    def _divide(
+        self, charged: Mapping[str, PrivateStep], columns: int, n: int, mu: float
+    ) -> dict[str, float]:
         """Shares of mu^2 by step."""
         if self.shares is not None:
             if set(self.shares) != set(charged):
-                raise ValueError(f"shares must name the charged steps {sorted(charged)}, got {sorted(self.shares)}.")
+                raise ValueError(
+                    f"shares must name the charged steps {sorted(charged)}, got "
+                    f"{sorted(self.shares)}."
+                )
             shares = {name: real_number("shares", share) for name, share in self.shares.items()}
             if not all(share > 0 for share in shares.values()) or sum(shares.values()) >= 1:
-                raise ValueError("shares must be above 0, and less than 1 together: the rest is for the last step.")
+                raise ValueError(
+                    "shares must be above 0, and less than 1 together: the rest is "
+                    "for the last step."
+                )
             return shares
         wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}
         scale = min(1.0, MOST_SHARE / max(math.fsum(wanted.values()), 1e-300))
@@ -124,14 +147,22 @@ class PrivatePipeline(Pipeline):
 
 
 @contextmanager
-def _budgets(steps: list[tuple[Any, float]], delta: float, ledger: Ledger, n: int, relation: str) -> Iterator[None]:
+def _budgets(
+    steps: list[tuple[Any, float]], delta: float, ledger: Ledger, n: int, relation: str
+) -> Iterator[None]:
     """The steps with these epsilons meanwhile; afterwards with their own settings again."""
     kept = [(step, step.get_params(deep=False)) for step, _ in steps]
     try:
         for step, epsilon in steps:
-            public = {"n": n} if relation == "add-or-remove-one" and "n" in step.get_params(deep=False) else {}
+            public = (
+                {"n": n}
+                if relation == "add-or-remove-one" and "n" in step.get_params(deep=False)
+                else {}
+            )
             step.set_params(epsilon=epsilon, delta=delta, ledger=ledger, **public)
         yield
     finally:
         for step, own in kept:
-            step.set_params(**{name: own[name] for name in ("epsilon", "delta", "ledger", "n") if name in own})
+            step.set_params(
+                **{name: own[name] for name in ("epsilon", "delta", "ledger", "n") if name in own}
+            )

@@ -1,4 +1,6 @@
-"""What private transformers share: public bounds for columns, a budget, and one release when they are fitted."""
+"""What private transformers share: public bounds for columns, a budget, and one release when they
+are fitted.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,11 +24,13 @@ Bound = float | Sequence[float]
 class PrivateStep(TransformerMixin, BaseEstimator):
     """A transformer that learns from private records, and is charged for it.
 
-    Subclasses have the settings ``epsilon``, ``delta``, ``neighboring``, ``n``, ``ledger`` and ``noise_seed``.
+    Subclasses have the settings ``epsilon``, ``delta``, ``neighboring``, ``n``, ``ledger`` and
+    ``noise_seed``.
     """
 
     privacy_: Guarantee
-    precision: ClassVar[float] = 0.01  # standard deviation of what is learnt, in half ranges, that a pipeline pays for
+    # standard deviation of what is learnt, in half ranges, that a pipeline pays for
+    precision: ClassVar[float] = 0.01
 
     @property
     def charged(self) -> bool:
@@ -34,7 +38,9 @@ class PrivateStep(TransformerMixin, BaseEstimator):
         return True
 
     def wanted_mu(self, columns: int, n: int) -> float:
-        """The price at which what is learnt is as precise as a pipeline wants it; public numbers only."""
+        """The price at which what is learnt is as precise as a pipeline wants it; public numbers
+        only.
+        """
         return math.sqrt(self.norm_bound(columns)) / (self.precision * n)
 
     def norm_bound(self, columns: int) -> float:
@@ -44,12 +50,19 @@ class PrivateStep(TransformerMixin, BaseEstimator):
     def _numbers(self, x: Any, *, reset: bool) -> Floats:
         """``x`` as floats of shape (n, columns); NaN stands for a missing value."""
         found: Floats = validate_data(
-            self, x, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=1
+            self,
+            x,
+            reset=reset,
+            dtype=np.float64,
+            ensure_all_finite="allow-nan",
+            ensure_min_samples=1,
         )
         return found
 
     def _release(self, rows: Floats, label: str) -> tuple[NoisySum, int]:
-        """The noisy sum of ``rows``, charged; and the public number of records. Sets ``privacy_``."""
+        """The noisy sum of ``rows``, charged; and the public number of records. Sets
+        ``privacy_``.
+        """
         n, mu, delta, said = self._price(len(rows))
         bound = self.norm_bound(self.n_features_in_)
         released = release_sum(
@@ -69,7 +82,8 @@ class PrivateStep(TransformerMixin, BaseEstimator):
         """(n, mu, delta, what must be said of delta)."""
         if self.epsilon is None:
             raise ValueError(
-                f"epsilon is missing: {type(self).__name__} learns from private records. Fix: epsilon=, or put it into "
+                f"epsilon is missing: {type(self).__name__} learns from private records. Fix: "
+                "epsilon=, or put it into "
                 "a dpoptim.preprocessing.PrivatePipeline, which shares its budget out."
             )
         n = public_number_of_records(self.n, rows, self.neighboring)
@@ -100,21 +114,31 @@ class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
             given = getattr(self, name)
             if given is None:
                 raise ValueError(
-                    f"{name} is missing: the public range of every column, from what can be known without the data. Fix: "
+                    f"{name} is missing: the public range of every column, from what can be "
+                    "known without the data. Fix: "
                     f"{name}=, one number or one for each column."
                 )
             values = np.asarray(given, dtype=np.float64)
             if values.shape not in ((), (columns,)) or not np.isfinite(values).all():
-                raise ValueError(f"{name} must be one finite number, or one for each of the {columns} columns.")
+                raise ValueError(
+                    f"{name} must be one finite number, or one for each of the {columns} columns."
+                )
             ends.append(np.broadcast_to(values, (columns,)))
         lower, upper = ends
         if not (lower < upper).all():
             column = int(np.argmax(~(lower < upper)))
-            raise ValueError(f"lower must be below upper; column {column} has {lower[column]:g} and {upper[column]:g}.")
+            raise ValueError(
+                f"lower must be below upper; column {column} has {lower[column]:g} "
+                f"and {upper[column]:g}."
+            )
         return (lower + upper) / 2, (upper - lower) / 2
 
-    def _in_range(self, x: Floats, middle: Floats, half: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-        """``x`` in half widths from the middle, cut to [-1, 1], 0 where missing; and which values are missing."""
+    def _in_range(
+        self, x: Floats, middle: Floats, half: Floats
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """``x`` in half widths from the middle, cut to [-1, 1], 0 where missing; and which values
+        are missing.
+        """
         missing = np.isnan(x)
         with np.errstate(over="ignore"):
             scaled = np.clip((np.where(missing, 0.0, x) - middle) / half, -1.0, 1.0)

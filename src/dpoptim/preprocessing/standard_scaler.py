@@ -17,12 +17,14 @@ class DPStandardScaler(BoundedColumns):
     """Scale columns by their privately measured means and standard deviations.
 
     Args:
-        lower, upper: public range of the columns: one number, or one for each. Values beyond are cut to it.
+        lower, upper: public range of the columns: one number, or one for each. Values beyond are
+            cut to it.
         epsilon: the budget, > 0; None where a `PrivatePipeline` decides.
         delta: in (1e-14, 1), or ``"auto"``: n^-1.1, n being public.
-        missing: ``"keep"`` leaves missing values (NaN) missing; ``"mean"`` fills them with the column's mean, which is 0
-            after scaling and costs nothing more.
-        neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public ``n``.
+        missing: ``"keep"`` leaves missing values (NaN) missing; ``"mean"`` fills them with the
+            column's mean, which is 0 after scaling and costs nothing more.
+        neighboring: ``"zero-out"``, ``"replace-one"``, or ``"add-or-remove-one"`` with a public
+            ``n``.
         n: public number of records; needed where the relation hides it.
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests.
@@ -31,9 +33,10 @@ class DPStandardScaler(BoundedColumns):
         mean_, scale_: shape (columns,), as released.
         privacy_: `Guarantee` of the fit.
 
-    **Guarantee.** ``privacy_``, for every table. With u the value in half ranges from the middle, a record adds
-    ``(u, u^2 - 1/2, 0)`` for each column, or ``(0, 0, 1)`` where its value is missing: at most sqrt(5/4) long, and
-    sqrt(5/4 columns) for all, which every record is scaled down to. One vector, one Gaussian.
+    **Guarantee.** ``privacy_``, for every table. With u the value in half ranges from the middle,
+    a record adds ``(u, u^2 - 1/2, 0)`` for each column, or ``(0, 0, 1)`` where its value is
+    missing: at most sqrt(5/4) long, and sqrt(5/4 columns) for all, which every record is scaled
+    down to. One vector, one Gaussian.
     """
 
     def __init__(
@@ -69,7 +72,10 @@ class DPStandardScaler(BoundedColumns):
             ValueError: a bad table or setting, before anything is spent.
         """
         if self.missing not in get_args(Missing):
-            raise ValueError(f"missing must be one of {', '.join(map(repr, get_args(Missing)))}, got {self.missing!r}.")
+            raise ValueError(
+                f"missing must be one of {', '.join(map(repr, get_args(Missing)))}, "
+                f"got {self.missing!r}."
+            )
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
         scaled, missing = self._in_range(x, middle, half)
@@ -85,7 +91,9 @@ class DPStandardScaler(BoundedColumns):
         return self
 
     def transform(self, X: Any) -> Floats:
-        """``(X - mean_) / scale_``, values beyond the public range cut to it; shape (n, columns)."""
+        """``(X - mean_) / scale_``, values beyond the public range cut to it; shape (n,
+        columns).
+        """
         x = self._checked(X)
         middle, half = self._bounds(x.shape[1])
         scaled, missing = self._in_range(x, middle, half)

@@ -1,6 +1,8 @@
-"""Which clip norm is best for a network? Two layers with tanh on raw images (the protocol of Das et al. 2023, Table 7).
+"""Which clip norm is best for a network? Two layers with tanh on raw images (the protocol of Das
+et al. 2023, Table 7).
 
-The paper's data sets are EMNIST and CIFAR-100; ours is Fashion-MNIST, so no figures of theirs stand beside.
+The paper's data sets are EMNIST and CIFAR-100; ours is Fashion-MNIST, so no figures of theirs
+stand beside.
 """
 
 import math
@@ -31,7 +33,9 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """Accuracy on the test images over seeds, at the learning rate that was best on other records."""
+    """Accuracy on the test images over seeds, at the learning rate that was best on other
+    records.
+    """
 
     clip_norm: float
     epsilon: float
@@ -42,15 +46,24 @@ class Row:
 
 
 def table7(
-    out: Path, directory: Path, *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS, norms: Sequence[float] = CLIP_NORMS
+    out: Path,
+    directory: Path,
+    *,
+    seeds: int = 3,
+    epsilons: Sequence[float] = EPSILONS,
+    norms: Sequence[float] = CLIP_NORMS,
 ) -> list[Row]:
-    """Measure all clip norms and write ``das_networks.csv`` into the folder ``out``. Public data."""
+    """Measure all clip norms and write ``das_networks.csv`` into the folder ``out``. Public
+    data.
+    """
     out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = ((x * SCALE, y) for x, y in load(directory))
     rows = []
     for epsilon in epsilons:
         for norm in norms:
-            plan = DPSGD(norm).plan(n=len(training[0]), batch_size=BATCH, epochs=EPOCHS, epsilon=epsilon, delta=DELTA)
+            plan = DPSGD(norm).plan(
+                n=len(training[0]), batch_size=BATCH, epochs=EPOCHS, epsilon=epsilon, delta=DELTA
+            )
             scores = [train(plan, training, step / norm, 0, choosing) for step in STEPS]
             rate = STEPS[scores.index(max(scores))] / norm
             found = [train(plan, training, rate, seed, test) for seed in range(1, seeds + 1)]
@@ -64,7 +77,9 @@ def train(plan: Plan, training: Arrays, rate: float, seed: int, measured_on: Arr
     """Accuracy of the mean of the second half of the iterates."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(training[0].shape[1], HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 10))
+        model = nn.Sequential(
+            nn.Linear(training[0].shape[1], HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 10)
+        )
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*training), noise_seed=seed) as private:

@@ -1,14 +1,18 @@
-"""Which clip norm is best? Accuracy at percentiles of the per-sample Lipschitz constants (Das et al. 2023, Tables 5 and 6).
+"""Which clip norm is best? Accuracy at percentiles of the per-sample Lipschitz constants (Das et
+al. 2023, Tables 5 and 6).
 
-Softmax regression. For each clip norm and epsilon the learning rate is the best of a grid on a tenth of the training
-records that those runs do not train on; then all records train, with other seeds. The papers' figures stand beside ours.
-The rows without a percentile of their own find the clip norm privately, within the same budget.
+Softmax regression. For each clip norm and epsilon the learning rate is the best of a grid on a
+tenth of the training records that those runs do not train on; then all records train, with other
+seeds. The papers' figures stand beside ours. The rows without a percentile of their own find the
+clip norm privately, within the same budget.
 
-On images the released gradients are smoothed over neighbouring pixels: neighbouring weights of a good classifier are alike,
-while the noise of neighbouring pixels is independent. The filter knows the shape of an image and no record, and acts on what
-the gate has released, so it is post-processing: the charge, the clipping and the model are those of DP-SGD without it. It is
-a preconditioner, positive definite, so it moves no minimum of the loss; what is rough about the weights is learnt later. Its
-cut-off was chosen once, on the same tenth as the learning rates (the data are public; on private data one pays for choices).
+On images the released gradients are smoothed over neighbouring pixels: neighbouring weights of a
+good classifier are alike, while the noise of neighbouring pixels is independent. The filter knows
+the shape of an image and no record, and acts on what the gate has released, so it is
+post-processing: the charge, the clipping and the model are those of DP-SGD without it. It is a
+preconditioner, positive definite, so it moves no minimum of the loss; what is rough about the
+weights is learnt later. Its cut-off was chosen once, on the same tenth as the learning rates (the
+data are public; on private data one pays for choices).
 """
 
 import math
@@ -81,7 +85,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Row:
-    """Percent of the hold-out at one clip norm and epsilon: mean and standard deviation over seeds; the paper's mean."""
+    """Percent of the hold-out at one clip norm and epsilon: mean and standard deviation over
+    seeds; the paper's mean.
+    """
 
     data: str
     clipped_at: str  # a number, or a percentile of the Lipschitz constants
@@ -95,26 +101,37 @@ class Row:
 
 
 def smooth_pixels(side: int, cutoff: float) -> torch.Tensor:
-    """A low-pass filter over images of ``side`` x ``side`` pixels and an intercept, which it leaves alone.
+    """A low-pass filter over images of ``side`` x ``side`` pixels and an intercept, which it
+    leaves alone.
 
     In the basis of the two-dimensional cosine transform the frequency (i, j) is multiplied by
-    ``1 / (1 + (i^2 + j^2) / cutoff^2)``. Float64, symmetric, positive definite, of shape (side^2 + 1, side^2 + 1).
+    ``1 / (1 + (i^2 + j^2) / cutoff^2)``. Float64, symmetric, positive definite, of shape (side^2 +
+    1, side^2 + 1).
     """
     frequency = torch.arange(side, dtype=torch.float64)
-    cosines = torch.cos(torch.pi / side * frequency[:, None] * (frequency + 0.5)) * math.sqrt(2 / side)
+    cosines = torch.cos(torch.pi / side * frequency[:, None] * (frequency + 0.5)) * math.sqrt(
+        2 / side
+    )
     cosines[0] /= math.sqrt(2)
     basis = torch.kron(cosines, cosines)  # a row for each pair of frequencies; orthonormal
     factors = 1 / (1 + (frequency[:, None].square() + frequency.square()).flatten() / cutoff**2)
     return torch.block_diag((basis.T * factors) @ basis, torch.ones(1, 1, dtype=torch.float64))
 
 
-def das_table(out: Path, case: Case, recipe: Recipe, *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS) -> list[Row]:
-    """Measure one data set; write ``das_<data>.csv`` and ``.png`` into the folder ``out``. Public data."""
+def das_table(
+    out: Path, case: Case, recipe: Recipe, *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS
+) -> list[Row]:
+    """Measure one data set; write ``das_<data>.csv`` and ``.png`` into the folder ``out``. Public
+    data.
+    """
     out.mkdir(parents=True, exist_ok=True)
     stem = f"das_{case.name.lower().replace('-', '_')}"
     constants = lipschitz_constants(case.model, case.x)
     norms = {f"{norm:g}": norm for norm in BELOW}
-    norms |= {f"{percent} %": float(torch.quantile(thinned(constants), percent / 100)) for percent in PERCENTILES}
+    norms |= {
+        f"{percent} %": float(torch.quantile(thinned(constants), percent / 100))
+        for percent in PERCENTILES
+    }
     rows: list[Row] = []
     for epsilon in epsilons:
         chosen: dict[str, float] = {}
@@ -134,13 +151,18 @@ def das_table(out: Path, case: Case, recipe: Recipe, *, seeds: int = 3, epsilons
             )[0]
             for seed in range(1, seeds + 1)
         ]
-        known = replace(recipe, steps=(chosen["0 %"],))  # near enough: the constants' lowest percentiles lie together
+        # near enough: the constants' lowest percentiles lie together
+        known = replace(recipe, steps=(chosen["0 %"],))
         each = [
-            measured(case, known, PRIVATE, norm, epsilon, epsilon - SEARCH_EPSILON, 1, first_seed=seed)[0]
+            measured(
+                case, known, PRIVATE, norm, epsilon, epsilon - SEARCH_EPSILON, 1, first_seed=seed
+            )[0]
             for seed, norm in enumerate(found, 1)
         ]
         scores = [row.accuracy for row in each]
-        rows.append(replace(each[0], accuracy=mean(scores), standard_deviation=spread(scores), seeds=seeds))
+        rows.append(
+            replace(each[0], accuracy=mean(scores), standard_deviation=spread(scores), seeds=seeds)
+        )
         write_rows(out / f"{stem}.csv", Row, rows)
     draw(out / f"{stem}.png", rows)
     return rows
@@ -152,7 +174,14 @@ def thinned(values: torch.Tensor, most: int = 1 << 20) -> torch.Tensor:
 
 
 def measured(
-    case: Case, recipe: Recipe, name: str, norm: float, epsilon: float, spent: float, seeds: int, first_seed: int = 1
+    case: Case,
+    recipe: Recipe,
+    name: str,
+    norm: float,
+    epsilon: float,
+    spent: float,
+    seeds: int,
+    first_seed: int = 1,
 ) -> tuple[Row, float]:
     """One cell, and its learning rate times clip norm."""
 
@@ -169,13 +198,17 @@ def measured(
     best = recipe.steps[0]
     if len(recipe.steps) > 1:
         cut = len(case.x) - len(case.x) // 10
-        choosing = replace(case, x=case.x[:cut], y=case.y[:cut], x_test=case.x[cut:], y_test=case.y[cut:])
+        choosing = replace(
+            case, x=case.x[:cut], y=case.y[:cut], x_test=case.x[cut:], y_test=case.y[cut:]
+        )
         scores = [accuracy(choosing, 0, step) for step in recipe.steps]
         best = recipe.steps[scores.index(max(scores))]
     found = [accuracy(case, first_seed + i, best) for i in range(seeds)]
     paper = PUBLISHED.get(case.name, {}).get(name, ())
     published = paper[EPSILONS.index(epsilon)] if paper and epsilon in EPSILONS else math.nan
-    return Row(case.name, name, norm, epsilon, best / norm, mean(found), spread(found), seeds, published), best
+    return Row(
+        case.name, name, norm, epsilon, best / norm, mean(found), spread(found), seeds, published
+    ), best
 
 
 def spread(values: Sequence[float]) -> float:
@@ -189,7 +222,9 @@ def table6(out: Path, fashion_directory: Path, *, seeds: int = 3) -> list[Row]:
 
 
 def table5(out: Path, tweets_directory: Path, *, seeds: int = 3) -> list[Row]:
-    """A TweetEval task on sentence features of norm 1, scaled to norm 10 (public), about as in the paper."""
+    """A TweetEval task on sentence features of norm 1, scaled to norm 10 (public), about as in the
+    paper.
+    """
     case = tweets(tweets_directory, out / "cache")
     scaled = replace(case, l2=0.0, x=case.x * 10, x_test=case.x_test * 10)
     model = LinearModel("softmax", features=case.model.features, outputs=case.model.outputs)
@@ -204,17 +239,25 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     from matplotlib import pyplot as plt
 
     epsilons = list(dict.fromkeys(row.epsilon for row in rows))
-    figure, axes = plt.subplots(1, len(epsilons), figsize=(4.2 * len(epsilons), 3.6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(epsilons), figsize=(4.2 * len(epsilons), 3.6), layout="constrained", squeeze=False
+    )
     for axis, epsilon in zip(axes[0], epsilons, strict=True):
         mine = [row for row in rows if row.epsilon == epsilon]
         names = [row.clipped_at for row in mine]
         places = range(len(mine))
         axis.errorbar(
-            places, [row.accuracy for row in mine], [row.standard_deviation for row in mine], fmt="o", label="ours"
+            places,
+            [row.accuracy for row in mine],
+            [row.standard_deviation for row in mine],
+            fmt="o",
+            label="ours",
         )
         axis.plot(places, [row.paper for row in mine], "s", color="#9ca3af", label="Das et al.")
         axis.set_xticks(places, names, rotation=60)
-        axis.set(title=rf"$\epsilon$ = {epsilon:g}", xlabel="clip norm (% of the Lipschitz constants)")
+        axis.set(
+            title=rf"$\epsilon$ = {epsilon:g}", xlabel="clip norm (% of the Lipschitz constants)"
+        )
     figure.axes[0].set_ylabel("accuracy, %")
     figure.axes[0].legend(frameon=False)
     figure.savefig(path, dpi=150)

@@ -1,4 +1,6 @@
-"""How DiceSGD's thresholds and learning rate matter (cf. Zhang et al. 2024, Figs. 2 and 3), under the proven accounting."""
+"""How DiceSGD's thresholds and learning rate matter (cf. Zhang et al. 2024, Figs. 2 and 3), under
+the proven accounting.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -19,7 +21,8 @@ CLIP_NORMS = (0.03, 0.1, 0.3, 1.0, 3.0)
 FEEDBACKS = (0.0, 0.3, 1.0, 3.0, 10.0)  # C2 / C1; 0: no feedback
 RESIDUALS = (1.0, 1.5, 2.0, 4.0, 8.0)  # R / C1; 1: nothing to feed back
 STEPS = (16.0, 32.0, 64.0, 128.0, 256.0)  # learning rate times C1
-BEST = {"clip_norm": 0.3, "feedback": 1.0, "residual": 2.0, "step": 128.0}  # where the other settings are held
+# where the other settings are held
+BEST = {"clip_norm": 0.3, "feedback": 1.0, "residual": 2.0, "step": 128.0}
 BATCH_SIZE, EPOCHS = 4000, 20
 
 
@@ -44,8 +47,12 @@ PANELS = {
 }
 
 
-def dice_ablations(out: Path, case: Case, *, seeds: int = 3, panels: Sequence[str] = tuple(PANELS)) -> list[Cell]:
-    """Measure the panels at epsilon = 2, zero-out; write ``dice_ablations.csv`` and ``.png`` to the folder ``out``."""
+def dice_ablations(
+    out: Path, case: Case, *, seeds: int = 3, panels: Sequence[str] = tuple(PANELS)
+) -> list[Cell]:
+    """Measure the panels at epsilon = 2, zero-out; write ``dice_ablations.csv`` and ``.png`` to
+    the folder ``out``.
+    """
     out.mkdir(parents=True, exist_ok=True)
     cells = []
     for panel in panels:
@@ -54,16 +61,22 @@ def dice_ablations(out: Path, case: Case, *, seeds: int = 3, panels: Sequence[st
             settings = {**BEST, first: a, second: b}
             scores = [run(case, seed=seed, **settings) for seed in range(1, seeds + 1)]
             spread = stdev(scores) if seeds > 1 else float("nan")
-            cells.append(Cell(panel, **settings, score=mean(scores), standard_deviation=spread, seeds=seeds))
+            cells.append(
+                Cell(panel, **settings, score=mean(scores), standard_deviation=spread, seeds=seeds)
+            )
         write_rows(out / "dice_ablations.csv", Cell, cells)
     draw(out / "dice_ablations.png", cells, case.measure)
     return cells
 
 
-def run(case: Case, *, clip_norm: float, feedback: float, residual: float, step: float, seed: int) -> float:
+def run(
+    case: Case, *, clip_norm: float, feedback: float, residual: float, step: float, seed: int
+) -> float:
     method = DiceSGD(clip_norm, feedback * clip_norm, residual * clip_norm)
     n = len(case.training[0])
-    plan = method.plan(n=n, batch_size=min(n, BATCH_SIZE), epochs=EPOCHS, epsilon=EPSILON, delta=DELTA)
+    plan = method.plan(
+        n=n, batch_size=min(n, BATCH_SIZE), epochs=EPOCHS, epsilon=EPSILON, delta=DELTA
+    )
     return train(plan, case, step, seed, case.test)
 
 
@@ -75,15 +88,32 @@ def draw(path: Path, cells: Sequence[Cell], measure: str) -> None:
     from matplotlib import pyplot as plt
 
     panels = list(dict.fromkeys(cell.panel for cell in cells))
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), layout="constrained", squeeze=False)
-    named = {"clip_norm": "$C_1$", "feedback": "$C_2 / C_1$", "residual": "$R / C_1$", "step": r"$\eta\, C_1$"}
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(4.6 * len(panels), 3.8), layout="constrained", squeeze=False
+    )
+    named = {
+        "clip_norm": "$C_1$",
+        "feedback": "$C_2 / C_1$",
+        "residual": "$R / C_1$",
+        "step": r"$\eta\, C_1$",
+    }
     for axis, panel in zip(axes[0], panels, strict=True):
         first, firsts, second, seconds = PANELS[panel]
-        scores = np.array([cell.score for cell in cells if cell.panel == panel]).reshape(len(firsts), len(seconds))
+        scores = np.array([cell.score for cell in cells if cell.panel == panel]).reshape(
+            len(firsts), len(seconds)
+        )
         axis.imshow(scores, aspect="auto", cmap="viridis")
         for i, j in np.ndindex(scores.shape):
             dark = scores[i, j] < (scores.max() + scores.min()) / 2
-            axis.text(j, i, f"{scores[i, j]:.3f}", ha="center", va="center", fontsize=8, color="white" if dark else "black")
+            axis.text(
+                j,
+                i,
+                f"{scores[i, j]:.3f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark else "black",
+            )
         axis.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
         axis.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
         axis.set(xlabel=named[second], ylabel=named[first], title=measure)

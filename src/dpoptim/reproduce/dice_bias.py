@@ -1,8 +1,10 @@
-"""The bias of clipping, and error feedback without it (Zhang et al. 2024, App. B.1). No noise, made-up data, no privacy.
+"""The bias of clipping, and error feedback without it (Zhang et al. 2024, App. B.1). No noise,
+made-up data, no privacy.
 
-One parameter x, Huber losses with slope at most C' = ceil(C) + 1, C' records at -1 and one at C': their mean is least at
-x = 0. Clipped to C, the far record pulls with C instead of C', and gradient descent comes to rest at x = C/C' - 1. (The
-paper prints C'/(C' + C) >= 1/2, which solves another equation; a distance of at least 1/2 is right for C <= 1.)
+One parameter x, Huber losses with slope at most C' = ceil(C) + 1, C' records at -1 and one at C':
+their mean is least at x = 0. Clipped to C, the far record pulls with C instead of C', and gradient
+descent comes to rest at x = C/C' - 1. (The paper prints C'/(C' + C) >= 1/2, which solves another
+equation; a distance of at least 1/2 is right for C <= 1.)
 """
 
 import math
@@ -25,7 +27,9 @@ START = 1.5
 
 @dataclass(frozen=True)
 class Ending:
-    """Where a method ended: the mean of x over the last tenth of its passes, and where it should by the analysis above."""
+    """Where a method ended: the mean of x over the last tenth of its passes, and where it should
+    by the analysis above.
+    """
 
     method: str
     clip_norm: float
@@ -34,11 +38,15 @@ class Ending:
     expected: float
 
 
-def bias_of_clipping(out: Path, *, clip_norms: Sequence[float] = CLIP_NORMS, passes: int = 400) -> list[Ending]:
-    """Measure all methods; write ``dice_bias.csv`` and ``dice_bias.png`` into the folder ``out``. Seconds on one core.
+def bias_of_clipping(
+    out: Path, *, clip_norms: Sequence[float] = CLIP_NORMS, passes: int = 400
+) -> list[Ending]:
+    """Measure all methods; write ``dice_bias.csv`` and ``dice_bias.png`` into the folder ``out``.
+    Seconds on one core.
 
-    Methods: clipping alone; DiceSGD as published (nothing is lost of a gradient); DiceSGD as proven, with R the largest
-    gradient there is and e kept between passes; and with e reset after each of them, which keeps part of the bias.
+    Methods: clipping alone; DiceSGD as published (nothing is lost of a gradient); DiceSGD as
+    proven, with R the largest gradient there is and e kept between passes; and with e reset after
+    each of them, which keeps part of the bias.
     """
     out.mkdir(parents=True, exist_ok=True)
     endings, paths = [], {}
@@ -47,7 +55,9 @@ def bias_of_clipping(out: Path, *, clip_norms: Sequence[float] = CLIP_NORMS, pas
         for name, method in methods(clip_norm).items():
             path = descend(method, slope, passes)
             tail = path[-max(1, len(path) // 10) :]
-            expected = {"clipped": clip_norm / slope - 1, "DiceSGD, with resets": math.nan}.get(name, 0.0)
+            expected = {"clipped": clip_norm / slope - 1, "DiceSGD, with resets": math.nan}.get(
+                name, 0.0
+            )
             endings.append(Ending(name, clip_norm, passes, sum(tail) / len(tail), expected))
             paths[name, clip_norm] = path
     write_rows(out / "dice_bias.csv", Ending, endings)
@@ -92,7 +102,9 @@ def draw(path: Path, paths: dict[tuple[str, float], list[float]]) -> None:
     from matplotlib import pyplot as plt
 
     clip_norms = list(dict.fromkeys(clip_norm for _, clip_norm in paths))
-    figure, axes = plt.subplots(1, len(clip_norms), figsize=(4 * len(clip_norms), 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(clip_norms), figsize=(4 * len(clip_norms), 3.4), sharey=True, layout="constrained"
+    )
     for axis, clip_norm in zip([axes] if len(clip_norms) == 1 else axes, clip_norms, strict=True):
         for (name, norm), values in paths.items():
             if norm == clip_norm:

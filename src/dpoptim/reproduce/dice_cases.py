@@ -1,4 +1,6 @@
-"""What DiceSGD and DP-SGD are compared on: public data, models, and the settings to choose from."""
+"""What DiceSGD and DP-SGD are compared on: public data, models, and the settings to choose
+from.
+"""
 
 import csv
 import re
@@ -55,7 +57,9 @@ class Case:
     steps: Sequence[float]
     physical_batch_size: int | None = None
 
-    def model_and_optimizer(self, step: float, clip_norm: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(
+        self, step: float, clip_norm: float
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model, always initialised alike, and its optimizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -136,7 +140,8 @@ def restaurant_gpt(directory: str | Path) -> Case:
     counts = Counter(word for text in texts for word in text)
     places = {word: i + 3 for i, (word, _) in enumerate(counts.most_common(KNOWN_WORDS - 3))}
     training, held = numbered(texts, places), numbered(tests, places)
-    half = len(held[0]) // 2  # the tests are ordered by their meanings, so a text and its paraphrases stay together
+    # the tests are ordered by their meanings, so a text and its paraphrases stay together
+    half = len(held[0]) // 2
     return Case(
         "E2E, small GPT",
         "log-likelihood of a word",
@@ -169,7 +174,9 @@ def words(text: str) -> list[str]:
 
 
 def numbered(texts: Sequence[Sequence[str]], places: dict[str, int]) -> Arrays:
-    """Words by number, and the words that follow them: both of shape (records, WORDS - 1), padded with `PADDING`."""
+    """Words by number, and the words that follow them: both of shape (records, WORDS - 1), padded
+    with `PADDING`.
+    """
     numbers = torch.full((len(texts), WORDS), PADDING)
     for row, text in zip(numbers, texts, strict=True):
         known = [places.get(word, UNKNOWN) for word in text[:WORDS]]
@@ -178,7 +185,9 @@ def numbered(texts: Sequence[Sequence[str]], places: dict[str, int]) -> Arrays:
 
 
 def word_losses(outputs: Tensor, following: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.transpose(1, 2), following, ignore_index=PADDING, reduction="none")
+    return F.cross_entropy(
+        outputs.transpose(1, 2), following, ignore_index=PADDING, reduction="none"
+    )
 
 
 def word_loss(outputs: Tensor, following: Tensor) -> Tensor:
@@ -188,7 +197,10 @@ def word_loss(outputs: Tensor, following: Tensor) -> Tensor:
 @torch.no_grad()
 def log_likelihood(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """Mean over all words of the logarithm of their predicted probability."""
-    total = sum(float(word_losses(model(a), b).double().sum()) for a, b in zip(x.split(256), y.split(256), strict=True))
+    total = sum(
+        float(word_losses(model(a), b).double().sum())
+        for a, b in zip(x.split(256), y.split(256), strict=True)
+    )
     return -total / float((y != PADDING).sum())
 
 
@@ -199,8 +211,15 @@ class SmallGPT(nn.Module):
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(WORDS, width)
-        layer: dict[str, Any] = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 4 * width, **layer) for _ in range(layers))
+        layer: dict[str, Any] = {
+            "dropout": 0.0,
+            "activation": "gelu",
+            "batch_first": True,
+            "norm_first": True,
+        }
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 4 * width, **layer) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
 

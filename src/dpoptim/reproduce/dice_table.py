@@ -1,7 +1,7 @@
 """DP-SGD against DiceSGD at the same proven guarantee (cf. Zhang et al. 2024, Table 2 and Fig. 4).
 
-All rows but the last kind promise the same epsilon at delta = 1e-5 under zero-out. The last, DiceSGD as published, claims it
-and does not have it: its proven epsilon stands beside.
+All rows but the last kind promise the same epsilon at delta = 1e-5 under zero-out. The last,
+DiceSGD as published, claims it and does not have it: its proven epsilon stands beside.
 """
 
 import itertools
@@ -29,7 +29,9 @@ PUBLISHED = "DiceSGD as published"
 
 @dataclass(frozen=True)
 class Row:
-    """Test score over seeds of one method at its best settings; noise is the standard deviation on the mean gradient."""
+    """Test score over seeds of one method at its best settings; noise is the standard deviation on
+    the mean gradient.
+    """
 
     case: str
     method: str
@@ -48,20 +50,29 @@ class Row:
     seeds: int
 
 
-def dice_table(out: Path, cases: Sequence[Case], *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS) -> list[Row]:
+def dice_table(
+    out: Path, cases: Sequence[Case], *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS
+) -> list[Row]:
     """Measure all methods on all cases and write ``dice_table.csv`` into the folder ``out``.
 
-    Batch size, epochs, clip norms and learning rate are the best of the case's grid for each method and epsilon, on records
-    that are neither trained nor tested on, with noise of their own. Public data; choosing them is not charged.
+    Batch size, epochs, clip norms and learning rate are the best of the case's grid for each
+    method and epsilon, on records that are neither trained nor tested on, with noise of their own.
+    Public data; choosing them is not charged.
     """
     out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for case, epsilon in itertools.product(cases, epsilons):
         plans: dict[str, list[Plan]] = {}
-        for name, plan in candidates(len(case.training[0]), epsilon, case.epochs, case.batches, case.clip_norms):
+        for name, plan in candidates(
+            len(case.training[0]), epsilon, case.epochs, case.batches, case.clip_norms
+        ):
             plans.setdefault(name, []).append(plan)
         for name, mine in plans.items():
-            tried = ((train(plan, case, step, 0, case.choosing), plan, step) for plan in mine for step in case.steps)
+            tried = (
+                (train(plan, case, step, 0, case.choosing), plan, step)
+                for plan in mine
+                for step in case.steps
+            )
             _, plan, step = max(tried, key=lambda each: each[0])
             found = [train(plan, case, step, seed, case.test) for seed in range(1, seeds + 1)]
             rows.append(row(name, plan, epsilon, case, step, found))
@@ -70,15 +81,29 @@ def dice_table(out: Path, cases: Sequence[Case], *, seeds: int = 3, epsilons: Se
 
 
 def candidates(
-    n: int, epsilon: float, epochs: Sequence[int], batches: Sequence[int], clip_norms: Sequence[float]
+    n: int,
+    epsilon: float,
+    epochs: Sequence[int],
+    batches: Sequence[int],
+    clip_norms: Sequence[float],
 ) -> Iterator[tuple[str, Plan]]:
     """Plans of every method, by its name."""
     for size, passes, clip in itertools.product(batches, epochs, clip_norms):
 
         def plan(
-            method: DPSGD | DPFTRL | DiceSGD, relation: str = "zero-out", size: int = size, passes: int = passes
+            method: DPSGD | DPFTRL | DiceSGD,
+            relation: str = "zero-out",
+            size: int = size,
+            passes: int = passes,
         ) -> Plan:
-            return method.plan(n=n, batch_size=size, epochs=passes, epsilon=epsilon, delta=DELTA, neighboring=relation)
+            return method.plan(
+                n=n,
+                batch_size=size,
+                epochs=passes,
+                epsilon=epsilon,
+                delta=DELTA,
+                neighboring=relation,
+            )
 
         yield "DP-SGD", plan(DPSGD(clip))
         yield "DP-FTRL", plan(DPFTRL(clip))
@@ -91,7 +116,9 @@ def candidates(
 
 
 def train(plan: Plan, case: Case, step: float, seed: int, measured_on: Arrays) -> float:
-    """Score of the mean of the second half of the iterates; minus infinity where training left the numbers."""
+    """Score of the mean of the second half of the iterates; minus infinity where training left the
+    numbers.
+    """
     model, optimizer = case.model_and_optimizer(step, plan.method.rule.norm)
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*case.training), noise_seed=seed) as private:
@@ -105,7 +132,9 @@ def train(plan: Plan, case: Case, step: float, seed: int, measured_on: Arrays) -
     return score if math.isfinite(score) else -math.inf
 
 
-def row(name: str, plan: Plan, epsilon: float, case: Case, step: float, found: Sequence[float]) -> Row:
+def row(
+    name: str, plan: Plan, epsilon: float, case: Case, step: float, found: Sequence[float]
+) -> Row:
     dice = plan.method if isinstance(plan.method, DiceSGD) else None
     return Row(
         case=case.name,

@@ -19,7 +19,8 @@ class Request:
     Attributes:
         out: folder for tables (CSV) and pictures.
         quick: fewer settings and seeds.
-        fashion, tweets, e2e: folders of Fashion-MNIST, of a TweetEval task, and of the E2E challenge; None: not there.
+        fashion, tweets, e2e: folders of Fashion-MNIST, of a TweetEval task, and of the E2E
+            challenge; None: not there.
         say: told in a line what is left out, and why.
     """
 
@@ -70,7 +71,9 @@ def dice_ablations(panel: str) -> Callable[[Request], None]:
         from dpoptim.reproduce.dice_ablations import dice_ablations as experiment
         from dpoptim.reproduce.dice_cases import fashion_softmax
 
-        experiment(request.out, fashion_softmax(request.fashion), seeds=request.seeds, panels=(panel,))
+        experiment(
+            request.out, fashion_softmax(request.fashion), seeds=request.seeds, panels=(panel,)
+        )
 
     return run
 
@@ -103,7 +106,9 @@ def das_table5(request: Request) -> None:
     from dpoptim.reproduce.das_tables import table5
 
     if request.tweets is None:
-        raise ValueError("das-table5 needs --tweets, a folder of a TweetEval task such as emotion or emoji.")
+        raise ValueError(
+            "das-table5 needs --tweets, a folder of a TweetEval task such as emotion or emoji."
+        )
     table5(request.out, request.tweets, seeds=request.seeds)
 
 

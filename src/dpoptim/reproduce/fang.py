@@ -1,4 +1,6 @@
-"""Gradient clipping against value clipping: how often gradients are clipped, accuracy, and time (Fang et al. 2023)."""
+"""Gradient clipping against value clipping: how often gradients are clipped, accuracy, and time
+(Fang et al. 2023).
+"""
 
 import importlib.util
 import math
@@ -36,9 +38,11 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Frequency:
-    """Share of clipped gradients in an epoch, without noise (public data) or as the monitor releases it.
+    """Share of clipped gradients in an epoch, without noise (public data) or as the monitor
+    releases it.
 
-    Of the *expected* batch, so that the chance of who takes part may carry it a little below 0 or above 1.
+    Of the *expected* batch, so that the chance of who takes part may carry it a little below 0 or
+    above 1.
     """
 
     model: str
@@ -126,7 +130,9 @@ def methods(clip_norm: float) -> dict[str, DPSGD | ValueClippedSGD]:
 
 
 def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
-    """Fig. 2: write ``fang_fig2.csv``. Clip norm and learning rate are the best of a grid for each method."""
+    """Fig. 2: write ``fang_fig2.csv``. Clip norm and learning rate are the best of a grid for each
+    method.
+    """
     out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = load(directory)
     rows = []
@@ -135,8 +141,16 @@ def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
             tried = []
             for clip_norm in CLIP_NORMS:
                 chosen = methods(clip_norm)[method]
-                plan = chosen.plan(n=len(training[0]), batch_size=4 * BATCH, epochs=EPOCHS, epsilon=EPSILON, delta=DELTA)
-                tried += [(run(plan, name, training, step, 0, choosing), plan, step) for step in STEPS]
+                plan = chosen.plan(
+                    n=len(training[0]),
+                    batch_size=4 * BATCH,
+                    epochs=EPOCHS,
+                    epsilon=EPSILON,
+                    delta=DELTA,
+                )
+                tried += [
+                    (run(plan, name, training, step, 0, choosing), plan, step) for step in STEPS
+                ]
             _, plan, step = max(tried, key=lambda each: each[0])
             found = [run(plan, name, training, step, seed, test) for seed in range(1, seeds + 1)]
             spread = stdev(found) if seeds > 1 else math.nan
@@ -146,7 +160,9 @@ def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
     return rows
 
 
-def run(plan: Plan, name: str, training: Arrays, step: float, seed: int, measured_on: Arrays) -> float:
+def run(
+    plan: Plan, name: str, training: Arrays, step: float, seed: int, measured_on: Arrays
+) -> float:
     """Accuracy of the mean of the second half of the iterates."""
     model, optimizer = start(name, step, plan.method.rule.norm)
     average = TailAverage(model, plan.steps // 2)
@@ -160,8 +176,11 @@ def run(plan: Plan, name: str, training: Arrays, step: float, seed: int, measure
     return accuracy(model, *measured_on)
 
 
-def epoch_times(out: Path, directory: Path, *, repeats: int = 5, say: Callable[[str], None] = print) -> list[Time]:
-    """Table 2: write ``fang_table2.csv``. Epochs of the methods take turns; micro-batches of one: 1,000 records.
+def epoch_times(
+    out: Path, directory: Path, *, repeats: int = 5, say: Callable[[str], None] = print
+) -> list[Time]:
+    """Table 2: write ``fang_table2.csv``. Epochs of the methods take turns; micro-batches of one:
+    1,000 records.
 
     Opacus takes part where it is installed (the extra ``[bench]``).
     """
@@ -180,11 +199,15 @@ def epoch_times(out: Path, directory: Path, *, repeats: int = 5, say: Callable[[
             if with_opacus:
                 found.setdefault("Opacus", []).append(opacus_epoch(name, training))
             for method, chosen in methods(1.0).items():
-                plan = chosen.plan(n=len(training[0]), batch_size=BATCH, epochs=1, epsilon=EPSILON, delta=DELTA)
+                plan = chosen.plan(
+                    n=len(training[0]), batch_size=BATCH, epochs=1, epsilon=EPSILON, delta=DELTA
+                )
                 found.setdefault(method, []).append(private_epoch(plan, name, training))
         plain = statistics.median(found["plain SGD"])
         for method, seconds in found.items():
-            rows.append(Time(name, method, statistics.median(seconds), statistics.median(seconds) / plain))
+            rows.append(
+                Time(name, method, statistics.median(seconds), statistics.median(seconds) / plain)
+            )
         write_rows(out / "fang_table2.csv", Time, rows)
     return rows
 
@@ -202,7 +225,9 @@ def plain_epoch(name: str, training: Arrays) -> float:
 
 
 def loader_epoch(name: str, training: Arrays) -> float:
-    """Ordinary SGD on shuffled batches of PyTorch's own loader, which collates record by record."""
+    """Ordinary SGD on shuffled batches of PyTorch's own loader, which collates record by
+    record.
+    """
     model, optimizer = start(name, 0.1, 1.0)
     started = time.process_time()
     for x, y in DataLoader(TensorDataset(*training), batch_size=BATCH, shuffle=True):
@@ -234,7 +259,9 @@ def opacus_epoch(name: str, training: Arrays) -> float:
 
     model, optimizer = start(name, 0.1, 1.0)
     wrapped = GradSampleModule(model)
-    private = DPOptimizer(optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH)
+    private = DPOptimizer(
+        optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH
+    )
     x, y = training
     started = time.process_time()
     for indices in torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split(BATCH):
@@ -262,13 +289,27 @@ def draw_frequencies(path: Path, rows: Sequence[Frequency]) -> None:
     from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys(row.model for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(4.4 * len(names), 3.4), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(4.4 * len(names), 3.4), layout="constrained", squeeze=False
+    )
     for axis, name in zip(axes[0], names, strict=True):
         for i, clip_norm in enumerate(CLIP_NORMS):
             for private, line in ((False, "-"), (True, "--")):
-                mine = [row for row in rows if (row.model, row.clip_norm, row.private) == (name, clip_norm, private)]
-                label = f"C = {clip_norm:g}" + (rf", private ($\epsilon$ = {EPSILON:g})" if private else "")
-                axis.plot([row.epoch for row in mine], [row.clipped for row in mine], line, color=f"C{i}", label=label)
+                mine = [
+                    row
+                    for row in rows
+                    if (row.model, row.clip_norm, row.private) == (name, clip_norm, private)
+                ]
+                label = f"C = {clip_norm:g}" + (
+                    rf", private ($\epsilon$ = {EPSILON:g})" if private else ""
+                )
+                axis.plot(
+                    [row.epoch for row in mine],
+                    [row.clipped for row in mine],
+                    line,
+                    color=f"C{i}",
+                    label=label,
+                )
         axis.set(xlabel="epoch", title=name, ylim=(0, 1.02))
     figure.axes[0].set_ylabel("share of clipped gradients")
     figure.axes[0].legend(fontsize=7, frameon=False)

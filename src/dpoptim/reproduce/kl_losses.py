@@ -15,14 +15,17 @@ from dpoptim.solvers.problem import Terms
 
 
 class TiltedProblem:
-    """f(w; z) = phi(w) + <w, z>. With centred records the risk is phi itself, and every record differs from it.
+    """f(w; z) = phi(w) + <w, z>. With centred records the risk is phi itself, and every record
+    differs from it.
 
     Args:
         start: the starting point, shape (d,).
         value, gradient: phi and its gradient.
     """
 
-    def __init__(self, start: Tensor, value: Callable[[Tensor], float], gradient: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, start: Tensor, value: Callable[[Tensor], float], gradient: Callable[[Tensor], Tensor]
+    ) -> None:
         self._start, self._value, self._gradient = start, value, gradient
 
     @property
@@ -44,7 +47,9 @@ class TiltedProblem:
         common = torch.stack([c * self._gradient(w) for c, w in terms]).sum(0)
         rows = common + sum(c for c, _ in terms) * batch
         scale = bound / 2  # Clipping's smallest bound is 1e-6
-        factors = Clipping(2.0).factors(row_squared_norms(rows / scale), margin(torch.float64, self.capacity))
+        factors = Clipping(2.0).factors(
+            row_squared_norms(rows / scale), margin(torch.float64, self.capacity)
+        )
         return factors @ torch.where(factors[:, None] > 0, rows, 0.0)
 
     def total_loss(self, batch: Tensor, w: Tensor) -> float:
@@ -66,26 +71,42 @@ def tilted(problem: TiltedProblem, n: int) -> Objective:
 
 
 def power(kappa: float, dimension: int) -> TiltedProblem:
-    """phi = |w|^tau / tau with tau = kappa / (kappa - 1): (tau^(-1/kappa), kappa)-KL. The start has norm 1."""
+    """phi = |w|^tau / tau with tau = kappa / (kappa - 1): (tau^(-1/kappa), kappa)-KL. The start
+    has norm 1.
+    """
     tau = kappa / (kappa - 1)
     start = torch.full((dimension,), dimension**-0.5, dtype=torch.float64)
-    return TiltedProblem(start, lambda w: float(w.norm()) ** tau / tau, lambda w: w * float(w.norm()) ** (tau - 2))
+    return TiltedProblem(
+        start, lambda w: float(w.norm()) ** tau / tau, lambda w: w * float(w.norm()) ** (tau - 2)
+    )
 
 
 def sine(dimension: int) -> TiltedProblem:
-    """phi = sum of w^2 + 3 sin^2 w: not convex, but PL (kappa = 2). Starts at w = 2.5, beyond its steepest waves."""
+    """phi = sum of w^2 + 3 sin^2 w: not convex, but PL (kappa = 2). Starts at w = 2.5, beyond its
+    steepest waves.
+    """
     start = torch.full((dimension,), 2.5, dtype=torch.float64)
-    return TiltedProblem(start, lambda w: float((w**2 + 3 * w.sin() ** 2).sum()), lambda w: 2 * w + 3 * (2 * w).sin())
+    return TiltedProblem(
+        start, lambda w: float((w**2 + 3 * w.sin() ** 2).sum()), lambda w: 2 * w + 3 * (2 * w).sin()
+    )
 
 
 def steep_valley(dimension: int) -> TiltedProblem:
-    """phi = sqrt(1 + |w|^2), started at a distance of a million: the gradient stays near 1 for the whole run."""
+    """phi = sqrt(1 + |w|^2), started at a distance of a million: the gradient stays near 1 for the
+    whole run.
+    """
     start = torch.full((dimension,), 1e6 * dimension**-0.5, dtype=torch.float64)
-    return TiltedProblem(start, lambda w: math.hypot(1.0, float(w.norm())), lambda w: w / math.hypot(1.0, float(w.norm())))
+    return TiltedProblem(
+        start,
+        lambda w: math.hypot(1.0, float(w.norm())),
+        lambda w: w / math.hypot(1.0, float(w.norm())),
+    )
 
 
 def network() -> Objective:
-    """Regression of 16 records by 64 hidden units: over-parameterised, so the least risk is zero and PL holds nearby."""
+    """Regression of 16 records by 64 hidden units: over-parameterised, so the least risk is zero
+    and PL holds nearby.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(16, 8, generator=generator, dtype=torch.float64)
     y = torch.randn(16, generator=generator, dtype=torch.float64)

@@ -1,7 +1,9 @@
-"""Menart et al. 2024: do the solvers reach the rates of Theorems 1, 4 and 5? Slopes on losses with known parameters.
+"""Menart et al. 2024: do the solvers reach the rates of Theorems 1, 4 and 5? Slopes on losses with
+known parameters.
 
-The theorems speak of ``x = sqrt(d) / (n sqrt(rho))`` alone, so x is varied through rho at a small n: the runs are real ones,
-clipping and noise included, but their budgets are no privacy anybody would ask for. Data are made up, hence public.
+The theorems speak of ``x = sqrt(d) / (n sqrt(rho))`` alone, so x is varied through rho at a small
+n: the runs are real ones, clipping and noise included, but their budgets are no privacy anybody
+would ask for. Data are made up, hence public.
 """
 
 import csv
@@ -35,7 +37,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Slope:
-    """What an experiment found: the least-squares slope of log measured against log x, and what the theorem says."""
+    """What an experiment found: the least-squares slope of log measured against log x, and what
+    the theorem says.
+    """
 
     experiment: str
     kappa: float
@@ -68,7 +72,11 @@ class Experiment:
             for seed in range(seeds):
                 result = self.solve(objective, Budget(delta=DELTA, rho=rho), seed)
                 steps = sum(step.kind == "gradient" for step in result.trace)
-                measured = steps if self.counts_steps else objective.risk(result.weights, data_is_public=True)
+                measured = (
+                    steps
+                    if self.counts_steps
+                    else objective.risk(result.weights, data_is_public=True)
+                )
                 yield Run(self.name, self.kappa, float(x), seed, float(measured), len(result.trace))
 
 
@@ -106,7 +114,9 @@ def experiments() -> list[Experiment]:
                 kappa,
                 2 * kappa / (4 - kappa),
                 lambda k=kappa: tilted(power(k, 1_000_000 if k == 2 else 100_000), 2),  # type: ignore[misc]
-                lambda o, b, s: adaptive_gd(o, None, b, lipschitz=1.5, smoothness=4.0, noise_seed=s),
+                lambda o, b, s: adaptive_gd(
+                    o, None, b, lipschitz=1.5, smoothness=4.0, noise_seed=s
+                ),
                 largest=0.03,
                 smallest=3e-3 if kappa == 2 else 3e-4,
             )
@@ -148,7 +158,15 @@ def experiments() -> list[Experiment]:
             2.0,
             lambda: tilted(sine(4), 8),
             lambda o, b, s: kl_spider(
-                o, None, b, lipschitz=17.0, smoothness=8.0, kl_gamma=1.7, kl_exponent=2, risk_bound=37.0, noise_seed=s
+                o,
+                None,
+                b,
+                lipschitz=17.0,
+                smoothness=8.0,
+                kl_gamma=1.7,
+                kl_exponent=2,
+                risk_bound=37.0,
+                noise_seed=s,
             ),
             largest=1e-5,
             smallest=1e-8,
@@ -159,7 +177,15 @@ def experiments() -> list[Experiment]:
             2.0,
             network,
             lambda o, b, s: kl_spider(
-                o, None, b, lipschitz=12.0, smoothness=8.0, kl_gamma=2.6, kl_exponent=2, risk_bound=0.42, noise_seed=s
+                o,
+                None,
+                b,
+                lipschitz=12.0,
+                smoothness=8.0,
+                kl_gamma=2.6,
+                kl_exponent=2,
+                risk_bound=0.42,
+                noise_seed=s,
             ),
             largest=1e-6,
             smallest=1e-8,
@@ -169,7 +195,8 @@ def experiments() -> list[Experiment]:
 
 
 def kl_rates(out: Path, quick: bool) -> list[Slope]:
-    """Measure all slopes; write ``kl_rates.csv``, ``kl_slopes.csv`` and ``kl_rates.png`` to the folder ``out``.
+    """Measure all slopes; write ``kl_rates.csv``, ``kl_slopes.csv`` and ``kl_rates.png`` to the
+    folder ``out``.
 
     Args:
         out: a folder, made if it does not exist.
@@ -181,7 +208,9 @@ def kl_rates(out: Path, quick: bool) -> list[Slope]:
     for experiment in experiments():
         these = list(experiment.runs(points, seeds))
         runs += these
-        slope = float(np.polyfit(np.log([r.x for r in these]), np.log([r.measured for r in these]), 1)[0])
+        slope = float(
+            np.polyfit(np.log([r.x for r in these]), np.log([r.measured for r in these]), 1)[0]
+        )
         slopes.append(Slope(experiment.name, experiment.kappa, slope, experiment.expected))
     write_rows(out / "kl_rates.csv", Run, runs)
     write_rows(out / "kl_slopes.csv", Slope, slopes)
@@ -198,23 +227,33 @@ def write_rows(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
 
 
 def draw(path: Path, runs: Sequence[Run], slopes: Sequence[Slope]) -> None:
-    """Measured points, the fitted lines' slopes, and lines of the theorems' slopes through the same centre."""
+    """Measured points, the fitted lines' slopes, and lines of the theorems' slopes through the
+    same centre.
+    """
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     from matplotlib.ticker import NullFormatter
 
     names = list(dict.fromkeys(slope.experiment for slope in slopes))
-    figure, axes = plt.subplots(2, math.ceil(len(names) / 2), figsize=(13, 6.5), layout="constrained")
+    figure, axes = plt.subplots(
+        2, math.ceil(len(names) / 2), figsize=(13, 6.5), layout="constrained"
+    )
     for axis, name in zip(axes.flat, names, strict=False):
         for slope in (s for s in slopes if s.experiment == name):
-            same = [r for r in runs if r.experiment == name and (r.kappa == slope.kappa or math.isnan(r.kappa))]
+            same = [
+                r
+                for r in runs
+                if r.experiment == name and (r.kappa == slope.kappa or math.isnan(r.kappa))
+            ]
             x, y = np.array([r.x for r in same]), np.array([r.measured for r in same])
             kappa = "" if math.isnan(slope.kappa) else f"$\\kappa$={slope.kappa:g}: "
             label = f"{kappa}{slope.slope:.2f} (theorem {slope.expected:.2f})"
             (points,) = axis.loglog(x, y, "o", markersize=4, label=label)
             centre = np.exp(np.log(y).mean() - slope.expected * np.log(x).mean())
             ends = np.array([x.min(), x.max()])
-            axis.loglog(ends, centre * ends**slope.expected, "-", color=points.get_color(), linewidth=1)
+            axis.loglog(
+                ends, centre * ends**slope.expected, "-", color=points.get_color(), linewidth=1
+            )
         axis.set_title(name, fontsize=9)
         axis.set_xlabel(r"$\sqrt{d} / (n \sqrt{\rho})$")
         axis.set_ylabel("steps" if name.endswith("steps") else "excess risk")

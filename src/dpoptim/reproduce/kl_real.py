@@ -1,7 +1,9 @@
-"""The solvers of Menart et al. 2024 and DP-SGD on real, public data at the same guarantee (zero-out neighbours).
+"""The solvers of Menart et al. 2024 and DP-SGD on real, public data at the same guarantee
+(zero-out neighbours).
 
-Each method gets one setting for each data set, chosen from a short list by the empirical risk at epsilon = 1 (the data are
-public; on private data that choice would have to be paid for). Then all methods run at all epsilons with other seeds.
+Each method gets one setting for each data set, chosen from a short list by the empirical risk at
+epsilon = 1 (the data are public; on private data that choice would have to be paid for). Then all
+methods run at all epsilons with other seeds.
 """
 
 import csv
@@ -70,11 +72,19 @@ class Case:
 
         def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
             w = torch.from_numpy(flat)
-            gradient = self.objective.clipped_sum([(1.0, w)], 1e9) / self.objective.n + self.problem.penalty_gradient(w)
+            gradient = self.objective.clipped_sum(
+                [(1.0, w)], 1e9
+            ) / self.objective.n + self.problem.penalty_gradient(w)
             return self.objective.risk(w, data_is_public=True), gradient.numpy()
 
         start = np.zeros(self.problem.dimension)
-        found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "gtol": 1e-6})
+        found = minimize(
+            value_and_gradient,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 300, "gtol": 1e-6},
+        )
         return float(found.fun)
 
     def excess_risk(self, w: Tensor) -> float:
@@ -93,7 +103,9 @@ def breast_cancer() -> Case:
 
     x, y = load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
-    data = hold_out_fifth(Data("breast cancer", x, y, None, None, ("malignant", "benign"), public=True), seed=0)
+    data = hold_out_fifth(
+        Data("breast cancer", x, y, None, None, ("malignant", "benign"), public=True), seed=0
+    )
     assert data.x_test is not None
     assert data.y_test is not None
     parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
@@ -123,17 +135,25 @@ def tweets(directory: Path, cache: Path) -> Case:
     assert data.x_test is not None
     assert data.y_test is not None
     parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
-    return Case(data.name, LinearModel("softmax", features=data.x.shape[1], outputs=data.classes), 1e-4, *parts)
+    return Case(
+        data.name,
+        LinearModel("softmax", features=data.x.shape[1], outputs=data.classes),
+        1e-4,
+        *parts,
+    )
 
 
 Method = Callable[[Case, float, int, Settings], Tensor]
 
 
-def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings, smoothing: Tensor | None = None) -> Tensor:
-    """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and gate.
+def dp_sgd(
+    case: Case, epsilon: float, seed: int, settings: Settings, smoothing: Tensor | None = None
+) -> Tensor:
+    """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and
+    gate.
 
-    A public matrix ``smoothing``, symmetric and positive definite, of shape (columns, columns), multiplies the released
-    gradients (outputs, columns): post-processing, so free.
+    A public matrix ``smoothing``, symmetric and positive definite, of shape (columns, columns),
+    multiplies the released gradients (outputs, columns): post-processing, so free.
 
     Returns the last iterate, or the mean of the share ``averaged`` of the last ones.
     """
@@ -163,7 +183,9 @@ def dp_sgd(case: Case, epsilon: float, seed: int, settings: Settings, smoothing:
             label="comparison",
         )
         norms = case.model.squared_row_norms(case.x)
-        for step, indices in enumerate(islice(plan.sampler.batches(coins, len(case.x)), plan.steps)):
+        for step, indices in enumerate(
+            islice(plan.sampler.batches(coins, len(case.x)), plan.steps)
+        ):
             rows = torch.from_numpy(indices)
             total = case.model.clipped_sum(
                 case.x.index_select(0, rows),
@@ -187,7 +209,9 @@ def by(solver: Callable[..., Result]) -> Method:
     """A solver as a method of the comparison; its settings are its arguments."""
 
     def method(case: Case, epsilon: float, seed: int, settings: Settings) -> Tensor:
-        known = {"risk_bound": math.log(max(case.model.outputs, 2))} if "kl_gamma" in settings else {}
+        known = (
+            {"risk_bound": math.log(max(case.model.outputs, 2))} if "kl_gamma" in settings else {}
+        )
         budget = Budget(delta=DELTA, epsilon=epsilon)
         return solver(case.objective, None, budget, noise_seed=seed, **known, **settings).weights
 
@@ -197,18 +221,33 @@ def by(solver: Callable[..., Result]) -> Method:
 def candidates(**lists: Sequence[float]) -> list[dict[str, float]]:
     """Settings that take the i-th value of every list; shorter lists repeat."""
     longest = max(map(len, lists.values()))
-    return [{name: values[i % len(values)] for name, values in lists.items()} for i in range(longest)]
+    return [
+        {name: values[i % len(values)] for name, values in lists.items()} for i in range(longest)
+    ]
 
 
-SPIDER = candidates(lipschitz=[1, 1, 3, 3], kl_gamma=[4, 2, 4, 8], rounds=[100, 50, 100, 100], smoothness=[1])
+SPIDER = candidates(
+    lipschitz=[1, 1, 3, 3], kl_gamma=[4, 2, 4, 8], rounds=[100, 50, 100, 100], smoothness=[1]
+)
 METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
     "DP-SGD": (
         dp_sgd,
-        candidates(lipschitz=[1, 1, 1, 3], learning_rate=[0.1, 0.5, 2, 0.2], batch_size=[4096], epochs=[40]),
+        candidates(
+            lipschitz=[1, 1, 1, 3], learning_rate=[0.1, 0.5, 2, 0.2], batch_size=[4096], epochs=[40]
+        ),
     ),
-    "noisy GD": (by(noisy_gd), candidates(lipschitz=[1, 1, 3, 3], step_size=[1, 2, 0.5, 0.5], steps=[50, 100, 100, 300])),
-    "KL-Spider, kappa = 2": (by(kl_spider), [{**settings, "kl_exponent": 2.0} for settings in SPIDER]),
-    "KL-Spider, kappa = 1.5": (by(kl_spider), [{**settings, "kl_exponent": 1.5} for settings in SPIDER]),
+    "noisy GD": (
+        by(noisy_gd),
+        candidates(lipschitz=[1, 1, 3, 3], step_size=[1, 2, 0.5, 0.5], steps=[50, 100, 100, 300]),
+    ),
+    "KL-Spider, kappa = 2": (
+        by(kl_spider),
+        [{**settings, "kl_exponent": 2.0} for settings in SPIDER],
+    ),
+    "KL-Spider, kappa = 1.5": (
+        by(kl_spider),
+        [{**settings, "kl_exponent": 1.5} for settings in SPIDER],
+    ),
     "proximal point": (
         by(proximal_point),
         candidates(
@@ -220,8 +259,14 @@ METHODS: dict[str, tuple[Method, list[dict[str, float]]]] = {
             inner_steps=[8],
         ),
     ),
-    "adaptive GD": (by(adaptive_gd), candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4], max_steps=[300])),
-    "stationary point": (by(select_stationary), candidates(lipschitz=[1, 3], smoothness=[0.25, 2], max_steps=[300])),
+    "adaptive GD": (
+        by(adaptive_gd),
+        candidates(lipschitz=[1, 1, 3, 3], smoothness=[0.25, 1, 2, 4], max_steps=[300]),
+    ),
+    "stationary point": (
+        by(select_stationary),
+        candidates(lipschitz=[1, 3], smoothness=[0.25, 2], max_steps=[300]),
+    ),
 }
 
 
@@ -251,7 +296,8 @@ def kl_real(
     Args:
         out: a folder, made if it does not exist.
         quick: breast cancer only, one seed.
-        fashion_directory: where Fashion-MNIST's files are; its two rows are left out where there are none.
+        fashion_directory: where Fashion-MNIST's files are; its two rows are left out where there
+            are none.
         tweets_directory: a folder of TweetEval; see `load_tweets`.
     """
     cases = [breast_cancer()]
@@ -276,7 +322,9 @@ def write(out: Path, rows: Sequence[Row]) -> None:
 
 
 def compare(case: Case, seeds: int) -> list[Row]:
-    """Every method on one data set, each with its best setting at epsilon = 1 (seed 0, which is not used again)."""
+    """Every method on one data set, each with its best setting at epsilon = 1 (seed 0, which is
+    not used again).
+    """
     rows = []
     for name, (method, choices) in METHODS.items():
         risks = [case.excess_risk(method(case, 1.0, 0, settings)) for settings in choices]

@@ -1,4 +1,6 @@
-"""Fashion-MNIST in one pass: softmax regression, every record seen once, batches from 64 to 4,096."""
+"""Fashion-MNIST in one pass: softmax regression, every record seen once, batches from 64 to
+4,096.
+"""
 
 import itertools
 import math
@@ -32,7 +34,9 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """Accuracy on the test images, over seeds, of one method at its best settings; of the mean iterate if ``averaged``."""
+    """Accuracy on the test images, over seeds, of one method at its best settings; of the mean
+    iterate if ``averaged``.
+    """
 
     method: str
     batch_size: int
@@ -62,11 +66,15 @@ def accuracy(w: Tensor, arrays: Arrays) -> float:
 
 
 def train(settings: SRGD, data: Arrays, epsilon: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Last weights and mean iterate after one pass, in an order drawn from ``seed``, which looks at no record."""
+    """Last weights and mean iterate after one pass, in an order drawn from ``seed``, which looks
+    at no record.
+    """
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))
     problem = LinearProblem(MODEL, capacity=settings.batch_size)
     shuffled = data[0][order], data[1][order]
-    result = accelerated_srgd(problem, shuffled, settings, budget=Budget(DELTA, epsilon=epsilon), noise_seed=seed)
+    result = accelerated_srgd(
+        problem, shuffled, settings, budget=Budget(DELTA, epsilon=epsilon), noise_seed=seed
+    )
     return result.weights, result.average
 
 
@@ -78,24 +86,41 @@ def one_pass(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     epsilons: Sequence[float] = EPSILONS,
 ) -> Path:
-    """Measure all methods and write ``one_pass.csv`` into the folder ``out``; about half an hour on one core.
+    """Measure all methods and write ``one_pass.csv`` into the folder ``out``; about half an hour
+    on one core.
 
-    Clip norm, step size, and whether to average the iterates, are the best of a grid for each method, batch size and
-    epsilon, on records that are neither trained nor tested on, with noise of their own. Returns the table's path.
+    Clip norm, step size, and whether to average the iterates, are the best of a grid for each
+    method, batch size and epsilon, on records that are neither trained nor tested on, with noise
+    of their own. Returns the table's path.
     """
     out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = load(data_directory)
     rows: list[dict[str, object]] = []
-    for batch_size, epsilon, (name, method) in itertools.product(batch_sizes, epsilons, METHODS.items()):
+    for batch_size, epsilon, (name, method) in itertools.product(
+        batch_sizes, epsilons, METHODS.items()
+    ):
         # Few vectors of memory: here are up to 781 steps of 7,850 parameters.
-        mine = replace(method, mechanism=BufferedToeplitz()) if method.gradient == "recursive" else method
-        rows.append(asdict(measure(name, mine, batch_size, epsilon, training, choosing, test, seeds)))
+        mine = (
+            replace(method, mechanism=BufferedToeplitz())
+            if method.gradient == "recursive"
+            else method
+        )
+        rows.append(
+            asdict(measure(name, mine, batch_size, epsilon, training, choosing, test, seeds))
+        )
         write(out / "one_pass.csv", rows)
     return out / "one_pass.csv"
 
 
 def measure(
-    name: str, method: SRGD, batch_size: int, epsilon: float, training: Arrays, choosing: Arrays, test: Arrays, seeds: int
+    name: str,
+    method: SRGD,
+    batch_size: int,
+    epsilon: float,
+    training: Arrays,
+    choosing: Arrays,
+    test: Arrays,
+    seeds: int,
 ) -> Row:
     """One row of the table."""
     steps = len(training[0]) // batch_size
@@ -107,6 +132,20 @@ def measure(
     clip_norm, beta = tuned(lambda *tried: min(errors(*tried)), CLIP_NORMS, BETAS)
     last, mean = errors(clip_norm, beta)
     best = settings_for(method, steps, batch_size, clip_norm, beta)
-    found = [accuracy(train(best, training, epsilon, seed)[mean < last], test) for seed in range(1, seeds + 1)]
+    found = [
+        accuracy(train(best, training, epsilon, seed)[mean < last], test)
+        for seed in range(1, seeds + 1)
+    ]
     spread = float(np.std(found, ddof=1)) if seeds > 1 else math.nan
-    return Row(name, batch_size, epsilon, steps, clip_norm, beta, mean < last, float(np.mean(found)), spread, seeds)
+    return Row(
+        name,
+        batch_size,
+        epsilon,
+        steps,
+        clip_norm,
+        beta,
+        mean < last,
+        float(np.mean(found)),
+        spread,
+        seeds,
+    )

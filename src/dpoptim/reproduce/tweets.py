@@ -7,11 +7,14 @@ import numpy as np
 from dpoptim.data import Data, Labels, encode_text
 
 
-def load_tweets(directory: str | Path, *, cache: str | Path | None = None, most: int | None = None) -> Data:
+def load_tweets(
+    directory: str | Path, *, cache: str | Path | None = None, most: int | None = None
+) -> Data:
     """A folder of TweetEval: train and test texts as features of shape (n, 384), rows of norm 1.
 
     Args:
-        directory: with ``train_text.txt``, ``train_labels.txt``, ``test_text.txt``, ``test_labels.txt``, ``mapping.txt``.
+        directory: with ``train_text.txt``, ``train_labels.txt``, ``test_text.txt``,
+            ``test_labels.txt``, ``mapping.txt``.
         cache: see `encode_text`.
         most: use the first so many records of each part; encoding takes 10 ms a text.
 
@@ -23,9 +26,14 @@ def load_tweets(directory: str | Path, *, cache: str | Path | None = None, most:
     parts = []
     for part in ("train", "test"):
         texts = lines(folder / f"{part}_text.txt")
-        labels: Labels = np.array([int(line) for line in lines(folder / f"{part}_labels.txt")], dtype=np.int64)
+        labels: Labels = np.array(
+            [int(line) for line in lines(folder / f"{part}_labels.txt")], dtype=np.int64
+        )
         if len(texts) != len(labels) or not 0 <= labels.min() <= labels.max() < len(classes):
-            raise ValueError(f"{folder}: {len(texts)} {part} texts and {len(labels)} labels of {len(classes)} classes.")
+            raise ValueError(
+                f"{folder}: {len(texts)} {part} texts and {len(labels)} labels of "
+                f"{len(classes)} classes."
+            )
         parts.append((encode_text(texts[:most], cache=cache), labels[:most]))
     (x, y), (x_test, y_test) = parts
     return Data(folder.name, x, y, x_test, y_test, tuple(classes), public=True)
@@ -34,6 +42,8 @@ def load_tweets(directory: str | Path, *, cache: str | Path | None = None, most:
 def lines(path: Path) -> list[str]:
     """The lines of a file; tweets hold characters that other functions would split at."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: give a folder of TweetEval, such as its datasets/emotion.")
+        raise FileNotFoundError(
+            f"{path} is missing: give a folder of TweetEval, such as its datasets/emotion."
+        )
     text = path.read_text(encoding="utf-8")
     return text.removesuffix("\n").split("\n")

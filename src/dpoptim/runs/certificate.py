@@ -1,4 +1,5 @@
-"""The certificate: what a finished run may claim, as strict JSON. The report shows the same facts to people.
+"""The certificate: what a finished run may claim, as strict JSON. The report shows the same facts
+to people.
 
 It holds public figures only. Accuracies are in it only where the run's data was declared public.
 """
@@ -25,11 +26,15 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 PUBLIC = "on data declared public"
 
 RELATIONS = {
-    "add-or-remove-one": "Two data sets are neighbours if one of them has one {unit} more than the other. "
+    "add-or-remove-one": "Two data sets are neighbours if one of them has one {unit} more than "
+    "the other. "
     "The guarantee hides whether any one {unit} was used at all.",
-    "zero-out": "Two data sets are neighbours if one {unit} counts in one of them and contributes nothing in "
-    "the other. The guarantee hides whether any one {unit} contributed; the number of {unit}s is public.",
-    "replace-one": "Two data sets are neighbours if one {unit} has another value. The guarantee hides which "
+    "zero-out": "Two data sets are neighbours if one {unit} counts in one of them and "
+    "contributes nothing in "
+    "the other. The guarantee hides whether any one {unit} contributed; the number of {unit}s is "
+    "public.",
+    "replace-one": "Two data sets are neighbours if one {unit} has another value. The guarantee "
+    "hides which "
     "value any one {unit} has; the number of {unit}s is public.",
 }
 QUESTIONS = {
@@ -44,8 +49,9 @@ class Verdict:
     """Whether the run's numbers are a guarantee, and if not, why.
 
     Attributes:
-        kind: "proven": the numbers hold if what is taken on trust does. "unproven": no proof covers the run.
-            "marked": a note says that it is not for release (seeded noise). "none": nothing is guaranteed.
+        kind: "proven": the numbers hold if what is taken on trust does. "unproven": no proof
+            covers the run. "marked": a note says that it is not for release (seeded noise).
+            "none": nothing is guaranteed.
         title: a few words for a badge. text: one sentence.
     """
 
@@ -61,13 +67,15 @@ def verdict(result: RunResult) -> Verdict:
         return Verdict(
             "none",
             "No privacy",
-            "Nothing is guaranteed: whoever sees this model may be able to tell what it was trained on.",
+            "Nothing is guaranteed: whoever sees this model may be able to tell what it was "
+            "trained on.",
         )
     if marks := [note for note in guarantee.notes if "not for release" in note]:
         return Verdict(
             "marked",
             marks[0][:1].upper() + marks[0][1:],
-            "This model must not be released: its noise can be repeated and taken off again. The numbers are "
+            "This model must not be released: its noise can be repeated and taken off again. The "
+            "numbers are "
             "those of the same run with secret noise.",
         )
     if guarantee.status != "proven":
@@ -80,9 +88,12 @@ def verdict(result: RunResult) -> Verdict:
         return Verdict(
             "unproven",
             "Unproven",
-            "Something that the guarantee rests on is unproven, so the numbers are not a guarantee yet.",
+            "Something that the guarantee rests on is unproven, so the numbers are not a "
+            "guarantee yet.",
         )
-    return Verdict("proven", "Proven", "The guarantee is proven, given what is listed as taken on trust.")
+    return Verdict(
+        "proven", "Proven", "The guarantee is proven, given what is listed as taken on trust."
+    )
 
 
 def reading(result: RunResult) -> str:
@@ -93,17 +104,21 @@ def reading(result: RunResult) -> str:
     question = QUESTIONS[neighboring_name(guarantee.neighboring)].format(unit=guarantee.unit)
     share = percent_up(best_guess(result.plan, guarantee))
     return (
-        f"Anyone who studies this model and guesses {question} is right at most {share} of the time "
-        f"(a coin toss: 50\N{NO-BREAK SPACE}%), even if they know everything about all the others."
+        f"Anyone who studies this model and guesses {question} is right at most {share} of the "
+        "time "
+        f"(a coin toss: 50\N{NO-BREAK SPACE}%), even if they know everything about all the "
+        "others."
     )
 
 
 @lru_cache(maxsize=64)
 def best_guess(plan: Plan, guarantee: Guarantee) -> float:
-    """A bound on how often the best attacker is right who decides between two neighbours on even prior odds.
+    """A bound on how often the best attacker is right who decides between two neighbours on even
+    prior odds.
 
-    (epsilon, delta) allows (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh and Viswanath 2015). A run
-    satisfies every point of its privacy curve, and the one near epsilon = 0 bounds this attacker best.
+    (epsilon, delta) allows (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh and Viswanath 2015).
+    A run satisfies every point of its privacy curve, and the one near epsilon = 0 bounds this
+    attacker best.
     """
     points = [(guarantee.epsilon, guarantee.delta)]
     if 0 < guarantee.epsilon < math.inf:
@@ -115,7 +130,8 @@ def best_guess(plan: Plan, guarantee: Guarantee) -> float:
 def certificate(result: RunResult) -> dict[str, Any]:
     """Everything that the run may claim, and on what that rests; strict JSON can hold it.
 
-    **Guarantee.** Made from ``result`` alone, which holds public figures only; no record is touched.
+    **Guarantee.** Made from ``result`` alone, which holds public figures only; no record is
+    touched.
     """
     judged, guarantee, plan = verdict(result), result.guarantee, result.plan
     relation = neighboring_name(guarantee.neighboring)
@@ -124,7 +140,11 @@ def certificate(result: RunResult) -> dict[str, Any]:
         "format": FORMAT,
         "verdict": {**asdict(judged), "for_release": judged.kind == "proven"},
         "data": {"name": result.data_name, "classes": result.classes},
-        "model": {"name": result.model_name, "parameters": result.parameters, "sha256": result.model_sha256},
+        "model": {
+            "name": result.model_name,
+            "parameters": result.parameters,
+            "sha256": result.model_sha256,
+        },
         "guarantee": {
             **guarantee.to_json(),
             "text": str(guarantee),
@@ -145,7 +165,9 @@ def certificate(result: RunResult) -> dict[str, Any]:
         "further_deltas": further_deltas(plan) if private else [],
         "basis": {
             # Without a guarantee there is nothing to rest on anything: a list would look like one.
-            kind: [item.text for item in result.basis if item.kind == kind and judged.kind != "none"]
+            kind: [
+                item.text for item in result.basis if item.kind == kind and judged.kind != "none"
+            ]
             for kind in ("enforced", "trusted", "unproven")
         },
         "accuracy": accuracy(result),
@@ -160,12 +182,16 @@ def certificate(result: RunResult) -> dict[str, Any]:
 
 
 def write_certificate(path: Path, result: RunResult) -> None:
-    """Write the certificate as a JSON file, whole or not at all; OSError names the path and the fix."""
+    """Write the certificate as a JSON file, whole or not at all; OSError names the path and the
+    fix.
+    """
     write_atomically(path, dump(certificate(result)) + "\n")
 
 
 def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
-    """What the best attacker can reach, from the whole privacy curve and not from one of its points."""
+    """What the best attacker can reach, from the whole privacy curve and not from one of its
+    points.
+    """
     return {
         "right_at_most": best_guess(plan, guarantee),
         "prior_odds": "even",
@@ -183,18 +209,25 @@ def misses(plan: Plan) -> tuple[float, ...]:
 
 
 def further_deltas(plan: Plan) -> list[dict[str, float]]:
-    """Epsilon of the whole run at other deltas; at the plan's own it is the plan's own. None of a claim without proof."""
+    """Epsilon of the whole run at other deltas; at the plan's own it is the plan's own. None of a
+    claim without proof.
+    """
     if plan.guarantee.status != "proven":
         return []
     exact = {plan.guarantee.delta: plan.guarantee.epsilon}
-    return [{"delta": delta, "epsilon": _jsonable(exact.get(delta, epsilon))} for delta, epsilon in curve(plan)]
+    return [
+        {"delta": delta, "epsilon": _jsonable(exact.get(delta, epsilon))}
+        for delta, epsilon in curve(plan)
+    ]
 
 
 @lru_cache(maxsize=64)
 def curve(plan: Plan) -> tuple[tuple[float, float], ...]:
     """Pairs (delta, epsilon) of the whole run, the largest delta first."""
     deltas = sorted({*FURTHER_DELTAS, plan.guarantee.delta}, reverse=True)
-    return tuple(zip(deltas, privacy_curve(plan.event, plan.neighboring, deltas).tolist(), strict=True))
+    return tuple(
+        zip(deltas, privacy_curve(plan.event, plan.neighboring, deltas).tolist(), strict=True)
+    )
 
 
 def accuracy(result: RunResult) -> dict[str, Any] | None:
@@ -202,7 +235,11 @@ def accuracy(result: RunResult) -> dict[str, Any] | None:
     private, comparison = _listed(result.private_scores), _listed(result.comparison_scores)
     if private is None and comparison is None:
         return None
-    return {"measured": f"after each epoch, {PUBLIC}", "private": private, "without_privacy": comparison}
+    return {
+        "measured": f"after each epoch, {PUBLIC}",
+        "private": private,
+        "without_privacy": comparison,
+    }
 
 
 def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
@@ -219,14 +256,17 @@ def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
 
 
 def account_command(plan: Plan) -> str | None:
-    """The command that computes the plan's epsilon again, from nothing but its public numbers; None without a proof."""
+    """The command that computes the plan's epsilon again, from nothing but its public numbers;
+    None without a proof.
+    """
     if plan.guarantee.status != "proven":
         return None
     size, steps, noise = plan.batch_size, plan.steps, plan.noise_multiplier
     if isinstance(plan.event, dp_accounting.GaussianDpEvent):  # the whole run is one Gaussian
         size, steps, noise = plan.n, 1, plan.event.noise_multiplier
     return (
-        f"dpoptim account --n {plan.n} --batch-size {size} --steps {steps} --noise-multiplier {noise!r} "
+        f"dpoptim account --n {plan.n} --batch-size {size} --steps {steps} --noise-multiplier "
+        f"{noise!r} "
         f"--delta {plan.guarantee.delta!r} --neighboring {plan.neighboring}"
     )
 

@@ -48,19 +48,27 @@ PERSONS = ", per person"  # ends the name of a data set whose ledger counts what
 def run_training(request: TrainRequest, console: Console) -> Path:
     """Load, plan, train, save, report. Returns the run directory.
 
-    Everything that can be refused is refused before the first noisy step: data, plan, ledger, run directory.
+    Everything that can be refused is refused before the first noisy step: data, plan, ledger, run
+    directory.
 
-    **Guarantee.** What is written and printed is covered by the plan's guarantee, or was declared public.
+    **Guarantee.** What is written and printed is covered by the plan's guarantee, or was declared
+    public.
     """
     data = load(request)
     defaults = recipe(request.model, request.n or data.units, request.features)
     plan = plan_of(
-        request, data.units, bundled=request.data in BUNDLED, largest_gradient=solver_clip(data), defaults=defaults
+        request,
+        data.units,
+        bundled=request.data in BUNDLED,
+        largest_gradient=solver_clip(data),
+        defaults=defaults,
     )
     plan = for_unit(plan, data, request.records_per_person)
     compare = data.public if request.compare is None else request.compare
     if compare and not data.public:
-        raise ValueError("--compare trains without privacy, which only public data allows: add --data-is-public.")
+        raise ValueError(
+            "--compare trains without privacy, which only public data allows: add --data-is-public."
+        )
     torch.manual_seed(request.seed)
     model = build_model(request.model, data.x.shape[1:], data.outputs)
     comparison = copy.deepcopy(model)
@@ -71,7 +79,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
     )
     with open_ledger(request, plan, data) as ledger:
-        if plan.noise_multiplier > 0 and not request.resume:  # which goes on upon the charge that it has
+        # which goes on upon the charge that it has
+        if plan.noise_multiplier > 0 and not request.resume:
             ledger.check(plan.event, plan.neighboring)
         folder = prepare_folder(request, data)
         try_writing(folder)  # before anything is spent
@@ -79,7 +88,10 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         if (note := advice(data, request)) is not None:
             say(note, style="yellow", to=console)
         if request.ledger is not None and ledger.budget is None:
-            note = "Note: this ledger has no budget, so it writes every run down and refuses none; a new one takes --budget."
+            note = (
+                "Note: this ledger has no budget, so it writes every run down and refuses none; "
+                "a new one takes --budget."
+            )
             say(note, style="yellow", to=console)
         with stop_on_signals() as stop, progress_bar(console, plan) as count:
             saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop)
@@ -104,7 +116,11 @@ def run_training(request: TrainRequest, console: Console) -> Path:
             entry = LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
     scores = None
     if compare:
-        scores = Scores(train_without_privacy(data, comparison, epochs=comparison_epochs(data), seed=request.seed))
+        scores = Scores(
+            train_without_privacy(
+                data, comparison, epochs=comparison_epochs(data), seed=request.seed
+            )
+        )
     result = RunResult(
         data_name=data.name,
         model_name=request.model,
@@ -114,7 +130,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         guarantee=trained.guarantee,
         basis=trained.basis,
         settings=printable_settings(request, data, plan, optimization),
-        seconds=trained.seconds if data.public else None,  # how long it takes may depend on the data
+        # how long it takes may depend on the data
+        seconds=trained.seconds if data.public else None,
         ledger=entry,
         private_scores=Scores(trained.scores) if trained.scores else None,
         comparison_scores=scores,
@@ -132,7 +149,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     return folder
 
 
-# ---- before training -------------------------------------------------------------------------------------------------
+# ---- before training ----------------------------------------------------------------------------
 
 
 def for_unit(plan: Plan, data: Data, most_records: int) -> Plan:
@@ -141,7 +158,9 @@ def for_unit(plan: Plan, data: Data, most_records: int) -> Plan:
         return plan
     if isinstance(plan.method, WholeRun):
         loops = ", ".join(name for name, each in entries().items() if not each.solver)
-        raise ValueError(f"--method {plan.method.solver} is for one record a person. Fix: use --method {loops}.")
+        raise ValueError(
+            f"--method {plan.method.solver} is for one record a person. Fix: use --method {loops}."
+        )
     return replace(plan, unit=Unit("person", most_records))
 
 
@@ -154,17 +173,28 @@ def open_ledger(request: TrainRequest, plan: Plan, data: Data) -> Ledger:
     if request.budget is not None and request.ledger is None:
         raise ValueError("--budget is kept by a ledger file; name one with --ledger.")
     if request.budget is None:
-        dataset = None if request.ledger is None else charged_to(data)  # a file belongs to one data set
+        # a file belongs to one data set
+        dataset = None if request.ledger is None else charged_to(data)
         return Ledger(request.ledger, dataset=dataset, neighboring=plan.neighboring)
     try:
         epsilon, delta = (float(part) for part in request.budget.split(","))
     except ValueError:
-        raise ValueError(f"--budget takes EPSILON,DELTA such as 3,1e-5, got {request.budget!r}.") from None
-    return Ledger(request.ledger, dataset=charged_to(data), epsilon=epsilon, delta=delta, neighboring=plan.neighboring)
+        raise ValueError(
+            f"--budget takes EPSILON,DELTA such as 3,1e-5, got {request.budget!r}."
+        ) from None
+    return Ledger(
+        request.ledger,
+        dataset=charged_to(data),
+        epsilon=epsilon,
+        delta=delta,
+        neighboring=plan.neighboring,
+    )
 
 
 def charged_to(data: Data) -> str:
-    """The data set's name in its ledger; runs that protect persons and runs that protect records do not add up."""
+    """The data set's name in its ledger; runs that protect persons and runs that protect records
+    do not add up.
+    """
     return data.name if data.persons is None else data.name + PERSONS
 
 
@@ -177,7 +207,8 @@ def prepare_folder(request: TrainRequest, data: Data) -> Path:
     if request.resume:
         if not (folder / SECRET).is_file():
             raise ValueError(
-                "--resume: --out names no run that was interrupted. Fix: give the run directory, or start anew."
+                "--resume: --out names no run that was interrupted. Fix: give the run directory, "
+                "or start anew."
             )
         return folder
     if folder.is_dir() and any(folder.iterdir()) and not request.overwrite:
@@ -187,13 +218,17 @@ def prepare_folder(request: TrainRequest, data: Data) -> Path:
 
 
 def try_writing(folder: Path) -> None:
-    """Fail now rather than after training if the folder cannot be written; older results are left as they are."""
+    """Fail now rather than after training if the folder cannot be written; older results are left
+    as they are.
+    """
     trial = folder / ".trial"
     write_atomically(trial, b"0" * 4096)
     trial.unlink()
 
 
-def printable_settings(request: TrainRequest, data: Data, plan: Plan, optimization: Optimization) -> dict[str, str]:
+def printable_settings(
+    request: TrainRequest, data: Data, plan: Plan, optimization: Optimization
+) -> dict[str, str]:
     by_loop = {
         "optimizer": f"SGD, momentum {optimization.momentum:g}",
         "learning rate": f"{optimization.learning_rate:g}",
@@ -205,16 +240,28 @@ def printable_settings(request: TrainRequest, data: Data, plan: Plan, optimizati
         "features": describe_encoding(data),
         **(by_loop if solver is None else {}),
         "seed": f"{request.seed} (initialisation and splits)",
-        "noise": "keyed by the operating system" if request.noise_seed is None else f"seed {request.noise_seed}",
+        "noise": "keyed by the operating system"
+        if request.noise_seed is None
+        else f"seed {request.noise_seed}",
     }
 
 
 @contextmanager
 def progress_bar(console: Console, plan: Plan) -> Iterator["StepCounter"]:
     """A bar of public figures: steps, and the epsilon that is reserved."""
-    promise = f"epsilon {rounded_up(plan.guarantee.epsilon)} reserved" if plan.noise_multiplier > 0 else "no privacy"
-    columns = (TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
-    with Progress(*columns, TextColumn(promise), TimeRemainingColumn(), console=console) as progress:
+    promise = (
+        f"epsilon {rounded_up(plan.guarantee.epsilon)} reserved"
+        if plan.noise_multiplier > 0
+        else "no privacy"
+    )
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"),
+    )
+    with Progress(
+        *columns, TextColumn(promise), TimeRemainingColumn(), console=console
+    ) as progress:
         yield StepCounter(progress, plan.steps)
 
 
@@ -229,7 +276,7 @@ class StepCounter:
         self._progress.update(self._task, completed=step)
 
 
-# ---- after training --------------------------------------------------------------------------------------------------
+# ---- after training -----------------------------------------------------------------------------
 
 
 def print_summary(console: Console, result: RunResult, folder: Path) -> None:
@@ -237,9 +284,13 @@ def print_summary(console: Console, result: RunResult, folder: Path) -> None:
     measure = "accuracy" if result.classes else "R2"
     table.add_row("guarantee", str(result.guarantee))
     if result.private_scores is not None:
-        table.add_row(f"{measure}, private", f"{result.private_scores.final:.2%} (hold-out of public data)")
+        table.add_row(
+            f"{measure}, private", f"{result.private_scores.final:.2%} (hold-out of public data)"
+        )
     if result.comparison_scores is not None:
-        table.add_row(f"{measure}, not private", f"{result.comparison_scores.final:.2%} (for comparison)")
+        table.add_row(
+            f"{measure}, not private", f"{result.comparison_scores.final:.2%} (for comparison)"
+        )
     duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
     table.add_row("training", f"{result.plan.steps} steps{duration}")
     table.add_row("results", cell(f"{folder}/: model.pt, plan.json, certificate.json, report.html"))

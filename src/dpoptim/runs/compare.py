@@ -17,7 +17,12 @@ from dpoptim.runs.inputs import BUNDLED, load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.plans import plan_of
-from dpoptim.runs.train import Optimization, comparison_epochs, train_privately, train_without_privacy
+from dpoptim.runs.train import (
+    Optimization,
+    comparison_epochs,
+    train_privately,
+    train_without_privacy,
+)
 from dpoptim.runs.train_solver import solver_clip, train_by_solver
 
 WITHOUT_PRIVACY = "without privacy"
@@ -29,7 +34,8 @@ class Compared:
 
     Attributes:
         method: its name, or `WITHOUT_PRIVACY`.
-        guarantee: in words. scores: on the hold-out, one a seed: accuracy, or R2. seconds: of training, the mean.
+        guarantee: in words. scores: on the hold-out, one a seed: accuracy, or R2. seconds: of
+            training, the mean.
     """
 
     method: str
@@ -48,7 +54,11 @@ class Compared:
 
 
 def compare_methods(
-    request: TrainRequest, methods: Sequence[str], *, seeds: int, on_done: Callable[[Compared], None]
+    request: TrainRequest,
+    methods: Sequence[str],
+    *,
+    seeds: int,
+    on_done: Callable[[Compared], None],
 ) -> list[Compared]:
     """Train by each method at the guarantee of ``request``, and once without privacy; best first.
 
@@ -58,16 +68,21 @@ def compare_methods(
         on_done: told of each method as it is done.
 
     Raises:
-        ValueError: the data is not public or has no hold-out, or an option that a method does not take.
+        ValueError: the data is not public or has no hold-out, or an option that a method does not
+            take.
 
     **Guarantee.** None: scores of many runs are shown, which only public data allows.
     """
     data = load(request)
     if not data.public or data.x_test is None:
-        raise ValueError("dpoptim compare shows scores of many runs: the data must be public (--data-is-public).")
+        raise ValueError(
+            "dpoptim compare shows scores of many runs: the data must be public (--data-is-public)."
+        )
     found = []
     for method in methods:
-        found.append(run_method(replace(request, method=method, ledger=None, budget=None), data, seeds))
+        found.append(
+            run_method(replace(request, method=method, ledger=None, budget=None), data, seeds)
+        )
         on_done(found[-1])
     found.append(run_without_privacy(request, data, seeds))
     on_done(found[-1])
@@ -113,11 +128,18 @@ def run_without_privacy(request: TrainRequest, data: Data, seeds: int) -> Compar
         torch.manual_seed(request.seed + seed)
         model = build_model(request.model, data.x.shape[1:], data.outputs)
         epochs = comparison_epochs(data)
-        scores.append(train_without_privacy(data, model, epochs=epochs, seed=request.seed + seed)[-1])
+        scores.append(
+            train_without_privacy(data, model, epochs=epochs, seed=request.seed + seed)[-1]
+        )
     seconds = (time.perf_counter() - started) / seeds
     return Compared(WITHOUT_PRIVACY, "none", tuple(scores), seconds)
 
 
 def to_json(found: Sequence[Compared]) -> str:
     """The comparison as a JSON document."""
-    return json.dumps([{**asdict(each), "mean": each.mean, "spread": each.spread} for each in found], indent=2) + "\n"
+    return (
+        json.dumps(
+            [{**asdict(each), "mean": each.mean, "spread": each.spread} for each in found], indent=2
+        )
+        + "\n"
+    )

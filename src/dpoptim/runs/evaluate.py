@@ -1,4 +1,6 @@
-"""``dpoptim evaluate``: a saved model's score on private hold-out records, with noise, charged before it is drawn."""
+"""``dpoptim evaluate``: a saved model's score on private hold-out records, with noise, charged
+before it is drawn.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,34 +40,42 @@ def evaluate_run(
     confidence: float = 0.95,
     noise_seed: int | None = None,
 ) -> ClassifierScores | RegressorScores:
-    """Score a saved model on private records, as `evaluate_classifier` and `evaluate_regressor` do.
+    """Score a saved model on private records, as `evaluate_classifier` and `evaluate_regressor`
+    do.
 
     Args:
         run: a run directory, or its ``model.pt``, of a model of a table.
         data: the records, with every column of the run's schema, target included.
         epsilon, delta: what the evaluation may cost.
-        ledger: the file in which it is charged, made without a budget if it does not exist; None: nowhere, which the
-            guarantee then says.
+        ledger: the file in which it is charged, made without a budget if it does not exist; None:
+            nowhere, which the guarantee then says.
         neighboring: None: the ledger's relation, else ``"zero-out"``.
         n: public number of records (of persons, where the schema names a person column).
         confidence: of the intervals, in (0, 1).
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
+            release.
 
     Raises:
         FileNotFoundError, ValueError: naming file, column and fix; before anything is spent.
         BudgetExceeded: the ledger does not admit it; nothing is drawn.
 
-    **Guarantee.** ``guarantee`` of the scores, charged before the noise is drawn. Each record is encoded and goes through
-    the model by itself, so that no record's score depends on another. Where the schema names a person column, only the
-    first record of each person counts, and the guarantee is per person.
+    **Guarantee.** ``guarantee`` of the scores, charged before the noise is drawn. Each record is
+    encoded and goes through the model by itself, so that no record's score depends on another.
+    Where the schema names a person column, only the first record of each person counts, and the
+    guarantee is per person.
     """
     saved = load_model(run)
     if not isinstance(saved.encoding, Schema):
-        raise ValueError(f"{run} was not trained on a table; dpoptim.evaluation.evaluate_classifier scores any predictions.")
+        raise ValueError(
+            f"{run} was not trained on a table; "
+            "dpoptim.evaluation.evaluate_classifier scores any predictions."
+        )
     if not data.is_file():
         raise FileNotFoundError(f"{data} does not exist; name a file with hold-out records.")
     if not is_table(data):
-        raise ValueError(f"{data}: the model was trained on a table; give one with the same columns.")
+        raise ValueError(
+            f"{data}: the model was trained on a table; give one with the same columns."
+        )
     unit = "record" if saved.encoding.person is None else "person"
     with opened(ledger, neighboring, unit) as charged:
         relation = (neighboring or "zero-out") if charged is None else charged.neighboring
@@ -89,7 +99,8 @@ def opened(path: Path | None, neighboring: str | None, unit: str) -> Iterator[Le
     """The ledger file; a new one takes the relation named, or zero-out. None: no ledger.
 
     Raises:
-        ValueError: it counts what persons spend and the evaluation is per record, or the other way round.
+        ValueError: it counts what persons spend and the evaluation is per record, or the other way
+            round.
     """
     if path is None:
         yield None
@@ -100,7 +111,8 @@ def opened(path: Path | None, neighboring: str | None, unit: str) -> Iterator[Le
     with Ledger(path, dataset=name, neighboring=relation) as ledger:
         if ledger.dataset.endswith(PERSONS) != (unit == "person"):
             raise ValueError(
-                f"{path} is the ledger of {ledger.dataset!r}, and this evaluation's guarantee is per {unit}; guarantees of "
+                f"{path} is the ledger of {ledger.dataset!r}, and this evaluation's guarantee is "
+                f"per {unit}; guarantees of "
                 "records and of persons do not add up. Fix: name another ledger."
             )
         yield ledger
@@ -113,19 +125,24 @@ def scores_of(
         return evaluate_classifier(outputs, y, classes=range(len(saved.class_names)), **common)
     low, high = saved.target_bounds
     half = (high - low) / 2
-    # R2 and squared error stay as they are when targets and predictions move by the middle of the bounds.
+    # R2 and squared error stay as they are when targets and predictions move by the middle of the
+    # bounds.
     return evaluate_regressor(outputs[:, 0] - (low + half), y * half, target_bound=half, **common)
 
 
-def outputs_and_targets(saved: SavedModel, schema: Schema, data: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What the model says of the records that count, shape (records, outputs), and their targets: places among
-    the classes, or numbers in [-1, 1]. Private."""
+def outputs_and_targets(
+    saved: SavedModel, schema: Schema, data: Path
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the model says of the records that count, shape (records, outputs), and their targets:
+    places among the classes, or numbers in [-1, 1]. Private."""
     outputs: list[NDArray[np.float64]] = []
     targets: list[NDArray[np.float64]] = []
     seen: set[str] = set()
     for chunk in encode_table(data, schema, labels=True, persons=schema.person is not None):
         assert chunk.y is not None
-        counting = first_of_each(chunk.persons, seen) if chunk.persons is not None else range(len(chunk.x))
+        counting = (
+            first_of_each(chunk.persons, seen) if chunk.persons is not None else range(len(chunk.x))
+        )
         outputs += [outputs_of_one(saved, chunk.x[row]) for row in counting]
         targets.append(chunk.y[list(counting)].astype(np.float64))
     if not outputs:
@@ -144,7 +161,9 @@ def first_of_each(persons: list[str], seen: set[str]) -> list[int]:
 
 
 def outputs_of_one(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
-    """One record through the model alone: in a batch, its last digits could depend on who else is there."""
+    """One record through the model alone: in a batch, its last digits could depend on who else is
+    there.
+    """
     return outputs_of(saved, x[None])[0]
 
 

@@ -22,13 +22,15 @@ BUNDLED = ("digits", "fashion-mnist")
 SCATTERING = "scattering"
 REGRESSION = "regression"
 UNSCALED = (
-    "Note: without public bounds each record is scaled to norm 1 by itself, which suits features of one unit only. "
+    "Note: without public bounds each record is scaled to norm 1 by itself, which suits features "
+    "of one unit only. "
     "Draft a schema with: dpoptim schema new {data} --target {target}"
 )
 
 
 def load(options: TrainRequest) -> Data:
-    """Load the data set that the options name; public ones without a hold-out of their own lose a fifth to one.
+    """Load the data set that the options name; public ones without a hold-out of their own lose a
+    fifth to one.
 
     Raises:
         FileNotFoundError, ValueError: naming the file or option and the fix.
@@ -37,9 +39,12 @@ def load(options: TrainRequest) -> Data:
         return load_bundled(options)
     path = Path(options.data)
     data = load_described(path, options) if is_table(path) else load_unnamed(path, options)
-    if options.task is not None and (options.task == REGRESSION) != (data.target_bounds is not None):
+    if options.task is not None and (options.task == REGRESSION) != (
+        data.target_bounds is not None
+    ):
         raise ValueError(
-            f"--task {options.task} does not fit the target. Fix: regression needs bounds of the target (in the schema, or "
+            f"--task {options.task} does not fit the target. Fix: regression needs bounds of the "
+            "target (in the schema, or "
             "--target-bounds), classification needs classes."
         )
     return hold_out_fifth(data, options.seed) if data.public and data.x_test is None else data
@@ -54,7 +59,9 @@ def load_bundled(options: TrainRequest) -> Data:
         ("--target-bounds", options.target_bounds),
     ):
         if value is not None:
-            raise ValueError(f"{name} is for a table of your own; {options.data} brings its labels.")
+            raise ValueError(
+                f"{name} is for a table of your own; {options.data} brings its labels."
+            )
     steps = pixel_steps(options)
     if options.data == "digits":
         return load_digits(options.seed, steps, options.cache)
@@ -78,9 +85,14 @@ def load_described(path: Path, options: TrainRequest) -> Data:
 
 def schema_of(path: Path, options: TrainRequest) -> Schema:
     if options.schema is not None:
-        for name, value in (("--classes", options.classes), ("--target-bounds", options.target_bounds)):
+        for name, value in (
+            ("--classes", options.classes),
+            ("--target-bounds", options.target_bounds),
+        ):
             if value is not None:
-                raise ValueError(f"{name} is given twice: the schema {options.schema} describes the target.")
+                raise ValueError(
+                    f"{name} is given twice: the schema {options.schema} describes the target."
+                )
         return named_by_options(read_schema(options.schema), options)
     return schema_without_file(
         path,
@@ -103,7 +115,8 @@ def named_by_options(schema: Schema, options: TrainRequest) -> Schema:
     for option, given, described in named:
         if given is not None and given != described:
             raise ValueError(
-                f"{option} {given} is not what the schema says ({described or 'none'}). Fix: change the column's kind "
+                f"{option} {given} is not what the schema says ({described or 'none'}). Fix: "
+                "change the column's kind "
                 f"in {options.schema}."
             )
     return schema
@@ -117,7 +130,9 @@ def load_unnamed(path: Path, options: TrainRequest) -> Data:
         ("--target-bounds", options.target_bounds),
     ):
         if value is not None:
-            raise ValueError(f"{name} is for tables with named columns (.csv, .parquet, .arrow), not for {path}.")
+            raise ValueError(
+                f"{name} is for tables with named columns (.csv, .parquet, .arrow), not for {path}."
+            )
     return load_arrays(
         path,
         options.target,

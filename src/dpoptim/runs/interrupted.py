@@ -1,4 +1,6 @@
-"""Runs that are interrupted and go on: signals, and what is kept in the run directory meanwhile."""
+"""Runs that are interrupted and go on: signals, and what is kept in the run directory
+meanwhile.
+"""
 
 import io
 import signal
@@ -39,7 +41,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, or SIGTERM, into a request to stop after the step; the second stops at once."""
+    """Turn the first Ctrl-C, or SIGTERM, into a request to stop after the step; the second stops
+    at once.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may watch for signals
@@ -54,7 +58,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @dataclass
 class SavedRun:
-    """An unfinished run's files in its directory: a secret checkpoint, and what the loop around it remembers.
+    """An unfinished run's files in its directory: a secret checkpoint, and what the loop around it
+    remembers.
 
     Args:
         folder: the run directory.
@@ -62,8 +67,8 @@ class SavedRun:
         stop: asked after every step.
         clock: seconds that pass.
 
-    **Guarantee.** The checkpoint is secret, like the data; the other file holds averages of released iterates and scores
-    on public data. Both are removed when the run is complete.
+    **Guarantee.** The checkpoint is secret, like the data; the other file holds averages of
+    released iterates and scores on public data. Both are removed when the run is complete.
     """
 
     folder: Path
@@ -79,7 +84,9 @@ class SavedRun:
     def checkpoint(self) -> Path:
         return self.folder / SECRET
 
-    def after_step(self, private: PrivateTraining, average: TailAverage, scores: list[float]) -> None:
+    def after_step(
+        self, private: PrivateTraining, average: TailAverage, scores: list[float]
+    ) -> None:
         """Save if it is time, or if the run is to stop.
 
         Raises:
@@ -91,12 +98,15 @@ class SavedRun:
             self._save(private, average, scores)
         if self.stop.asked:
             raise RunInterruptedError(
-                f"stopped after step {private.steps_done} of {private.plan.steps}, and saved. The same command with "
+                f"stopped after step {private.steps_done} of {private.plan.steps}, and saved. "
+                "The same command with "
                 f"--out {self.folder} --resume goes on, on the same charge."
             )
 
     def _save(self, private: PrivateTraining, average: TailAverage, scores: list[float]) -> None:
-        """First what the checkpoint's step needs, then the checkpoint: killed in between, the older pair is whole."""
+        """First what the checkpoint's step needs, then the checkpoint: killed in between, the
+        older pair is whole.
+        """
         stream = io.BytesIO()
         torch.save({"average": average.state(), "scores": scores}, stream)
         write_atomically(self.folder / RELEASED.format(private.steps_done), stream.getvalue())
@@ -118,7 +128,9 @@ class SavedRun:
             average.restore(saved["average"])
             return [float(each) for each in saved["scores"]]
         except Exception as error:  # torch.load raises many kinds
-            raise ValueError(f"{path} does not belong to the checkpoint beside it. Fix: start the run anew.") from error
+            raise ValueError(
+                f"{path} does not belong to the checkpoint beside it. Fix: start the run anew."
+            ) from error
 
     def remove(self) -> None:
         """The run is complete: leave no secrets behind."""

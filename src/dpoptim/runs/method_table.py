@@ -9,7 +9,9 @@ DELTA = 1e-5
 
 
 def method_rows() -> list[dict[str, str]]:
-    """Return a row for each method: what it is, what it trains, its settings, relations and audit."""
+    """Return a row for each method: what it is, what it trains, its settings, relations and
+    audit.
+    """
     return [row_of(each) for each in entries().values()]
 
 
@@ -31,7 +33,9 @@ def example(entry: Entry) -> Plan:
     if entry.solver:
         plan: Plan = entry.make(entry.name, 1.0).plan(n=100, noise_multiplier=1.0, delta=DELTA)
         return plan
-    plan = entry.make(clip_norm=1.0).plan(n=100, batch_size=10, epochs=1, noise_multiplier=1.0, delta=DELTA)
+    plan = entry.make(clip_norm=1.0).plan(
+        n=100, batch_size=10, epochs=1, noise_multiplier=1.0, delta=DELTA
+    )
     return plan
 
 
@@ -41,7 +45,8 @@ def markdown_table() -> str:
     lines = [
         "# Methods",
         "",
-        "Made from the registry by `dpoptim methods --markdown`. Methods of other packages, listed by an entry point in the",
+        "Made from the registry by `dpoptim methods --markdown`. Methods of other packages, "
+        "listed by an entry point in the",
         "group `dpoptim.methods`, appear in the command's own table.",
         "",
         "| " + " | ".join(rows[0]) + " |",

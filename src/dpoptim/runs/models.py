@@ -1,4 +1,6 @@
-"""The small models that the command line trains. Any other module goes through `dpoptim.attach`."""
+"""The small models that the command line trains. Any other module goes through
+`dpoptim.attach`.
+"""
 
 import math
 
@@ -9,16 +11,19 @@ MODELS = ("softmax", "mlp", "cnn")
 
 
 def build_model(name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A model for records of ``shape`` (channels, height, width for ``"cnn"``) with one output a class, or one number.
+    """A model for records of ``shape`` (channels, height, width for ``"cnn"``) with one output a
+    class, or one number.
 
-    Records of shape (features,) may come several to a person, in an axis before the last. Initialised from torch's
-    global generator. Raises ValueError for an unknown name or a shape without an image in it.
+    Records of shape (features,) may come several to a person, in an axis before the last.
+    Initialised from torch's global generator. Raises ValueError for an unknown name or a shape
+    without an image in it.
     """
     features = math.prod(shape)
     flat = [nn.Flatten()] if len(shape) > 1 else []
     if name == "softmax":
         linear = nn.Linear(features, outputs)
-        nn.init.zeros_(linear.weight)  # convex: any start will do, and zero spends nothing on undoing a random one
+        # convex: any start will do, and zero spends nothing on undoing a random one
+        nn.init.zeros_(linear.weight)
         nn.init.zeros_(linear.bias)
         return nn.Sequential(*flat, linear)
     if name == "mlp":
@@ -26,7 +31,8 @@ def build_model(name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if name == "cnn":
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ValueError(
-                f"model 'cnn' takes images (channels, height, width) of at least 4 x 4, got records of shape {shape}; "
+                "model 'cnn' takes images (channels, height, width) of at least 4 x 4, got "
+                f"records of shape {shape}; "
                 "use --model mlp or softmax."
             )
         return small_cnn(shape, outputs)
@@ -36,7 +42,8 @@ def build_model(name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
 def small_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Two convolutions of stride 2, normalised record by record, with bounded activations.
 
-    tanh suits clipped gradients (Papernot et al. 2021), and group normalisation evens out their norms.
+    tanh suits clipped gradients (Papernot et al. 2021), and group normalisation evens out their
+    norms.
     """
     trunk = nn.Sequential(
         nn.Conv2d(shape[0], 16, 5, stride=2, padding=2),

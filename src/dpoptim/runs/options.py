@@ -1,4 +1,6 @@
-"""The options of ``dpoptim train``, each declared once: its type, its default and what the help says of it."""
+"""The options of ``dpoptim train``, each declared once: its type, its default and what the help
+says of it.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -47,106 +49,175 @@ class TrainRequest:
 
     data: Annotated[
         str,
-        typer.Option(help="digits, fashion-mnist, a table (.csv, .csv.gz, .parquet, .arrow), .npz, or a folder of images."),
+        typer.Option(
+            help="digits, fashion-mnist, a table (.csv, .csv.gz, .parquet, .arrow), "
+            ".npz, or a folder of images."
+        ),
     ] = "digits"
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")] = None
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")
+    ] = None
     schema: Annotated[
         Path | None,
-        typer.Option(help="Public description of a table's columns (TOML); dpoptim schema new drafts one."),
+        typer.Option(
+            help="Public description of a table's columns (TOML); dpoptim schema new drafts one."
+        ),
     ] = None
-    target: Annotated[str | None, typer.Option(help="Label column of a table, or array (.npz, default y).")] = None
-    task: Annotated[TaskName | None, typer.Option(help="Default: what the target's description says.")] = None
+    target: Annotated[
+        str | None, typer.Option(help="Label column of a table, or array (.npz, default y).")
+    ] = None
+    task: Annotated[
+        TaskName | None, typer.Option(help="Default: what the target's description says.")
+    ] = None
     target_bounds: Annotated[
-        str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict, without a schema; public.")
+        str | None,
+        typer.Option(help="LOWEST,HIGHEST of a number to predict, without a schema; public."),
     ] = None
     classes: Annotated[
         str | None,
-        typer.Option(help="Labels that may occur, comma-separated: a public list. Needed unless the data is public."),
+        typer.Option(
+            help="Labels that may occur, comma-separated: a public list. Needed unless "
+            "the data is public."
+        ),
     ] = None
     data_is_public: Annotated[
         bool,
-        typer.Option("--data-is-public", help="Allow scores and the comparison; the bundled sets are public."),
+        typer.Option(
+            "--data-is-public", help="Allow scores and the comparison; the bundled sets are public."
+        ),
     ] = False
-    person_column: Annotated[str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")] = (
-        None
-    )
+    person_column: Annotated[
+        str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")
+    ] = None
     records_per_person: Annotated[
-        int, typer.Option(help="At most so many of a person's records take part in a step, chosen by chance.", min=1)
+        int,
+        typer.Option(
+            help="At most so many of a person's records take part in a step, chosen by chance.",
+            min=1,
+        ),
     ] = 16
-    features: Annotated[FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")] = None
+    features: Annotated[
+        FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")
+    ] = None
     cache: Annotated[
-        Path | None, typer.Option(help="Folder in which features of images are kept, for their owner alone.")
+        Path | None,
+        typer.Option(help="Folder in which features of images are kept, for their owner alone."),
     ] = None
     n: Annotated[
         int | None,
         typer.Option(
             "--n",
-            help="Nominal number of records (of persons, with --person-column), public; needed for add-or-remove-one.",
+            help="Nominal number of records (of persons, with --person-column), public; needed "
+            "for add-or-remove-one.",
             min=1,
         ),
     ] = None
-    normalise: Annotated[bool, typer.Option(help="Scale each record of a table to norm 1 (looks at that record alone).")] = (
-        True
-    )
-    raw_pixels: Annotated[bool, typer.Option("--raw-pixels", help="Bundled images as they are, not sqrt(pixel) - 0.4.")] = (
-        False
-    )
+    normalise: Annotated[
+        bool,
+        typer.Option(help="Scale each record of a table to norm 1 (looks at that record alone)."),
+    ] = True
+    raw_pixels: Annotated[
+        bool,
+        typer.Option("--raw-pixels", help="Bundled images as they are, not sqrt(pixel) - 0.4."),
+    ] = False
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax
     method: Annotated[
         str,
-        typer.Option(help=f"Training algorithm: {', '.join(method_names())}. See dpoptim methods.", show_default=True),
+        typer.Option(
+            help=f"Training algorithm: {', '.join(method_names())}. See dpoptim methods.",
+            show_default=True,
+        ),
     ] = "dp-sgd"
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeat for several."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A setting of the method; repeat for several."
+        ),
     ] = None
     single_pass: Annotated[
         bool,
-        typer.Option("--single-pass", help="See every record once, in order (accelerated-srgd or dp-ftrl)."),
+        typer.Option(
+            "--single-pass", help="See every record once, in order (accelerated-srgd or dp-ftrl)."
+        ),
     ] = False
-    epsilon: Annotated[float | None, typer.Option(help="Budget; or give --noise-multiplier. Default 2.")] = None
+    epsilon: Annotated[
+        float | None, typer.Option(help="Budget; or give --noise-multiplier. Default 2.")
+    ] = None
     delta: Annotated[
         float | None,
-        typer.Option(help="Failure probability, well below 1/n. Default 1e-5 for the bundled sets."),
+        typer.Option(
+            help="Failure probability, well below 1/n. Default 1e-5 for the bundled sets."
+        ),
     ] = None
     noise_multiplier: Annotated[float | None, typer.Option(help="Instead of --epsilon.")] = None
     neighboring: Annotated[
         Relation | None,
-        typer.Option(help="Default: add-or-remove-one where n is public (--n, bundled sets), else zero-out."),
+        typer.Option(
+            help="Default: add-or-remove-one where n is public (--n, bundled sets), else zero-out."
+        ),
     ] = None
     clip_norm: Annotated[float | None, typer.Option(help="Bound on each record's gradient.")] = None
-    clipping: Annotated[ClippingName, typer.Option(help="How the bound is kept.")] = ClippingName.flat
+    clipping: Annotated[ClippingName, typer.Option(help="How the bound is kept.")] = (
+        ClippingName.flat
+    )
     batch_size: Annotated[int | None, typer.Option(help="Expected batch size.", min=1)] = None
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None
     learning_rate: Annotated[float | None, typer.Option(help="Of SGD.")] = None
     momentum: Annotated[float | None, typer.Option(help="Of SGD.")] = None
-    physical_batch_size: Annotated[int | None, typer.Option(help="Rows at a time that memory holds.", min=1)] = None
+    physical_batch_size: Annotated[
+        int | None, typer.Option(help="Rows at a time that memory holds.", min=1)
+    ] = None
     seed: Annotated[int, typer.Option(help="Initialisation and splits; never the noise.")] = 0
     noise_seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release.")
+        int | None,
+        typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release."),
     ] = None
-    ledger: Annotated[Path | None, typer.Option(help="Ledger file of this data set; charged before training.")] = None
-    budget: Annotated[str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")] = None
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger file of this data set; charged before training.")
+    ] = None
+    budget: Annotated[
+        str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")
+    ] = None
     compare: Annotated[
         bool | None,
-        typer.Option("--compare/--no-compare", help="Also train without privacy (public data only)."),
+        typer.Option(
+            "--compare/--no-compare", help="Also train without privacy (public data only)."
+        ),
     ] = None
-    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/DATA-MODEL-TIME.")] = None
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; default runs/DATA-MODEL-TIME.")
+    ] = None
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the interrupted run in --out, on its own charge; same options.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the interrupted run in --out, on its own charge; same options.",
+        ),
     ] = False
-    save_every: Annotated[float, typer.Option(help="Minutes between two saves of an unfinished run.", min=0)] = 10.0
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results in an existing --out.")] = False
+    save_every: Annotated[
+        float, typer.Option(help="Minutes between two saves of an unfinished run.", min=0)
+    ] = 10.0
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results in an existing --out.")
+    ] = False
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The list in ``--classes``."""
-        return None if self.classes is None else tuple(name.strip() for name in self.classes.split(","))
+        return (
+            None
+            if self.classes is None
+            else tuple(name.strip() for name in self.classes.split(","))
+        )
 
     @property
     def bounds_of_target(self) -> tuple[float, float] | None:
         """The two numbers in ``--target-bounds``."""
-        return None if self.target_bounds is None else two_numbers("--target-bounds", self.target_bounds)
+        return (
+            None
+            if self.target_bounds is None
+            else two_numbers("--target-bounds", self.target_bounds)
+        )
 
 
 def two_numbers(option: str, text: str) -> tuple[float, float]:
@@ -179,7 +250,10 @@ def with_options_of(request: type[Any]) -> Callable[[Callable[[Any], None]], Cal
 
     def decorate(command: Callable[[Any], None]) -> Callable[..., None]:
         def called(**given: Any) -> None:
-            plain = {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items()}
+            plain = {
+                name: value.value if isinstance(value, StrEnum) else value
+                for name, value in given.items()
+            }
             command(request(**plain))
 
         called.__name__, called.__doc__ = command.__name__, command.__doc__

@@ -1,4 +1,6 @@
-"""From the options of ``dpoptim train`` to a plan: which method, on how many records, for what budget."""
+"""From the options of ``dpoptim train`` to a plan: which method, on how many records, for what
+budget.
+"""
 
 import json
 import math
@@ -14,13 +16,16 @@ from dpoptim.runs.options import TrainRequest
 SINGLE_PASS_SOLVERS = ("accelerated-srgd",)
 
 
-def plan_of(options: TrainRequest, records: int, *, bundled: bool, largest_gradient: float, defaults: Recipe) -> Plan:
+def plan_of(
+    options: TrainRequest, records: int, *, bundled: bool, largest_gradient: float, defaults: Recipe
+) -> Plan:
     """The plan of the options; what is not given comes from the recipe.
 
     Args:
         records: of the data set.
         bundled: whether it is one of the bundled, public sets.
-        largest_gradient: bound on a record's gradient at norm-1 records, for solvers that clip relative to it.
+        largest_gradient: bound on a record's gradient at norm-1 records, for solvers that clip
+            relative to it.
 
     Raises:
         ValueError: an option that is out of range, or not one of this method's.
@@ -29,14 +34,18 @@ def plan_of(options: TrainRequest, records: int, *, bundled: bool, largest_gradi
     n = records if options.n is None else options.n
     clip_norm = defaults.clip_norm if options.clip_norm is None else options.clip_norm
     budget: dict[str, Any] = {
-        "epsilon": 2.0 if options.epsilon is None and options.noise_multiplier is None else options.epsilon,
+        "epsilon": 2.0
+        if options.epsilon is None and options.noise_multiplier is None
+        else options.epsilon,
         "delta": 1e-5 if options.delta is None and bundled else options.delta,
         "noise_multiplier": options.noise_multiplier,
     }
     if chosen.solver:
         if options.model != "softmax":
             others = ", ".join(name for name, each in entries().items() if not each.solver)
-            raise ValueError(f"--method {chosen.name} is for --model softmax; {others} train any model.")
+            raise ValueError(
+                f"--method {chosen.name} is for --model softmax; {others} train any model."
+            )
         refuse_settings(chosen, options)
         solver_clip = largest_gradient if options.clip_norm is None else options.clip_norm
         relation = relation_of(options, bundled, ("zero-out", "replace-one"))
@@ -46,7 +55,9 @@ def plan_of(options: TrainRequest, records: int, *, bundled: bool, largest_gradi
     batch_size = min(defaults.batch_size, n) if options.batch_size is None else options.batch_size
     sampler = method.sampler(n, min(batch_size, n))
     if options.single_pass and not sampler.whole_passes:
-        raise ValueError(f"--method {chosen.name} needs many looks at the data; leave out --single-pass.")
+        raise ValueError(
+            f"--method {chosen.name} needs many looks at the data; leave out --single-pass."
+        )
     epochs = defaults.epochs if options.epochs is None else options.epochs
     if options.single_pass:
         epochs = 1
@@ -58,7 +69,8 @@ def plan_of(options: TrainRequest, records: int, *, bundled: bool, largest_gradi
 
 
 def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
-    """The method's own settings: --clipping, and whatever --set gives, as JSON values or else as text.
+    """The method's own settings: --clipping, and whatever --set gives, as JSON values or else as
+    text.
 
     Raises:
         ValueError: the method has no such setting.
@@ -75,7 +87,9 @@ def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
         settings[name] = read_value(value.strip())
     for name in settings:
         if name not in known:
-            raise ValueError(f"--method {chosen.name} has no setting {name!r}; it has {', '.join(known)}.")
+            raise ValueError(
+                f"--method {chosen.name} has no setting {name!r}; it has {', '.join(known)}."
+            )
     return settings
 
 
@@ -91,24 +105,35 @@ def read_value(text: str) -> Any:
 
 def refuse_settings(chosen: Entry, options: TrainRequest) -> None:
     if options.setting or options.clipping != "flat":
-        raise ValueError(f"--method {chosen.name} has a clip norm, and no other settings; leave out --set and --clipping.")
+        raise ValueError(
+            f"--method {chosen.name} has a clip norm, and no other settings; leave "
+            "out --set and --clipping."
+        )
 
 
 def single_pass_method(options: TrainRequest) -> str:
-    """The method, checked against --single-pass: by default accelerated SRGD where the model is linear."""
+    """The method, checked against --single-pass: by default accelerated SRGD where the model is
+    linear.
+    """
     if not options.single_pass:
         return options.method
     if options.epochs not in (None, 1):
-        raise ValueError(f"--single-pass sees every record once; leave out --epochs {options.epochs:g}.")
+        raise ValueError(
+            f"--single-pass sees every record once; leave out --epochs {options.epochs:g}."
+        )
     if options.method == "dp-sgd":
         return "accelerated-srgd" if options.model == "softmax" else "dp-ftrl"
     if entry(options.method).solver and options.method not in SINGLE_PASS_SOLVERS:
-        raise ValueError(f"--method {options.method} needs many looks at the data; leave out --single-pass.")
+        raise ValueError(
+            f"--method {options.method} needs many looks at the data; leave out --single-pass."
+        )
     return options.method
 
 
 def relation_of(options: TrainRequest, bundled: bool, possible: Sequence[str]) -> str:
-    """The relation: add-or-remove-one where the sampler allows it and n is public, else zero-out."""
+    """The relation: add-or-remove-one where the sampler allows it and n is public, else
+    zero-out.
+    """
     if options.neighboring is not None:
         relation = str(options.neighboring)
     elif "add-or-remove-one" in possible and (options.n is not None or bundled):
@@ -117,7 +142,8 @@ def relation_of(options: TrainRequest, bundled: bool, possible: Sequence[str]) -
         relation = "zero-out"
     if relation == "add-or-remove-one" and options.n is None and not bundled:
         raise ValueError(
-            "--neighboring add-or-remove-one needs --n, a public number of records: taken from the file it would be "
+            "--neighboring add-or-remove-one needs --n, a public number of records: taken from "
+            "the file it would be "
             "private. Give --n, or use --neighboring zero-out."
         )
     return relation

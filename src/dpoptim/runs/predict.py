@@ -1,4 +1,6 @@
-"""``dpoptim predict``: a trained model read new records by column name, a chunk at a time, into a CSV file."""
+"""``dpoptim predict``: a trained model read new records by column name, a chunk at a time, into a
+CSV file.
+"""
 
 import csv
 import os
@@ -24,7 +26,9 @@ CHUNK = 8192  # records at a time, of arrays
 
 @dataclass(frozen=True)
 class Predicted:
-    """How a file of predictions came out. ``score``: accuracy or R2 where the true values were public; else None."""
+    """How a file of predictions came out. ``score``: accuracy or R2 where the true values were
+    public; else None.
+    """
 
     records: int
     score: float | None
@@ -37,25 +41,32 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
 
     Args:
         run: a run directory, or its ``model.pt``.
-        data: a table with the columns that the model was trained on, in any order; or arrays in a .npz file.
-        public: the owner declares ``data`` public, true values included: compute the score, if they are there.
+        data: a table with the columns that the model was trained on, in any order; or arrays in a
+            .npz file.
+        public: the owner declares ``data`` public, true values included: compute the score, if
+            they are there.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file, the column and the fix. ``out`` is then as it was.
+        FileNotFoundError, ValueError: naming the file, the column and the fix. ``out`` is then as
+            it was.
 
-    **Guarantee.** The model is private already, and nothing here touches its training data. The predictions are as private
-    as the records in ``data``: whoever may see those may see these.
+    **Guarantee.** The model is private already, and nothing here touches its training data. The
+    predictions are as private as the records in ``data``: whoever may see those may see these.
     """
     saved = load_model(run)
     if saved.encoding is None:
-        raise ValueError(f"{run} does not say how features are made of records; train again with this version.")
+        raise ValueError(
+            f"{run} does not say how features are made of records; train again with this version."
+        )
     score = Score(saved) if public else None
     records = 0
     temporary = out.with_name(f".dpoptim-{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("x", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["prediction", *(f"probability of {name}" for name in saved.class_names)])
+            writer.writerow(
+                ["prediction", *(f"probability of {name}" for name in saved.class_names)]
+            )
             for x, y in features_of(saved, data, with_targets=public):
                 outputs = outputs_of(saved, x)
                 writer.writerows(lines_of(saved, outputs))
@@ -71,20 +82,30 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
 def features_of(
     saved: SavedModel, data: Path, *, with_targets: bool
 ) -> Iterator[tuple[Floats, NDArray[np.int64] | NDArray[np.float32] | None]]:
-    """The records as the model takes them, in chunks, with their targets where asked for and there."""
+    """The records as the model takes them, in chunks, with their targets where asked for and
+    there.
+    """
     if not data.is_file():
-        raise FileNotFoundError(f"{data} does not exist; --data takes a file with the records to predict.")
+        raise FileNotFoundError(
+            f"{data} does not exist; --data takes a file with the records to predict."
+        )
     if isinstance(saved.encoding, Schema):
         if not is_table(data):
-            raise ValueError(f"{data}: the model was trained on a table; give one with the same columns.")
+            raise ValueError(
+                f"{data}: the model was trained on a table; give one with the same columns."
+            )
         for encoded in encode_table(data, saved.encoding, labels=with_targets):
             yield encoded.x, encoded.y
         return
     assert isinstance(saved.encoding, Preparation)
     if kind_of(data) != ".npz":
-        raise ValueError(f"{data}: the model was trained on arrays; give a .npz file with features 'x'.")
+        raise ValueError(
+            f"{data}: the model was trained on arrays; give a .npz file with features 'x'."
+        )
     if with_targets:
-        raise ValueError("--data-is-public scores tables; for arrays, leave it out and compare the predictions.")
+        raise ValueError(
+            "--data-is-public scores tables; for arrays, leave it out and compare the predictions."
+        )
     x = read_features(data)
     for start in range(0, len(x), CHUNK):
         try:
@@ -95,7 +116,9 @@ def features_of(
 
 @torch.no_grad()
 def outputs_of(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
-    """Probabilities of the classes, float64 of shape (records, classes); or predicted numbers, shape (records, 1)."""
+    """Probabilities of the classes, float64 of shape (records, classes); or predicted numbers,
+    shape (records, 1).
+    """
     if saved.row_norm is not None:
         x = clip_rows(x.reshape(len(x), -1), saved.row_norm).astype(np.float32).reshape(x.shape)
     outputs = saved.model(torch.from_numpy(np.ascontiguousarray(x))).double()

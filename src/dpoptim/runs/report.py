@@ -1,7 +1,8 @@
-"""The report: one HTML file that shows people what a run guarantees, what that rests on, and what it cost.
+"""The report: one HTML file that shows people what a run guarantees, what that rests on, and what
+it cost.
 
-It says what the certificate says, and draws it. Nothing is fetched and no script runs: it reads the same in an
-e-mail, on paper and in ten years.
+It says what the certificate says, and draws it. Nothing is fetched and no script runs: it reads
+the same in an e-mail, on paper and in ten years.
 """
 
 import html
@@ -20,8 +21,16 @@ from dpoptim.runs.report_style import STYLE
 from dpoptim.runs.result import RunResult
 from dpoptim.sampling import PoissonSampling
 
-_SIGNS = {"proven": "\N{CHECK MARK}", "unproven": "!", "marked": "!", "none": "\N{MULTIPLICATION X}"}
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_SIGNS = {
+    "proven": "\N{CHECK MARK}",
+    "unproven": "!",
+    "marked": "!",
+    "none": "\N{MULTIPLICATION X}",
+}
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action "
+    "'none'"
+)
 
 
 def _escape(text: str) -> str:
@@ -41,7 +50,8 @@ def write_report(path: Path, result: RunResult) -> None:
 def report(result: RunResult) -> str:
     """The report as HTML.
 
-    **Guarantee.** Made from ``result`` alone, which holds public figures only; no record is touched.
+    **Guarantee.** Made from ``result`` alone, which holds public figures only; no record is
+    touched.
     """
     facts = certificate(result)
     title = f"{result.model_name} trained on {result.data_name}"
@@ -60,9 +70,12 @@ def report(result: RunResult) -> str:
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Privacy report: {_escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><span><strong>Privacy report</strong></span><span>{_escape(finished)}</span></header>\n"
-        f"<h1>{_escape(title)}</h1>\n" + "\n".join(sections) + "\n<footer>This report holds public figures only. dpoptim "
+        "<title>Privacy report: "
+        f"{_escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        "<header><span><strong>Privacy "
+        f"report</strong></span><span>{_escape(finished)}</span></header>\n"
+        f"<h1>{_escape(title)}</h1>\n" + "\n".join(sections) + "\n<footer>This report holds "
+        "public figures only. dpoptim "
         f"{_escape(result.versions.get('dpoptim', ''))}</footer>\n</main>\n</body>\n</html>\n"
     )
 
@@ -73,7 +86,10 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
         number = '<span aria-label="epsilon is infinite">ε <small>=</small> ∞</span>'
     else:
         shown = rounded_up(guarantee.epsilon)
-        number = f'ε <small>≤</small> <span class="{"long" if len(shown) > len("2.00") else ""}">{shown}</span>'
+        number = (
+            "ε <small>≤</small> <span "
+            f'class="{"long" if len(shown) > len("2.00") else ""}">{shown}</span>'
+        )
     terms = [
         f"at δ = {figures.power_of_ten(guarantee.delta)}",
         neighboring_name(guarantee.neighboring),
@@ -81,13 +97,20 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
         *([f"per {guarantee.unit}"] if guarantee.unit != "record" else []),
     ]
     remarks = ([] if guarantee.status == "proven" else [guarantee.status]) + list(guarantee.notes)
-    notes = "".join(f'<p class="note">{_escape(note)}</p>' for note in remarks if note.lower() != judged.title.lower())
+    notes = "".join(
+        f'<p class="note">{_escape(note)}</p>'
+        for note in remarks
+        if note.lower() != judged.title.lower()
+    )
     reading = facts["guarantee"]["reading"]
-    trust = '<p class="small">given what is <a href="#basis">taken on trust</a></p>' * (judged.kind == "proven")
+    trust = '<p class="small">given what is <a href="#basis">taken on trust</a></p>' * (
+        judged.kind == "proven"
+    )
     return (
         f'<div class="card hero {judged.kind}"><div><span class="badge">{_SIGNS[judged.kind]} '
         f'{_escape(judged.title)}</span><p class="epsilon">{number}</p>'
-        f'<p class="terms">{" · ".join(f"<span>{_escape(term)}</span>" for term in terms)}</p>{trust}{notes}</div>'
+        f'<p class="terms">{" · ".join(f"<span>{_escape(term)}</span>" for term in terms)}</p>'
+        f"{trust}{notes}</div>"
         f'<div><p class="reading">{_escape(reading)}</p>{_meter(facts)}</div></div>'
     )
 
@@ -100,7 +123,8 @@ def _meter(facts: dict[str, Any]) -> str:
     way = f"{(share - 0.5) * 200:.1f}%"
     return (
         f'<div class="meter"><div class="here"><b style="left:clamp(5em,{way},100% - 5em)">'
-        f'best guess {percent_up(share)}</b></div><div class="track"><div class="fill" style="width:{way}"></div></div>'
+        f'best guess {percent_up(share)}</b></div><div class="track"><div class="fill" '
+        f'style="width:{way}"></div></div>'
         '<div class="scale"><span>50 % coin toss</span><span>100 % certainty</span></div></div>'
     )
 
@@ -112,11 +136,19 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
         ("Expected batch", f"{plan.batch_size:,}", plan.sampler.promise()),
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
-        ("Training time", "—" if result.seconds is None else _duration(result.seconds), "of the private run"),
+        (
+            "Training time",
+            "—" if result.seconds is None else _duration(result.seconds),
+            "of the private run",
+        ),
     ]
     if scores.get("private"):
         cells.append(
-            ("Accuracy" if plan.noise_multiplier == 0 else "Private accuracy", _percent(scores["private"][-1]), PUBLIC)
+            (
+                "Accuracy" if plan.noise_multiplier == 0 else "Private accuracy",
+                _percent(scores["private"][-1]),
+                PUBLIC,
+            )
         )
     rows = "".join(
         f"<div><dt>{name}</dt><dd>{_escape(value)}<small>{_escape(remark)}</small></dd></div>"
@@ -129,17 +161,25 @@ def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
     if facts["attacker"] is None:
         return ""
     rows = [
-        (f"{point['false_positive_rate'] * 100:g} % false alarms", percent_up(point["true_positive_rate"]))
+        (
+            f"{point['false_positive_rate'] * 100:g} % false alarms",
+            percent_up(point["true_positive_rate"]),
+        )
         for point in facts["attacker"]["found_at_most"]
     ]
     relation, unit = result.plan.neighboring, result.guarantee.unit
     return (
-        '<section><h2>What an attacker can do</h2><p class="lead">Every attack trades false alarms against '
-        f"missed {_escape(unit)}s. Below the curve lies what no attack reaches, however clever, and whatever "
+        '<section><h2>What an attacker can do</h2><p class="lead">Every attack trades false '
+        "alarms against "
+        f"missed {_escape(unit)}s. Below the curve lies what no attack reaches, however clever, "
+        "and whatever "
         'else it knows.</p><div class="card beside">'
-        + _figure(figures.attacker_figure(result.plan), f"Trade-off of the best attacker, {relation}.")
+        + _figure(
+            figures.attacker_figure(result.plan), f"Trade-off of the best attacker, {relation}."
+        )
         + f"<div><h3>At most this share is recognised</h3>{_table(rows, 'numbers')}"
-        '<p class="small">Blind guessing recognises as many as it raises false alarms.</p></div></div></section>'
+        '<p class="small">Blind guessing recognises as many as it raises false '
+        "alarms.</p></div></div></section>"
     )
 
 
@@ -148,17 +188,27 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
     if scores is None:
         return ""
     noisy = result.plan.noise_multiplier > 0
-    name, heading = ("Private", "What it costs in accuracy") if noisy else ("This model", "How accurate it is")
+    name, heading = (
+        ("Private", "What it costs in accuracy") if noisy else ("This model", "How accurate it is")
+    )
     private, comparison = scores["private"], scores["without_privacy"]
-    rows = [(name, _percent(series[-1])) for name, series in ((name, private), ("Without privacy", comparison)) if series]
+    rows = [
+        (name, _percent(series[-1]))
+        for name, series in ((name, private), ("Without privacy", comparison))
+        if series
+    ]
     if private and comparison and noisy:
         points = (comparison[-1] - private[-1]) * 100
         rows.append(("Price of privacy", f"{points:.1f} points".replace("-", "\N{MINUS SIGN}")))
     return (
         f'<section><h2>{heading}</h2><div class="card beside">'
-        + _figure(figures.accuracy_figure(name.lower(), private, comparison), f"Hold-out accuracy {scores['measured']}.")
+        + _figure(
+            figures.accuracy_figure(name.lower(), private, comparison),
+            f"Hold-out accuracy {scores['measured']}.",
+        )
         + f"<div><h3>After the last epoch</h3>{_table(rows, 'numbers')}"
-        '<p class="small">Such figures are releases of their own. They are shown because this data was '
+        '<p class="small">Such figures are releases of their own. They are shown because this '
+        "data was "
         "declared public.</p></div></div></section>"
     )
 
@@ -173,7 +223,8 @@ def _promise(result: RunResult, facts: dict[str, Any]) -> str:
     point = f"ε ≤ {rounded_up(plan.guarantee.epsilon)}"
     return (
         '<section><h2>One run, many readings</h2><p class="lead">Epsilon bounds how much any one '
-        f"{_escape(result.guarantee.unit)} can shift what is released; delta is the slack in that bound. {scope}</p>"
+        f"{_escape(result.guarantee.unit)} can shift what is released; delta is the slack in "
+        f"that bound. {scope}</p>"
         '<div class="pair"><div class="card">'
         + _figure(
             figures.privacy_curve_figure(plan, point, caveat),
@@ -190,7 +241,8 @@ def _spending(plan: Plan, point: str, caveat: str) -> str:
         '<div class="card">'
         + _figure(
             figures.spending_figure(plan, point, caveat),
-            f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole plan was reserved "
+            f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole "
+            "plan was reserved "
             "before its first step, so stopping early saves nothing.",
         )
         + "</div>"
@@ -207,13 +259,17 @@ def _basis(facts: dict[str, Any]) -> str:
     return (
         '<section id="basis"><h2>What the guarantee rests on</h2><p class="lead">'
         f"{_escape(facts['guarantee']['relation_explained'])}</p>{unproven}"
-        f'<div class="pair"><div class="card enforced"><h3>Enforced in code</h3>{_list(basis["enforced"])}</div>'
-        f'<div class="card trusted"><h3>Taken on trust</h3>{_list(basis["trusted"])}</div></div></section>'
+        '<div class="pair"><div class="card enforced"><h3>Enforced in '
+        f"code</h3>{_list(basis['enforced'])}</div>"
+        '<div class="card trusted"><h3>Taken on '
+        f"trust</h3>{_list(basis['trusted'])}</div></div></section>"
     )
 
 
 def _details(result: RunResult, facts: dict[str, Any]) -> str:
-    settings = [(name.replace("_", " "), _number(value)) for name, value in facts["settings"].items()]
+    settings = [
+        (name.replace("_", " "), _number(value)) for name, value in facts["settings"].items()
+    ]
     training = [
         ("parameters", f"{result.parameters:,}"),
         ("classes", f"{result.classes:,}"),
@@ -223,7 +279,9 @@ def _details(result: RunResult, facts: dict[str, Any]) -> str:
         (f"δ = {figures.power_of_ten(row['delta'])}", f"ε ≤ {rounded_up(float(row['epsilon']))}")
         for row in facts["further_deltas"]
     ]
-    ledger = list((facts["ledger"] or {"entry": "none: no noise was added, so nothing was charged"}).items())
+    ledger = list(
+        (facts["ledger"] or {"entry": "none: no noise was added, so nothing was charged"}).items()
+    )
     tables = [
         ("Privacy settings", _table(settings)),
         ("Training", _table(training)),
@@ -237,7 +295,9 @@ def _details(result: RunResult, facts: dict[str, Any]) -> str:
 
 
 def _verify(facts: dict[str, Any]) -> str:
-    text = f"<p>As printed by the library: <strong>{_escape(facts['guarantee']['text'])}</strong></p>"
+    text = (
+        f"<p>As printed by the library: <strong>{_escape(facts['guarantee']['text'])}</strong></p>"
+    )
     if facts["verify"]:
         text += (
             "<p>Epsilon follows from public numbers alone. Anybody can compute it again:</p>"
@@ -252,7 +312,10 @@ def _figure(svg: str, caption: str) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    body = "".join(f'<tr><th scope="row">{_escape(name)}</th><td>{_escape(value)}</td></tr>' for name, value in rows)
+    body = "".join(
+        f'<tr><th scope="row">{_escape(name)}</th><td>{_escape(value)}</td></tr>'
+        for name, value in rows
+    )
     return f'<table class="{kind}"><tbody>{body}</tbody></table>'
 
 

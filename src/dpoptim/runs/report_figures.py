@@ -1,7 +1,8 @@
 """The report's pictures: what a plan promises and costs, as inline SVG.
 
-Labels sit on the curves, so there are no legends; colours are from Okabe and Ito's set, which colour-blind readers
-can tell apart. Each picture says its relation itself, should somebody cut it out.
+Labels sit on the curves, so there are no legends; colours are from Okabe and Ito's set, which
+colour-blind readers can tell apart. Each picture says its relation itself, should somebody cut it
+out.
 """
 
 import io
@@ -22,8 +23,16 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from dpoptim.accounting.accountant import compute_epsilon, privacy_curve, tradeoff_curve
 from dpoptim.plan import Plan
 
-# Each colour that is drawn stands for one of the page's, so that pictures follow it into dark mode.
-INK, MUTED, LINE, ACCENT, WARM, PAPER = "#1a2431", "#5b6675", "#d5dae1", "#0060a8", "#b04a00", "#fefefe"
+# Each colour that is drawn stands for one of the page's, so that pictures follow it into dark
+# mode.
+INK, MUTED, LINE, ACCENT, WARM, PAPER = (
+    "#1a2431",
+    "#5b6675",
+    "#d5dae1",
+    "#0060a8",
+    "#b04a00",
+    "#fefefe",
+)
 _PAGE_COLOURS = {
     INK: "--ink",
     MUTED: "--muted",
@@ -33,7 +42,8 @@ _PAGE_COLOURS = {
     PAPER: "--paper",
 }
 _STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: small, sharp, in the page's typeface, and searchable
+    # text stays text: small, sharp, in the page's typeface, and searchable
+    "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
@@ -69,7 +79,9 @@ def power_of_ten(value: float) -> str:
 
 
 def privacy_curve_figure(plan: Plan, point: str, caveat: str = "") -> str:
-    """Epsilon against delta for the whole run, the plan's own point marked and called ``point``."""
+    """Epsilon against delta for the whole run, the plan's own point marked and called
+    ``point``.
+    """
     guarantee = plan.guarantee
     least, most = min(1e-10, guarantee.delta), max(1e-3, guarantee.delta)
     deltas = np.geomspace(least, most, 40)
@@ -84,14 +96,23 @@ def privacy_curve_figure(plan: Plan, point: str, caveat: str = "") -> str:
         axes.set_xticks(ticks, [power_of_ten(float(tick)) for tick in ticks])
         axes.set_xticks([], minor=True)
         axes.set_ylim(0, float(epsilons[finite].max()) * 1.12)
-        _mark(axes, guarantee.delta, guarantee.epsilon, point, "right" if guarantee.delta > most / 30 else "left")
+        _mark(
+            axes,
+            guarantee.delta,
+            guarantee.epsilon,
+            point,
+            "right" if guarantee.delta > most / 30 else "left",
+        )
         _titles(axes, f"epsilon, {plan.neighboring}{caveat}", "delta")
         return _svg(axes, "curve")
 
 
 def spending_figure(plan: Plan, point: str, caveat: str = "") -> str:
-    """Epsilon, at the plan's delta, of plans that are like this one but stop earlier; its end called ``point``."""
-    # Epsilon grows about like the square root of the steps; squares spread the points evenly along the curve.
+    """Epsilon, at the plan's delta, of plans that are like this one but stop earlier; its end
+    called ``point``.
+    """
+    # Epsilon grows about like the square root of the steps; squares spread the points evenly along
+    # the curve.
     steps = sorted({max(1, round(plan.steps * (part / 8) ** 2)) for part in range(1, 9)})
     epsilons = [_epsilon_after(plan, count) for count in steps[:-1]] + [plan.guarantee.epsilon]
     with _style("spending"):
@@ -101,13 +122,19 @@ def spending_figure(plan: Plan, point: str, caveat: str = "") -> str:
         axes.set_ylim(0, max(epsilons) * 1.16)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         _mark(axes, plan.steps, plan.guarantee.epsilon, point, "right")
-        _titles(axes, f"epsilon at δ = {power_of_ten(plan.guarantee.delta)}, {plan.neighboring}{caveat}", "")
+        _titles(
+            axes,
+            f"epsilon at δ = {power_of_ten(plan.guarantee.delta)}, {plan.neighboring}{caveat}",
+            "",
+        )
         axes.set_xlabel("steps, if the run were planned to stop there")
         return _svg(axes, "spending")
 
 
 def attacker_figure(plan: Plan) -> str:
-    """The errors that no attacker can avoid: false negatives against false positives, by the whole curve."""
+    """The errors that no attacker can avoid: false negatives against false positives, by the whole
+    curve.
+    """
     alarms = np.concatenate([np.linspace(0, 0.1, 21), np.linspace(0.1, 1, 46)[1:]])
     misses = tradeoff_curve(plan.event, plan.neighboring, alarms)
     with _style("attacker"):
@@ -119,16 +146,26 @@ def attacker_figure(plan: Plan) -> str:
         axes.set_ylim(0, 1)
         ticks = (0, 0.25, 0.5, 0.75, 1)
         axes.set_xticks(ticks, [f"{tick:.0%}" for tick in ticks])
-        axes.set_yticks(ticks, ["", *(f"{tick:.0%}" for tick in ticks[1:])])  # 0 % is said once, in the corner
+        # 0 % is said once, in the corner
+        axes.set_yticks(ticks, ["", *(f"{tick:.0%}" for tick in ticks[1:])])
         low = float(np.interp(0.2, alarms, misses))
         if low > 0.35:
-            axes.text(0.05, low / 3, "out of reach\nfor every attacker", color=ACCENT, va="center", linespacing=1.3)
+            axes.text(
+                0.05,
+                low / 3,
+                "out of reach\nfor every attacker",
+                color=ACCENT,
+                va="center",
+                linespacing=1.3,
+            )
         axes.text(0.55, 0.53, "blind guessing", color=MUTED)
         _titles(axes, f"{plan.guarantee.unit}s missed, {plan.neighboring}", "false alarms")
         return _svg(axes, "attacker")
 
 
-def accuracy_figure(name: str, scores: Sequence[float] | None, comparison: Sequence[float] | None) -> str:
+def accuracy_figure(
+    name: str, scores: Sequence[float] | None, comparison: Sequence[float] | None
+) -> str:
     """Hold-out accuracy after each epoch; the caller knows that the hold-out is public."""
     both = (("without privacy", comparison, MUTED), (name, scores, ACCENT))
     lines = [(label, series, colour) for label, series, colour in both if series]
@@ -147,10 +184,14 @@ def accuracy_figure(name: str, scores: Sequence[float] | None, comparison: Seque
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if high - low > 0.04 else 1))
         finals = [series[-1] for _, series, _ in lines]
-        for (label, series, colour), height in zip(lines, _spread(finals, 0.2 * (high - low)), strict=True):
+        for (label, series, colour), height in zip(
+            lines, _spread(finals, 0.2 * (high - low)), strict=True
+        ):
             text = f"{label}\n{series[-1] * 100:.1f} %"
             where = axes.get_yaxis_transform()
-            axes.text(1.02, height, text, color=colour, va="center", transform=where, linespacing=1.25)
+            axes.text(
+                1.02, height, text, color=colour, va="center", transform=where, linespacing=1.25
+            )
         axes.set_position((0.115, 0.16, 0.555, 0.71))
         _titles(axes, "accuracy on data declared public", "epoch")
         return _svg(axes, "accuracy")
@@ -162,7 +203,9 @@ def _epsilon_after(plan: Plan, steps: int) -> float:
 
 
 def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Where two labels go so as not to touch: at their heights, or as far apart as need be around the middle."""
+    """Where two labels go so as not to touch: at their heights, or as far apart as need be around
+    the middle.
+    """
     if len(heights) < 2 or abs(heights[0] - heights[1]) >= gap:
         return list(heights)
     middle, sign = sum(heights) / 2, 1 if heights[0] >= heights[1] else -1
@@ -170,10 +213,16 @@ def _spread(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _mark(axes: Axes, x: float, y: float, text: str, side: str) -> None:
-    """A point with its label above it, which begins or ends there: ``side`` is the side that is aligned."""
-    axes.plot(x, y, "o", color=WARM, markersize=8, markeredgecolor=PAPER, markeredgewidth=1.5, zorder=3)
+    """A point with its label above it, which begins or ends there: ``side`` is the side that is
+    aligned.
+    """
+    axes.plot(
+        x, y, "o", color=WARM, markersize=8, markeredgecolor=PAPER, markeredgewidth=1.5, zorder=3
+    )
     offset = (5 if side == "left" else 0, 8)
-    axes.annotate(text, (x, y), offset, textcoords="offset points", ha=side, color=WARM, weight="bold")
+    axes.annotate(
+        text, (x, y), offset, textcoords="offset points", ha=side, color=WARM, weight="bold"
+    )
 
 
 def _titles(axes: Axes, vertical: str, horizontal: str) -> None:
@@ -188,7 +237,9 @@ def _titles(axes: Axes, vertical: str, horizontal: str) -> None:
 
 @contextmanager
 def _style(name: str) -> Iterator[None]:
-    """The report's style, whatever the user has set; matplotlib's own settings come back afterwards."""
+    """The report's style, whatever the user has set; matplotlib's own settings come back
+    afterwards.
+    """
     with (
         style.context(_STYLE, after_reset=True),
         mpl.rc_context({"svg.hashsalt": f"dpoptim {name}"}),  # the same run makes the same bytes
@@ -206,7 +257,9 @@ def _axes() -> Axes:
 
 
 def _svg(axes: Axes, name: str) -> str:
-    """The picture as an element for the inside of an HTML page: no prologue, no metadata, no outside names."""
+    """The picture as an element for the inside of an HTML page: no prologue, no metadata, no
+    outside names.
+    """
     figure, buffer = axes.get_figure(root=True), io.StringIO()
     assert figure is not None
     figure.savefig(buffer, format="svg", metadata={"Date": None})

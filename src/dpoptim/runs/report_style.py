@@ -1,4 +1,6 @@
-"""The report's look: one column of text, two of pictures; on paper, on a phone, by day and by night."""
+"""The report's look: one column of text, two of pictures; on paper, on a phone, by day and by
+night.
+"""
 
 STYLE = """
 :root { color-scheme: light dark;

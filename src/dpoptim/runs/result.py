@@ -1,4 +1,6 @@
-"""What a finished run may show to the world: public figures only. Certificate and report are made from it."""
+"""What a finished run may show to the world: public figures only. Certificate and report are made
+from it.
+"""
 
 from dataclasses import dataclass
 
@@ -40,7 +42,8 @@ class RunResult:
         seconds: wall time of the private training; None on private data, which it may depend on.
         ledger: where it was charged (None: the noise was off).
         private_scores: on a hold-out declared public; None otherwise.
-        comparison_scores: the same model trained without privacy, on data declared public; None otherwise.
+        comparison_scores: the same model trained without privacy, on data declared public; None
+            otherwise.
         versions: package name -> version.
         finished: local date and time, ISO 8601.
         model_sha256: of the file that holds the model; None if it was not written.

@@ -1,4 +1,6 @@
-"""``model.pt``: a trained model with what it takes to read new records; plain data, loaded without running code."""
+"""``model.pt``: a trained model with what it takes to read new records; plain data, loaded without
+running code.
+"""
 
 import hashlib
 import io
@@ -41,8 +43,12 @@ class SavedModel:
     row_norm: float | None = None
 
 
-def contents(model: nn.Module, name: str, data: Data, row_norm: float | None = None) -> dict[str, Any]:
-    """What ``model.pt`` holds: text, numbers and tensors only, all of them public once the model is."""
+def contents(
+    model: nn.Module, name: str, data: Data, row_norm: float | None = None
+) -> dict[str, Any]:
+    """What ``model.pt`` holds: text, numbers and tensors only, all of them public once the model
+    is.
+    """
     schema = data.encoding if isinstance(data.encoding, Schema) else None
     preparation = data.encoding if isinstance(data.encoding, Preparation) else None
     return {
@@ -58,7 +64,9 @@ def contents(model: nn.Module, name: str, data: Data, row_norm: float | None = N
     }
 
 
-def save_model(path: Path, model: nn.Module, name: str, data: Data, row_norm: float | None = None) -> str:
+def save_model(
+    path: Path, model: nn.Module, name: str, data: Data, row_norm: float | None = None
+) -> str:
     """Write the model, and return the file's SHA-256.
 
     Where the folder fails, it goes into a temporary one, because the budget that made it is spent.
@@ -70,7 +78,9 @@ def save_model(path: Path, model: nn.Module, name: str, data: Data, row_norm: fl
     except OSError as error:
         rescue = Path(tempfile.mkdtemp(prefix="dpoptim-")) / path.name
         write_atomically(rescue, buffer.getvalue())
-        raise OSError(f"{error} The trained model was saved to {rescue} instead; its budget is spent.") from error
+        raise OSError(
+            f"{error} The trained model was saved to {rescue} instead; its budget is spent."
+        ) from error
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
@@ -83,18 +93,30 @@ def load_model(path: str | Path) -> SavedModel:
     path = Path(path)
     file = path / "model.pt" if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; name the run directory of a finished dpoptim train.")
+        raise FileNotFoundError(
+            f"{file} does not exist; name the run directory of a finished dpoptim train."
+        )
     try:
         return from_contents(torch.load(file, weights_only=True, map_location="cpu"))
     except Exception as error:  # whatever the decoder makes of a damaged file
-        kind = f"{type(error).__name__}: {str(error)[:200]}" if isinstance(error, ValueError) else type(error).__name__
-        raise ValueError(f"{file} is no model that dpoptim train wrote, or is damaged ({kind}).") from None
+        kind = (
+            f"{type(error).__name__}: {str(error)[:200]}"
+            if isinstance(error, ValueError)
+            else type(error).__name__
+        )
+        raise ValueError(
+            f"{file} is no model that dpoptim train wrote, or is damaged ({kind})."
+        ) from None
 
 
 def from_contents(saved: Mapping[str, Any]) -> SavedModel:
     if saved["format"] != FORMAT:
         raise ValueError(f"format {saved['format']!r} is not {FORMAT!r}; train again")
-    shape, names, bounds = tuple(saved["shape"]), tuple(saved["class_names"]), saved["target_bounds"]
+    shape, names, bounds = (
+        tuple(saved["shape"]),
+        tuple(saved["class_names"]),
+        saved["target_bounds"],
+    )
     model = build_model(saved["model"], shape, 1 if bounds is not None else len(names))
     model.load_state_dict(saved["state_dict"])
     schema, preparation = saved["schema"], saved["preparation"]
@@ -104,6 +126,10 @@ def from_contents(saved: Mapping[str, Any]) -> SavedModel:
         shape,
         names,
         None if bounds is None else (float(bounds[0]), float(bounds[1])),
-        parse_schema(schema) if schema is not None else Preparation.from_json(preparation) if preparation else None,
+        parse_schema(schema)
+        if schema is not None
+        else Preparation.from_json(preparation)
+        if preparation
+        else None,
         saved["row_norm"],
     )

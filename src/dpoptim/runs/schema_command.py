@@ -18,17 +18,24 @@ def new_schema(
     out: Path | None,
     overwrite: bool,
 ) -> tuple[Path, int]:
-    """Write a schema for ``data``; returns its file, and in how many columns something is left to fill in.
+    """Write a schema for ``data``; returns its file, and in how many columns something is left to
+    fill in.
 
     Raises:
-        FileNotFoundError, ValueError: no table, no such column, or the file to write is there already.
+        FileNotFoundError, ValueError: no table, no such column, or the file to write is there
+            already.
 
-    **Guarantee.** Unless the data is declared public, the result depends on the names and types of the columns alone.
+    **Guarantee.** Unless the data is declared public, the result depends on the names and types of
+    the columns alone.
     """
     if not data.is_file():
-        raise FileNotFoundError(f"{data} does not exist; give a table ({', '.join(TABLE_ENDINGS)}).")
+        raise FileNotFoundError(
+            f"{data} does not exist; give a table ({', '.join(TABLE_ENDINGS)})."
+        )
     if not is_table(data):
-        raise ValueError(f"{data} is no table with named columns; give one of {', '.join(TABLE_ENDINGS)}.")
+        raise ValueError(
+            f"{data} is no table with named columns; give one of {', '.join(TABLE_ENDINGS)}."
+        )
     file = data.with_name(f"{data.name.split('.')[0]}.schema.toml") if out is None else out
     if file.exists() and not overwrite:
         raise ValueError(f"{file} exists; name another file with --out, or allow --overwrite.")

@@ -1,4 +1,5 @@
-"""Signatures of certificates with an organisation's key: Ed25519, in a file of its own beside the certificate.
+"""Signatures of certificates with an organisation's key: Ed25519, in a file of its own beside the
+certificate.
 
 Make a key with ``openssl genpkey -algorithm ed25519 -out key.pem``, and publish what
 ``openssl pkey -in key.pem -pubout`` prints.
@@ -57,10 +58,15 @@ def check_signature(folder: Path, key: Path) -> None:
     except (ValueError, UnsupportedAlgorithm):
         public = None
     if not isinstance(public, Ed25519PublicKey):
-        raise ValueError(f"{printable(str(key))} holds no public Ed25519 key. Fix: openssl pkey -in key.pem -pubout")
+        raise ValueError(
+            f"{printable(str(key))} holds no public Ed25519 key. Fix: openssl pkey "
+            "-in key.pem -pubout"
+        )
     path = folder / SIGNATURE
     if not path.is_file():
-        raise ValueError(f"{printable(str(path))} is missing: the certificate was not signed (dpoptim sign).")
+        raise ValueError(
+            f"{printable(str(path))} is missing: the certificate was not signed (dpoptim sign)."
+        )
     try:
         public.verify(
             bytes.fromhex(path.read_bytes().decode("ascii").strip()),
@@ -68,5 +74,6 @@ def check_signature(folder: Path, key: Path) -> None:
         )
     except (InvalidSignature, ValueError):
         raise ValueError(
-            f"{printable(str(path))} is not this key's signature of the certificate; do not trust it."
+            f"{printable(str(path))} is not this key's signature of the certificate; do not "
+            "trust it."
         ) from None

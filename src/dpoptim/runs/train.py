@@ -36,7 +36,9 @@ class Optimization:
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be a finite number above 0, got {self.learning_rate!r}.")
+            raise ValueError(
+                f"learning_rate must be a finite number above 0, got {self.learning_rate!r}."
+            )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}.")
 
@@ -44,7 +46,10 @@ class Optimization:
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """Share of records classified right. Only for data declared public."""
-    right = sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(4096), y.split(4096), strict=True))
+    right = sum(
+        int((model(a).argmax(1) == b).sum())
+        for a, b in zip(x.split(4096), y.split(4096), strict=True)
+    )
     return right / len(y)
 
 
@@ -58,7 +63,9 @@ def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def record_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The loss of each row, shape (rows,): cross-entropy, or half the squared error of numbers to predict."""
+    """The loss of each row, shape (rows,): cross-entropy, or half the squared error of numbers to
+    predict.
+    """
     if y.is_floating_point():
         return (outputs[:, 0] - y).square() / 2
     return F.cross_entropy(outputs, y, reduction="none")
@@ -72,7 +79,9 @@ def batch_losses(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A privately trained model, its public scores (if the data is public), and where it started from."""
+    """A privately trained model, its public scores (if the data is public), and where it started
+    from.
+    """
 
     model: nn.Module
     guarantee: Guarantee
@@ -105,11 +114,13 @@ def train_privately(
     Raises:
         RunInterruptedError: it was asked to stop, and is saved.
 
-    **Guarantee.** The model and everything else in the result are covered by ``guarantee``; scores appear only for
-    data declared public.
+    **Guarantee.** The model and everything else in the result are covered by ``guarantee``; scores
+    appear only for data declared public.
     """
     hold_out = public_hold_out(data)
-    optimizer = torch.optim.SGD(model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum
+    )
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
     steps_per_epoch = -(-plan.n // plan.batch_size)
     scores: list[float] = []
@@ -167,27 +178,40 @@ def comparison_epochs(data: Data) -> int:
     return 30 if len(data.x) <= SMALL_DATA else 10
 
 
-def train_without_privacy(data: Data, model: nn.Module, *, epochs: int, seed: int) -> tuple[float, ...]:
-    """Hold-out score after each epoch of ordinary training, which may look at the data as private training may not.
+def train_without_privacy(
+    data: Data, model: nn.Module, *, epochs: int, seed: int
+) -> tuple[float, ...]:
+    """Hold-out score after each epoch of ordinary training, which may look at the data as private
+    training may not.
 
-    A strong comparison, so that the price of privacy is not made to look low. The columns of a table are standardised.
-    A linear model is fitted by L-BFGS, ten iterations an epoch, with scikit-learn's default penalty; other models by Adam
-    with a cosine schedule on small shuffled batches.
+    A strong comparison, so that the price of privacy is not made to look low. The columns of a
+    table are standardised. A linear model is fitted by L-BFGS, ten iterations an epoch, with
+    scikit-learn's default penalty; other models by Adam with a cosine schedule on small shuffled
+    batches.
 
     Raises:
         ValueError: the data is not public, or has no hold-out.
     """
     hold_out = public_hold_out(data)
     if hold_out is None:
-        raise ValueError("training without privacy needs data declared public (--data-is-public), with a hold-out.")
+        raise ValueError(
+            "training without privacy needs data declared public "
+            "(--data-is-public), with a hold-out."
+        )
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     if x.dim() == 2:
         mean, deviation = x.mean(0), x.std(0, correction=0)
         deviation = torch.where(deviation > 0, deviation, 1)
         x, hold_out = (x - mean) / deviation, ((hold_out[0] - mean) / deviation, hold_out[1])
-    linear = all(isinstance(module, nn.Sequential | nn.Flatten | nn.Linear) for module in model.modules())
+    linear = all(
+        isinstance(module, nn.Sequential | nn.Flatten | nn.Linear) for module in model.modules()
+    )
     one_layer = sum(isinstance(module, nn.Linear) for module in model.modules()) == 1
-    train_epoch = by_lbfgs(model, x, y) if linear and one_layer else by_adam(model, x, y, epochs=epochs, seed=seed)
+    train_epoch = (
+        by_lbfgs(model, x, y)
+        if linear and one_layer
+        else by_adam(model, x, y, epochs=epochs, seed=seed)
+    )
     scores = []
     for _ in range(epochs):
         train_epoch()
@@ -202,7 +226,9 @@ def by_lbfgs(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        penalty = sum((weight.square().sum() for weight in weights), start=torch.zeros(())) / (2 * len(x))
+        penalty = sum((weight.square().sum() for weight in weights), start=torch.zeros(())) / (
+            2 * len(x)
+        )
         loss = record_losses(model(x), y).mean() + penalty
         loss.backward()
         return loss
@@ -213,12 +239,16 @@ def by_lbfgs(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     return epoch
 
 
-def by_adam(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int) -> Callable[[], None]:
+def by_adam(
+    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int
+) -> Callable[[], None]:
     """One of ``epochs`` epochs at each call."""
     small = len(x) <= SMALL_DATA
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if small else 3e-3)
     batch_size = 32 if small else 256
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * math.ceil(len(x) / batch_size))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, epochs * math.ceil(len(x) / batch_size)
+    )
     generator = torch.Generator().manual_seed(seed)
 
     def epoch() -> None:

@@ -25,7 +25,8 @@ from dpoptim.solvers.budget import Budget
 def row_norm(data: Data) -> float:
     """A public bound on the norm of a record, to which it is clipped.
 
-    A schema says it; other features lie within about +-0.6, so it is half the root of their number.
+    A schema says it; other features lie within about +-0.6, so it is half the root of their
+    number.
     """
     if isinstance(data.encoding, Schema) and data.encoding.row_norm is not None:
         return data.encoding.row_norm
@@ -33,7 +34,9 @@ def row_norm(data: Data) -> float:
 
 
 def solver_clip(data: Data) -> float:
-    """Where records' gradients are clipped by default: a share of the largest that a record of that norm can have."""
+    """Where records' gradients are clipped by default: a share of the largest that a record of
+    that norm can have.
+    """
     return CLIPPED_SHARE * math.sqrt(2) * math.hypot(row_norm(data), 1)
 
 
@@ -48,17 +51,21 @@ def train_by_solver(
     noise_seed: int | None,
     on_step: Callable[[int], None],
 ) -> Trained:
-    """Train a softmax model (``Flatten`` and one ``Linear``) by ``plan.method``; see `train_privately`.
+    """Train a softmax model (``Flatten`` and one ``Linear``) by ``plan.method``; see
+    `train_privately`.
 
     **Guarantee.** ``guarantee``, for every table; records are clipped to a public norm one by one.
     """
     method = plan.method
     assert isinstance(method, WholeRun)
     if plan.noise_multiplier == 0:
-        raise ValueError(f"--method {method.solver} without noise is not available; use --method dp-sgd.")
+        raise ValueError(
+            f"--method {method.solver} without noise is not available; use --method dp-sgd."
+        )
     if plan.n != len(data.x):
         raise ValueError(
-            f"--n {plan.n} is not the number of records, which --method {method.solver} divides by and "
+            f"--n {plan.n} is not the number of records, which --method {method.solver} divides "
+            "by and "
             f"{plan.neighboring} takes as public. Fix: leave --n out."
         )
     started = time.perf_counter()
@@ -69,7 +76,10 @@ def train_by_solver(
         method.solver,
         linear,
         (rows, data.y),
-        Budget(delta=plan.delta, mu=(2 if plan.neighboring == "replace-one" else 1) / plan.noise_multiplier),
+        Budget(
+            delta=plan.delta,
+            mu=(2 if plan.neighboring == "replace-one" else 1) / plan.noise_multiplier,
+        ),
         radius=math.hypot(row_norm(data), 1),
         clip_norm=method.clip_norm,
         l2=0.0,
@@ -88,13 +98,19 @@ def train_by_solver(
         layer.bias.copy_(matrix[:, -1])
     on_step(1)
     hold_out = public_hold_out(data)
-    seeded = [] if noise_seed is None else [Assumption("unproven", f"{SEEDED}: whoever knows the seed sees the data")]
+    seeded = (
+        []
+        if noise_seed is None
+        else [Assumption("unproven", f"{SEEDED}: whoever knows the seed sees the data")]
+    )
     return Trained(
         model=model,
         guarantee=guarantee,
         basis=(*plan.basis, *seeded),
         reservation=ledger.made[-1],
-        scores=() if hold_out is None else (score(model, clip_like(hold_out[0], data), hold_out[1]),),
+        scores=()
+        if hold_out is None
+        else (score(model, clip_like(hold_out[0], data), hold_out[1]),),
         seconds=time.perf_counter() - started,
     )
 

@@ -1,7 +1,8 @@
-"""Is a run's certificate what its plan gives? Everything that the plan determines is computed again.
+"""Is a run's certificate what its plan gives? Everything that the plan determines is computed
+again.
 
-What only the run knew (names, scores, times, what attaching found out) cannot be computed: the digest in
-the certificate shows damage to it, and a signature any change.
+What only the run knew (names, scores, times, what attaching found out) cannot be computed: the
+digest in the certificate shows damage to it, and a signature any change.
 """
 
 import hashlib
@@ -43,7 +44,8 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
     """Compare the certificate in a run directory with plan, model and, if given, ledger.
 
     Raises:
-        ValueError: naming every entry that is not as it should be, or the file that cannot be read.
+        ValueError: naming every entry that is not as it should be, or the file that cannot be
+            read.
         FileNotFoundError: a file is missing. LedgerError: the ledger cannot be read.
     """
     plan = Plan.from_json(read_text(folder / "plan.json"))
@@ -53,30 +55,39 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         expected = certificate(rebuilt(plan, written))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"{_shown(folder)}: the certificate lacks entries or has wrong ones ({type(error).__name__})."
+            f"{_shown(folder)}: the certificate lacks entries or has wrong ones "
+            f"({type(error).__name__})."
         ) from None
     wrong = [*differences(written, expected), *missing_basis(plan, written)]
     if wrong:
         raise ValueError(
-            f"{_shown(folder)}: the certificate is not what its plan gives; do not trust it. {'; '.join(wrong)}."
+            f"{_shown(folder)}: the certificate is not what its plan gives; do not trust it. "
+            f"{'; '.join(wrong)}."
         )
     checked = [
         "the plan's guarantee follows from its settings",
         "the certificate's guarantee, reading, attacker, settings and basis are the plan's",
         "plan and certificate have their own digests",
     ]
-    unchecked = ["names, scores, times and what attaching found: they stand in the certificate alone (dpoptim sign)"]
+    unchecked = [
+        "names, scores, times and what attaching found: they stand in the certificate "
+        "alone (dpoptim sign)"
+    ]
     checked += check_model(folder / "model.pt", written)
     if ledger is not None:
         checked.append(check_ledger(ledger, plan, written))
     elif written["ledger"] is not None:
-        unchecked.append(f"the charge {printable(str(written['ledger']['reservation']))} (--ledger FILE)")
+        unchecked.append(
+            f"the charge {printable(str(written['ledger']['reservation']))} (--ledger FILE)"
+        )
     return Verified(plan, written, tuple(checked), tuple(unchecked))
 
 
 def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
     """A run of this plan with what the certificate says of everything else."""
-    basis = tuple(Assumption(kind, text) for kind, texts in written["basis"].items() for text in texts)
+    basis = tuple(
+        Assumption(kind, text) for kind, texts in written["basis"].items() for text in texts
+    )
     said = [*written["guarantee"]["notes"], *written["basis"]["unproven"]]
     guarantee = plan.guarantee
     if any("seeded" in text for text in said):  # wherever it is said, it holds
@@ -97,7 +108,9 @@ def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
         seconds=seconds,
         ledger=None if charged is None else _entry(charged),
         private_scores=None if scores["private"] is None else Scores(tuple(scores["private"])),
-        comparison_scores=None if scores["without_privacy"] is None else Scores(tuple(scores["without_privacy"])),
+        comparison_scores=None
+        if scores["without_privacy"] is None
+        else Scores(tuple(scores["without_privacy"])),
         versions=written["versions"],
         finished=written["finished"],
         model_sha256=written["model"]["sha256"],
@@ -112,14 +125,20 @@ def differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
                 continue  # of the document itself; it was checked when the text was read
             inner = f"{place}.{name}" if place else str(name)
             if name not in written or name not in expected:
-                yield f"{printable(inner)} {'is missing' if name not in written else 'does not belong there'}"
+                yield (
+                    f"{printable(inner)} "
+                    f"{'is missing' if name not in written else 'does not belong there'}"
+                )
             else:
                 yield from differences(written[name], expected[name], inner)
     elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
         for number, (one, other) in enumerate(zip(written, expected, strict=True)):
             yield from differences(one, other, f"{place}[{number}]")
     elif not _same(written, expected):
-        yield f"{printable(place)} says {printable(repr(written))}, the plan gives {printable(repr(expected))}"
+        yield (
+            f"{printable(place)} says {printable(repr(written))}, the plan gives "
+            f"{printable(repr(expected))}"
+        )
 
 
 def missing_basis(plan: Plan, written: dict[str, Any]) -> Iterator[str]:
@@ -137,14 +156,18 @@ def check_model(path: Path, written: dict[str, Any]) -> list[str]:
     if stated is None or not path.is_file():
         return []
     if hashlib.sha256(path.read_bytes()).hexdigest() != stated:
-        raise ValueError(f"{_shown(path)} is not the model of this certificate: its SHA-256 is another one.")
+        raise ValueError(
+            f"{_shown(path)} is not the model of this certificate: its SHA-256 is another one."
+        )
     return ["model.pt is the model that the certificate is about"]
 
 
 def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
     """The ledger holds the run's charge, and as much as the plan costs."""
     if written["ledger"] is None:
-        raise ValueError(f"{_shown(path)}: the certificate names no charge, so no ledger can hold it.")
+        raise ValueError(
+            f"{_shown(path)}: the certificate names no charge, so no ledger can hold it."
+        )
     if not path.is_file():
         raise FileNotFoundError(f"there is no ledger at {_shown(path)}.")
     ledger = Ledger(path)
@@ -152,21 +175,32 @@ def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
     identity = written["ledger"]["reservation"]
     found = next((entry for entry in ledger.entries() if entry.id == identity), None)
     if found is None:
-        raise ValueError(f"{_shown(path)} holds no charge {printable(str(identity))}, which the certificate names.")
+        raise ValueError(
+            f"{_shown(path)} holds no charge {printable(str(identity))}, which the "
+            "certificate names."
+        )
     charged = compute_epsilon(found.event, plan.delta, found.neighboring)
-    if found.neighboring != plan.neighboring or charged.epsilon < plan.guarantee.epsilon * (1 - 1e-6):
-        raise ValueError(f"{_shown(path)}: the run was charged {charged}, its plan costs {plan.guarantee}.")
+    if found.neighboring != plan.neighboring or charged.epsilon < plan.guarantee.epsilon * (
+        1 - 1e-6
+    ):
+        raise ValueError(
+            f"{_shown(path)}: the run was charged {charged}, its plan costs {plan.guarantee}."
+        )
     return f"the ledger holds its charge, {found.state}"
 
 
 def read_text(path: Path) -> str:
     """A text file. ValueError if it is none."""
     if not path.is_file():
-        raise FileNotFoundError(f"{_shown(path)} is missing; give the folder that `dpoptim train --out` wrote.")
+        raise FileNotFoundError(
+            f"{_shown(path)} is missing; give the folder that `dpoptim train --out` wrote."
+        )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{_shown(path)} is no text in UTF-8: it is damaged, or something else.") from None
+        raise ValueError(
+            f"{_shown(path)} is no text in UTF-8: it is damaged, or something else."
+        ) from None
 
 
 def _entry(charged: dict[str, str]) -> LedgerEntry:

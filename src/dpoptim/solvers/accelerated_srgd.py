@@ -1,9 +1,11 @@
-"""Accelerated-DP-SRGD: population risk in one pass (Choquette-Choo, Ganesh and Thakurta 2024, Algorithm 1).
+"""Accelerated-DP-SRGD: population risk in one pass (Choquette-Choo, Ganesh and Thakurta 2024,
+Algorithm 1).
 
-Nesterov's method on a *recursive* gradient: batch t says how ``eta_t grad F(x_t) - eta_{t-1} grad F(x_{t-1})`` moved, and
-the sum of all that was said so far is ``eta_t grad F(x_t)``, estimated from t + 1 batches instead of one. Those sums are
-prefix sums of a stream in which every record takes part once, so correlated noise hides each record at an error that
-barely grows with the number of steps.
+Nesterov's method on a *recursive* gradient: batch t says how ``eta_t grad F(x_t) - eta_{t-1} grad
+F(x_{t-1})`` moved, and the sum of all that was said so far is ``eta_t grad F(x_t)``, estimated
+from t + 1 batches instead of one. Those sums are prefix sums of a stream in which every record
+takes part once, so correlated noise hides each record at an error that barely grows with the
+number of steps.
 """
 
 import math
@@ -33,18 +35,23 @@ Gradient = Literal["recursive", "independent"]
 
 @dataclass(frozen=True)
 class SRGD:
-    """Settings of one run, all public; `suggested_settings` fills them in from rough knowledge of the problem.
+    """Settings of one run, all public; `suggested_settings` fills them in from rough knowledge of
+    the problem.
 
     Args:
         steps: T, the number of batches.
         batch_size: B; the run uses the first T * B records, each once.
-        clip_norm: C, the largest norm of what one record adds to a sum: ``eta_t grad f(x_t) - eta_{t-1} grad f(x_{t-1})``
-            for recursive gradients, ``grad f(x_t)`` for independent ones.
+        clip_norm: C, the largest norm of what one record adds to a sum: ``eta_t grad f(x_t) -
+            eta_{t-1} grad f(x_{t-1})`` for recursive gradients, ``grad f(x_t)`` for independent
+            ones.
         beta: inverse step size; at least the smoothness of the loss, more where noise is large.
-        gradient: ``"recursive"``, or ``"independent"``: each step's gradient from its own batch alone (their section 5.5).
-        accelerated: False is plain projected descent with steps 1/beta (their section 4.3). With independent gradients it
-            is single-pass DP-SGD for ``Independent()`` noise and DP-FTRL for any other mechanism.
-        mechanism: noise over the steps; by default `BufferedToeplitz` for recursive gradients, `Independent` for others.
+        gradient: ``"recursive"``, or ``"independent"``: each step's gradient from its own batch
+            alone (their section 5.5).
+        accelerated: False is plain projected descent with steps 1/beta (their section 4.3). With
+            independent gradients it is single-pass DP-SGD for ``Independent()`` noise and DP-FTRL
+            for any other mechanism.
+        mechanism: noise over the steps; by default `BufferedToeplitz` for recursive gradients,
+            `Independent` for others.
         constraint: a closed convex set that the iterates stay in.
 
     Raises:
@@ -65,9 +72,13 @@ class SRGD:
         whole_number("batch_size", self.batch_size, least=1)
         for name in ("clip_norm", "beta"):
             if not 0 < real_number(name, getattr(self, name)) < math.inf:
-                raise ValueError(f"{name} must be a finite number above 0, got {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"{name} must be a finite number above 0, got {getattr(self, name)!r}."
+                )
         if self.gradient not in get_args(Gradient):
-            raise ValueError(f'gradient must be "recursive" or "independent", got {self.gradient!r}.')
+            raise ValueError(
+                f'gradient must be "recursive" or "independent", got {self.gradient!r}.'
+            )
 
     @property
     def noise(self) -> Strategy:
@@ -110,22 +121,26 @@ def accelerated_srgd(
     """Minimise the population risk that ``data`` is a sample of, in one pass.
 
     Args:
-        problem: the loss. A public penalty of its own is added to the risk exactly and costs nothing.
+        problem: the loss. A public penalty of its own is added to the risk exactly and costs
+            nothing.
         data: the records in an order that does not depend on them; see `stream.batches`.
         settings: steps, batch size, clipping, step sizes.
-        budget: what the run may cost, and where its guarantee is stated; None turns the noise off and promises nothing.
+        budget: what the run may cost, and where its guarantee is stated; None turns the noise off
+            and promises nothing.
         neighboring: ``"zero-out"`` or ``"replace-one"``.
         ledger: where it is charged; in memory by default.
         label: public text for the ledger's entry.
-        noise_seed: makes the noise repeatable, for tests; the guarantee is then marked as not for release.
+        noise_seed: makes the noise repeatable, for tests; the guarantee is then marked as not for
+            release.
 
     Raises:
         ValueError: a relation that would make n private, or too few records.
         LedgerError: the budget of the ledger does not cover the run; nothing was released.
 
-    **Guarantee.** The run is mu-GDP for the budget's mu, for every loss, convex or not. Each record is in one batch, so it
-    changes one of the clipped sums, by at most ``clip_norm`` (twice that under replace-one); the mechanism hides one such
-    change in all prefix sums together, and everything else is computed from what it released.
+    **Guarantee.** The run is mu-GDP for the budget's mu, for every loss, convex or not. Each
+    record is in one batch, so it changes one of the clipped sums, by at most ``clip_norm`` (twice
+    that under replace-one); the mechanism hides one such change in all prefix sums together, and
+    everything else is computed from what it released.
     """
     relation = neighboring_name(parse_neighboring(neighboring))
     if relation == "add-or-remove-one":
@@ -135,7 +150,10 @@ def accelerated_srgd(
         )
     capacity = getattr(problem, "capacity", settings.batch_size)
     if capacity < settings.batch_size:
-        raise ValueError(f"problem was made for batches of {capacity} records; make it with capacity={settings.batch_size}.")
+        raise ValueError(
+            f"problem was made for batches of {capacity} records; make it with "
+            f"capacity={settings.batch_size}."
+        )
     stream = batches(data, settings.batch_size, settings.steps)
     multiplier = 0.0 if budget is None else (2.0 if relation == "replace-one" else 1.0) / budget.gdp
     query = CorrelatedSum(settings.clip_norm, multiplier, settings.noise, settings.steps)
@@ -145,8 +163,12 @@ def accelerated_srgd(
         neighboring=relation,
         query=query,
         releases=settings.steps,
-        ledger=None if budget is None else (Ledger(neighboring=relation) if ledger is None else ledger),
-        noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "gaussian noise"),
+        ledger=None
+        if budget is None
+        else (Ledger(neighboring=relation) if ledger is None else ledger),
+        noise=KeyStream()
+        if noise_seed is None
+        else KeyStream.from_seed(noise_seed, "gaussian noise"),
         label=label,
     )
 
@@ -157,7 +179,11 @@ def accelerated_srgd(
     norms = []
     for t, batch in enumerate(stream):
         eta = t + 1.0
-        terms = [(1.0, x)] if settings.gradient == "independent" else [(eta, x), (-(eta - 1), before)][: t + 1]
+        terms = (
+            [(1.0, x)]
+            if settings.gradient == "independent"
+            else [(eta, x), (-(eta - 1), before)][: t + 1]
+        )
         total = torch.zeros_like(x)
         for records in batch:
             total += problem.clipped_sum(problem.prepare(records), terms, settings.clip_norm)
@@ -165,7 +191,8 @@ def accelerated_srgd(
         # From here on everything is public.
         released /= settings.batch_size
         prefix = eta * released if settings.gradient == "independent" else prefix + released
-        weighted = prefix + eta * problem.penalty_gradient(x)  # eta_t times the estimate of the gradient at x_t
+        # eta_t times the estimate of the gradient at x_t
+        weighted = prefix + eta * problem.penalty_gradient(x)
         norms.append(float(weighted.norm()) / eta)
         before = x
         y = settings.constraint.project(x - weighted / (settings.beta * eta))
@@ -177,12 +204,22 @@ def accelerated_srgd(
             x = y
         average += (x - average) / eta
     gate.finish()
-    return SRGDResult(y, average, _guarantee(event, budget, relation, noise_seed), settings, tuple(norms))
+    return SRGDResult(
+        y, average, _guarantee(event, budget, relation, noise_seed), settings, tuple(norms)
+    )
 
 
-def _guarantee(event: dp_accounting.DpEvent, budget: Budget | None, relation: str, noise_seed: int | None) -> Guarantee:
+def _guarantee(
+    event: dp_accounting.DpEvent, budget: Budget | None, relation: str, noise_seed: int | None
+) -> Guarantee:
     if budget is None:
-        return Guarantee(math.inf, 1.0, parse_neighboring(relation), "none", status="no privacy: the noise is off")
+        return Guarantee(
+            math.inf,
+            1.0,
+            parse_neighboring(relation),
+            "none",
+            status="no privacy: the noise is off",
+        )
     guarantee = compute_epsilon(event, budget.delta, relation)
     return guarantee if noise_seed is None else replace(guarantee, notes=(*guarantee.notes, SEEDED))
 
@@ -198,9 +235,11 @@ def theorem_settings(
     radius: float,
     minimiser_inside: bool,
 ) -> SRGD:
-    """The settings of Eq. 19 (Theorem 5.8) or, if the minimiser may lie outside of the set, of Theorem 5.12.
+    """The settings of Eq. 19 (Theorem 5.8) or, if the minimiser may lie outside of the set, of
+    Theorem 5.12.
 
-    They carry a proof and large constants: Eq. 19 asks for more steps than there are records below about n = 1e7.
+    They carry a proof and large constants: Eq. 19 asks for more steps than there are records below
+    about n = 1e7.
 
     Args:
         n: records.
@@ -208,21 +247,34 @@ def theorem_settings(
         epsilon, delta: the budget that the settings are for.
         lipschitz, smoothness: L and M of every record's loss.
         radius: R; the constraint set is the ball of this radius.
-        minimiser_inside: whether the population risk's unconstrained minimiser is known to be in the ball.
+        minimiser_inside: whether the population risk's unconstrained minimiser is known to be in
+            the ball.
 
     Raises:
         ValueError: n is too small for the theorem.
     """
     if minimiser_inside:
-        found = theory.minimiser_inside(n, dimension, epsilon, delta, lipschitz=lipschitz, radius=radius)
+        found = theory.minimiser_inside(
+            n, dimension, epsilon, delta, lipschitz=lipschitz, radius=radius
+        )
     else:
-        found = theory.minimiser_anywhere(n, lipschitz=lipschitz, smoothness=smoothness, radius=radius)
+        found = theory.minimiser_anywhere(
+            n, lipschitz=lipschitz, smoothness=smoothness, radius=radius
+        )
     if not found.feasible:
         raise ValueError(
-            f"n={n} is too small for {found.source}, which asks for {found.steps:.3g} batches. Fix: suggested_settings."
+            f"n={n} is too small for {found.source}, which asks for {found.steps:.3g} batches. "
+            "Fix: suggested_settings."
         )
     steps = math.ceil(found.steps)
-    return SRGD(steps, n // steps, found.clip_norm, found.beta, mechanism=BinaryTree(), constraint=Ball(radius))
+    return SRGD(
+        steps,
+        n // steps,
+        found.clip_norm,
+        found.beta,
+        mechanism=BinaryTree(),
+        constraint=Ball(radius),
+    )
 
 
 def suggested_settings(
@@ -236,13 +288,15 @@ def suggested_settings(
     minimiser_inside: bool = True,
     neighboring: str = "zero-out",
 ) -> SRGD:
-    """Settings with the theorems' structure and constants of order 1. Wrong guesses cost accuracy, never privacy.
+    """Settings with the theorems' structure and constants of order 1. Wrong guesses cost accuracy,
+    never privacy.
 
-    T is ``2 n^(1/4)`` or, if the minimiser may lie outside of the set, ``sqrt(n)``; B = n / T and C = L. beta is the
-    largest of M, of twice what balances the optimisation error ``beta R^2 / T^2`` with the sampling error
-    ``C^2 / (B beta)`` and the privacy error ``p s^2 / (T beta)`` (s: standard deviation of the private prefix sums), and,
-    if the minimiser may lie outside, of M T / 4. (On the 24 private problems of ``reproduce.srgd_rates`` with n = 1e3,
-    1e4 and 1e5, given M and R, the excess risk was 1.1 times that of settings tuned on each; at worst 1.5 times.)
+    T is ``2 n^(1/4)`` or, if the minimiser may lie outside of the set, ``sqrt(n)``; B = n / T and
+    C = L. beta is the largest of M, of twice what balances the optimisation error ``beta R^2 /
+    T^2`` with the sampling error ``C^2 / (B beta)`` and the privacy error ``p s^2 / (T beta)`` (s:
+    standard deviation of the private prefix sums), and, if the minimiser may lie outside, of M T /
+    4. (On the 24 private problems of ``reproduce.srgd_rates`` with n = 1e3, 1e4 and 1e5, given M
+       and R, the excess risk was 1.1 times that of settings tuned on each; at worst 1.5 times.)
 
     Args:
         n: records.

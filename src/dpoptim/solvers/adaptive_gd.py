@@ -1,4 +1,6 @@
-"""Adaptive noisy gradient descent (Menart et al. 2024, Algorithm 3): as much noise as the gradient's length allows."""
+"""Adaptive noisy gradient descent (Menart et al. 2024, Algorithm 3): as much noise as the
+gradient's length allows.
+"""
 
 import math
 
@@ -32,9 +34,10 @@ def adaptive_gd(
 ) -> Result:
     """Minimise a smooth risk without knowing its KL parameters.
 
-    Each step first releases the gradient's norm, then the gradient with noise in proportion to it; large gradients are
-    cheap, so the budget is spent where it is needed. Under the (gamma, kappa)-KL condition with kappa in [1, 2] the excess
-    risk is O~((sqrt(d) / (n sqrt(rho)))^(2 kappa / (4 - kappa)) + (1 / (n sqrt(rho)))^(kappa / 2)) (Theorem 4).
+    Each step first releases the gradient's norm, then the gradient with noise in proportion to it;
+    large gradients are cheap, so the budget is spent where it is needed. Under the (gamma,
+    kappa)-KL condition with kappa in [1, 2] the excess risk is O~((sqrt(d) / (n sqrt(rho)))^(2
+    kappa / (4 - kappa)) + (1 / (n sqrt(rho)))^(kappa / 2)) (Theorem 4).
 
     Args:
         objective: what to minimise.
@@ -43,7 +46,8 @@ def adaptive_gd(
         lipschitz: L0: every record's gradient is clipped to this norm; > 0.
         smoothness: L1 of F; steps have size 1 / (2 L1); > 0.
         beta: failure probability of the theorem's constants, in (0, 1).
-        constants: ``"theorem"`` (noise of length N_t / sqrt(log(n sqrt(rho) / beta))) or ``"practical"`` (N_t / 2).
+        constants: ``"theorem"`` (noise of length N_t / sqrt(log(n sqrt(rho) / beta))) or
+            ``"practical"`` (N_t / 2).
         max_steps: public cap on the number of steps, at least 1.
         keep_iterates: return all points visited, which costs memory only.
         ledger, label, noise_seed: see `Releases`.
@@ -51,9 +55,10 @@ def adaptive_gd(
     Raises:
         ValueError: a setting out of range.
 
-    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss: the filter is asked before each norm
-    and again before each gradient, and charged what is really drawn. (The paper charges by a formula in N_t^2, which
-    asks too little when N_t is negative, and under replace-one.)
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss: the filter is
+    asked before each norm and again before each gradient, and charged what is really drawn. (The
+    paper charges by a formula in N_t^2, which asks too little when N_t is negative, and under
+    replace-one.)
     """
     w = starting_point(w0, objective)
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
@@ -92,7 +97,8 @@ def descend_adaptively(
         raise ValueError(f"constants must be 'theorem' or 'practical', got {constants!r}.")
     n, size = releases.n, 1 / (2 * smoothness)
     log = max(1.0, math.log(n * math.sqrt(rho) / beta)) if constants == "theorem" else 4.0
-    of_norm = min(math.sqrt(rho) / (2 * n), rho / 2)  # what the paper's noise on N_t costs under zero-out
+    # what the paper's noise on N_t costs under zero-out
+    of_norm = min(math.sqrt(rho) / (2 * n), rho / 2)
     kept = releases.rho_left - rho  # not ours to spend
     iterates = [w] if keep_iterates else []
     for _ in range(max_steps):

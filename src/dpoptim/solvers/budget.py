@@ -11,8 +11,9 @@ from dpoptim.accounting.gaussian import gdp_mu
 class Budget:
     """What a solver may spend. Give exactly one of ``epsilon``, ``rho`` and ``mu``.
 
-    All noise of the solvers is Gaussian, so the budget is a mu of Gaussian differential privacy; epsilon is converted by
-    the exact profile, and ``rho = mu^2 / 2`` is the papers' zCDP parameter of the same Gaussian.
+    All noise of the solvers is Gaussian, so the budget is a mu of Gaussian differential privacy;
+    epsilon is converted by the exact profile, and ``rho = mu^2 / 2`` is the papers' zCDP parameter
+    of the same Gaussian.
 
     Args:
         delta: where the guarantee is stated, in (1e-14, 1); choose it well below 1/n.
@@ -31,9 +32,15 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
-        given = {name: value for name in ("epsilon", "rho", "mu") if (value := getattr(self, name)) is not None}
+        given = {
+            name: value
+            for name in ("epsilon", "rho", "mu")
+            if (value := getattr(self, name)) is not None
+        }
         if len(given) != 1:
-            raise ValueError(f"give exactly one of epsilon, rho and mu; got {given or 'none of them'}.")
+            raise ValueError(
+                f"give exactly one of epsilon, rho and mu; got {given or 'none of them'}."
+            )
         for name, value in given.items():
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
@@ -46,4 +53,5 @@ class Budget:
         if self.rho is not None:
             return math.sqrt(2 * self.rho)
         assert self.epsilon is not None
-        return gdp_mu(self.epsilon, self.delta) * (1 - 1e-12)  # so that rounding cannot end above epsilon
+        # so that rounding cannot end above epsilon
+        return gdp_mu(self.epsilon, self.delta) * (1 - 1e-12)

@@ -1,4 +1,6 @@
-"""Constraint sets of the solvers: closed, convex, public. Projecting what was released is post-processing."""
+"""Constraint sets of the solvers: closed, convex, public. Projecting what was released is
+post-processing.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,7 +48,9 @@ class Box:
 
     def __post_init__(self) -> None:
         if not self.lower <= self.upper:
-            raise ValueError(f"lower must be at most upper, got lower={self.lower!r}, upper={self.upper!r}.")
+            raise ValueError(
+                f"lower must be at most upper, got lower={self.lower!r}, upper={self.upper!r}."
+            )
 
     def project(self, w: Tensor) -> Tensor:
         return w.clamp(self.lower, self.upper)

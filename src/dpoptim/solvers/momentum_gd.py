@@ -1,4 +1,6 @@
-"""Noisy gradient descent with momentum: few full-batch steps, each with little noise. The estimators' default."""
+"""Noisy gradient descent with momentum: few full-batch steps, each with little noise. The
+estimators' default.
+"""
 
 import torch
 from torch import Tensor
@@ -25,7 +27,8 @@ def momentum_gd(
     label: str = "noisy gradient descent with momentum",
     noise_seed: int | None = None,
 ) -> Result:
-    """``v <- momentum v + noisy gradient, w <- w - step_size v``; returns the mean of the last quarter of the iterates.
+    """``v <- momentum v + noisy gradient, w <- w - step_size v``; returns the mean of the last
+    quarter of the iterates.
 
     Args:
         objective: what to minimise.
@@ -40,8 +43,8 @@ def momentum_gd(
     Raises:
         ValueError: a setting out of range.
 
-    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss; momentum and averages are
-    post-processing.
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss; momentum and
+    averages are post-processing.
     """
     lipschitz, steps = positive("lipschitz", lipschitz), whole_number("steps", steps, least=1)
     step_size, momentum = positive("step_size", step_size), real_number("momentum", momentum)
@@ -51,7 +54,9 @@ def momentum_gd(
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
     velocity, tail = torch.zeros_like(w), []
     for step in range(steps):
-        velocity = momentum * velocity + releases.gradient(w, lipschitz=lipschitz, rho=releases.rho / steps)
+        velocity = momentum * velocity + releases.gradient(
+            w, lipschitz=lipschitz, rho=releases.rho / steps
+        )
         releases.moved(step_size)
         w = w - step_size * velocity
         if step >= steps - max(1, round(TAIL * steps)):

@@ -1,4 +1,6 @@
-"""Noisy gradient descent (Menart et al. 2024, Algorithm 4), and the plain kind with a constant step."""
+"""Noisy gradient descent (Menart et al. 2024, Algorithm 4), and the plain kind with a constant
+step.
+"""
 
 import math
 from collections.abc import Callable
@@ -28,11 +30,13 @@ def noisy_gd(
     label: str = "noisy gradient descent",
     noise_seed: int | None = None,
 ) -> Result:
-    """Full-batch gradient descent with Gaussian noise; every step costs the same share of the budget.
+    """Full-batch gradient descent with Gaussian noise; every step costs the same share of the
+    budget.
 
-    With ``weak_convexity`` it is Algorithm 4: it minimises ``F(w) + L |w - w0|^2`` (strongly convex if F is L-weakly
-    convex) with steps 1/(L t), projected onto the ball of radius ``lipschitz / (2 L)`` around w0, and returns the average
-    with weights proportional to t. Excess risk O~(L0^2 d / (L n^2 rho)) at ``steps`` of order n^2 rho / d (Theorem 9).
+    With ``weak_convexity`` it is Algorithm 4: it minimises ``F(w) + L |w - w0|^2`` (strongly
+    convex if F is L-weakly convex) with steps 1/(L t), projected onto the ball of radius
+    ``lipschitz / (2 L)`` around w0, and returns the average with weights proportional to t. Excess
+    risk O~(L0^2 d / (L n^2 rho)) at ``steps`` of order n^2 rho / d (Theorem 9).
 
     Args:
         objective: what to minimise.
@@ -42,19 +46,23 @@ def noisy_gd(
         steps: noisy gradients, at least 1; public.
         step_size: a constant step size instead of Algorithm 4's.
         weak_convexity: L of Algorithm 4, > 0.
-        smoothness: caps Algorithm 4's steps at 1/smoothness, without which the first ones jump on smooth losses.
-        average: return the weighted average of the iterates instead of the last one; by default Algorithm 4 does.
+        smoothness: caps Algorithm 4's steps at 1/smoothness, without which the first ones jump on
+            smooth losses.
+        average: return the weighted average of the iterates instead of the last one; by default
+            Algorithm 4 does.
         ledger, label, noise_seed: see `Releases`.
 
     Raises:
         ValueError: a setting out of range, or both or neither of step_size and weak_convexity.
 
-    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss: noise sigma on the mean with
-    ``sigma^2 = (m L0 / n)^2 steps / (2 rho)``, m = 1 (zero-out) or 2 (replace-one).
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss: noise sigma on
+    the mean with ``sigma^2 = (m L0 / n)^2 steps / (2 rho)``, m = 1 (zero-out) or 2 (replace-one).
     """
     lipschitz, steps = positive("lipschitz", lipschitz), whole_number("steps", steps, least=1)
     if (step_size is None) == (weak_convexity is None):
-        raise ValueError("give either step_size (plain descent) or weak_convexity (Algorithm 4), and not both.")
+        raise ValueError(
+            "give either step_size (plain descent) or weak_convexity (Algorithm 4), and not both."
+        )
     start = starting_point(w0, objective)
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
     if step_size is not None:
@@ -120,11 +128,15 @@ def descend(
     radius: float = math.inf,
     average: bool = True,
 ) -> Tensor:
-    """``steps`` noisy gradient steps from ``centre`` on ``F + pull |w - centre|^2``, inside a ball around it."""
+    """``steps`` noisy gradient steps from ``centre`` on ``F + pull |w - centre|^2``, inside a ball
+    around it.
+    """
     w = centre.clone()
     weighted, total = w.clone(), 1  # iterate t has weight t
     for t in range(1, steps + 1):
-        gradient = releases.gradient(w, lipschitz=lipschitz, rho=rho / steps) + 2 * pull * (w - centre)
+        gradient = releases.gradient(w, lipschitz=lipschitz, rho=rho / steps) + 2 * pull * (
+            w - centre
+        )
         releases.moved(step_size(t))
         w = project(w - step_size(t) * gradient, centre, radius)
         weighted += (t + 1) * w

@@ -14,28 +14,42 @@ from dpoptim.solvers.problem import Problem, Terms
 
 
 class Objective:
-    """``F(w) = (1/n) sum_i f(w; z_i) + penalty(w)`` over a private data set. What it computes is private.
+    """``F(w) = (1/n) sum_i f(w; z_i) + penalty(w)`` over a private data set. What it computes is
+    private.
 
     Args:
         problem: the loss, e.g. `LinearProblem` or `ModuleProblem`.
-        data: arrays of equal length, records on the first axis (such as x and y): tensors, numpy arrays or memory maps.
-            Memory maps are streamed at every pass, the rest is prepared once: do not change it afterwards.
-        neighboring: ``"zero-out"`` (a record may contribute nothing) or ``"replace-one"``; n is public under both.
+        data: arrays of equal length, records on the first axis (such as x and y): tensors, numpy
+            arrays or memory maps. Memory maps are streamed at every pass, the rest is prepared
+            once: do not change it afterwards.
+        neighboring: ``"zero-out"`` (a record may contribute nothing) or ``"replace-one"``; n is
+            public under both.
         chunk: records taken at a time. It changes speed and memory only.
 
     Raises:
-        ValueError: arrays of unequal length or without records, another relation, or more records than the problem's
-            capacity.
+        ValueError: arrays of unequal length or without records, another relation, or more records
+            than the problem's capacity.
     """
 
-    def __init__(self, problem: Problem, data: Sequence[Any], *, neighboring: str = "zero-out", chunk: int = 8192) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        data: Sequence[Any],
+        *,
+        neighboring: str = "zero-out",
+        chunk: int = 8192,
+    ) -> None:
         lengths = {len(part) for part in data}
         if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(f"data must be arrays of one length, at least 1, got lengths {[len(part) for part in data]}.")
+            raise ValueError(
+                "data must be arrays of one length, at least 1, got lengths "
+                f"{[len(part) for part in data]}."
+            )
         self.neighboring = neighboring_name(parse_neighboring(neighboring))
         if self.neighboring == "add-or-remove-one":
             raise ValueError(
-                "neighboring='add-or-remove-one' would make n private, but the solvers divide by it. "
+                "neighboring='add-or-remove-one' would make n private, but the solvers divide by "
+                "it. "
                 "Fix: neighboring='zero-out' or 'replace-one'."
             )
         if chunk < 1:
@@ -44,7 +58,8 @@ class Objective:
         self.n = lengths.pop()
         if self.n > problem.capacity:
             raise ValueError(
-                f"the problem's capacity of {problem.capacity} records is below n={self.n}, so rounding could exceed the "
+                f"the problem's capacity of {problem.capacity} records is below n={self.n}, so "
+                "rounding could exceed the "
                 f"bound. Fix: capacity={self.n}."
             )
         streamed = any(isinstance(part, np.memmap) for part in data)
@@ -59,7 +74,8 @@ class Objective:
     def clipped_sum(self, terms: Terms, bound: float) -> Tensor:
         """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)``: float64, shape (d,). Private.
 
-        **Guarantee.** Zeroing out a record changes it by at most ``bound``, replacing one by at most twice that.
+        **Guarantee.** Zeroing out a record changes it by at most ``bound``, replacing one by at
+        most twice that.
         """
         total = torch.zeros(self.dimension, dtype=torch.float64, device="cpu")
         for batch in self._prepared or self._stream():
@@ -73,10 +89,14 @@ class Objective:
             PrivacyError: without ``data_is_public=True``.
         """
         if not data_is_public:
-            raise PrivacyError("the risk of private data is private. Fix: look at it on public data, and say so.")
+            raise PrivacyError(
+                "the risk of private data is private. Fix: look at it on public data, and say so."
+            )
         losses = (self.problem.total_loss(batch, w) for batch in self._prepared or self._stream())
         return math.fsum(losses) / self.n + self.problem.penalty(w)
 
     def _stream(self) -> Iterator[Any]:
         for start in range(0, self.n, self._chunk):
-            yield self.problem.prepare(tuple(part[start : start + self._chunk] for part in self._data))
+            yield self.problem.prepare(
+                tuple(part[start : start + self._chunk] for part in self._data)
+            )

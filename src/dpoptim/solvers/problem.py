@@ -1,4 +1,6 @@
-"""What a solver needs of a loss: sums over records of clipped combinations of gradients, at any points."""
+"""What a solver needs of a loss: sums over records of clipped combinations of gradients, at any
+points.
+"""
 
 import copy
 import math
@@ -17,7 +19,9 @@ Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
 
 
 class Problem(Protocol):
-    """A loss f(w; z) of parameters w, one float64 vector, and a record z; and a public part that sees no record."""
+    """A loss f(w; z) of parameters w, one float64 vector, and a record z; and a public part that
+    sees no record.
+    """
 
     @property
     def dimension(self) -> int:
@@ -34,14 +38,17 @@ class Problem(Protocol):
         ...
 
     def prepare(self, records: tuple[Any, ...]) -> Any:
-        """Turn a chunk of the data, one slice of every array, into what the other methods take as ``batch``."""
+        """Turn a chunk of the data, one slice of every array, into what the other methods take as
+        ``batch``.
+        """
         ...
 
     def clipped_sum(self, batch: Any, terms: Terms, bound: float) -> Tensor:
-        """``sum over the batch's records of clip(sum_j c_j grad f(w_j; z), bound)``: float64, shape (d,), CPU. Private.
+        """``sum over the batch's records of clip(sum_j c_j grad f(w_j; z), bound)``: float64,
+        shape (d,), CPU. Private.
 
-        **Guarantee.** One record changes the sum by at most ``bound`` (by twice that if it takes another value),
-        rounding included; a record whose gradient is not finite counts as zero.
+        **Guarantee.** One record changes the sum by at most ``bound`` (by twice that if it takes
+        another value), rounding included; a record whose gradient is not finite counts as zero.
         """
         ...
 
@@ -63,8 +70,10 @@ class LinearProblem:
 
     Args:
         model: loss and shape.
-        capacity: the most records in one logical sum: n for full-batch solvers, the batch size for single-pass ones.
-        l2: strength of the public penalty ``l2 |V|^2 / 2`` on all parameters but the intercepts; >= 0.
+        capacity: the most records in one logical sum: n for full-batch solvers, the batch size for
+            single-pass ones.
+        l2: strength of the public penalty ``l2 |V|^2 / 2`` on all parameters but the intercepts;
+            >= 0.
     """
 
     def __init__(self, model: LinearModel, *, capacity: int, l2: float = 0.0) -> None:
@@ -85,7 +94,9 @@ class LinearProblem:
     def clipped_sum(self, batch: tuple[Tensor, ...], terms: Terms, bound: float) -> Tensor:
         x, y, *norms = batch
         known = norms[0] if norms else None
-        return self.model.clipped_sum(x, y, terms, bound, capacity=self.capacity, squared_row_norms=known).cpu()
+        return self.model.clipped_sum(
+            x, y, terms, bound, capacity=self.capacity, squared_row_norms=known
+        ).cpu()
 
     def total_loss(self, batch: tuple[Tensor, ...], w: Tensor) -> float:
         return float(self.model.losses(self.model.scores(w, batch[0]), batch[1]).sum())
@@ -101,23 +112,32 @@ class LinearProblem:
 
 
 class ModuleProblem:
-    """Any module whose records do not see each other, with a loss for each record. Batches are (input, target).
+    """Any module whose records do not see each other, with a loss for each record. Batches are
+    (input, target).
 
-    Gradients at several points come from copies of the model that share one layer use, so a difference of
-    gradients is clipped as exactly as a tied weight. The twins run in ``eval()`` mode: dropout would differ between them.
+    Gradients at several points come from copies of the model that share one layer use, so a
+    difference of gradients is clipped as exactly as a tied weight. The twins run in ``eval()``
+    mode: dropout would differ between them.
 
     Args:
         model: the module; it is copied and left as it is. Its parameters are the starting point.
-        loss: maps (output, target) to one number for each record, shape (B,). It must raise for no record.
+        loss: maps (output, target) to one number for each record, shape (B,). It must raise for no
+            record.
         capacity: the most records in one logical sum.
         l2: strength of the public penalty ``l2 |w|^2 / 2``; >= 0.
 
     Raises:
-        PrivacyError: a layer that cannot be clipped record by record, or one that keeps statistics in buffers.
+        PrivacyError: a layer that cannot be clipped record by record, or one that keeps statistics
+            in buffers.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], *, capacity: int, l2: float = 0.0
+        self,
+        model: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        capacity: int,
+        l2: float = 0.0,
     ) -> None:
         self.loss = loss
         self.capacity, self.l2 = checked(capacity, l2)
@@ -130,7 +150,13 @@ class ModuleProblem:
         return self.initial().numel()
 
     def initial(self) -> Tensor:
-        return torch.cat([p.detach().double().flatten().cpu() for p in self._model.parameters() if p.requires_grad])
+        return torch.cat(
+            [
+                p.detach().double().flatten().cpu()
+                for p in self._model.parameters()
+                if p.requires_grad
+            ]
+        )
 
     def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         x, y = (as_tensor(part) for part in records)
@@ -146,7 +172,9 @@ class ModuleProblem:
         engine.begin_microbatch(len(x))
         with torch.enable_grad():
             losses = [self.loss(output, y) for output in twins(x)]
-            combined = [(c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)]
+            combined = [
+                (c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)
+            ]
             torch.autograd.backward(torch.stack(combined).sum())
         engine.refuse_changes()
         return torch.cat([part.flatten().cpu() for part in engine.split(engine.take())]) / scale
@@ -166,7 +194,9 @@ class ModuleProblem:
         """As many copies of the model as there are points, on one recorder."""
         if points not in self._twins:
             twins = Twins([copy.deepcopy(self._model) for _ in range(points)])
-            engine = Engine(twins, Clipping(1.0), capacity=self.capacity, reduction="sum", twins=twins.same())
+            engine = Engine(
+                twins, Clipping(1.0), capacity=self.capacity, reduction="sum", twins=twins.same()
+            )
             engine.attach()
             self._twins[points] = twins, engine
         return self._twins[points]
@@ -183,9 +213,15 @@ class Twins(nn.Module):
         return [model(x) for model in self.models]
 
     def same(self) -> dict[nn.Parameter, nn.Parameter]:
-        """Each parameter of the second and later copies, with the first copy's parameter that it stands for."""
+        """Each parameter of the second and later copies, with the first copy's parameter that it
+        stands for.
+        """
         first, *others = self.models
-        return {p: q for other in others for p, q in zip(other.parameters(), first.parameters(), strict=True)}
+        return {
+            p: q
+            for other in others
+            for p, q in zip(other.parameters(), first.parameters(), strict=True)
+        }
 
 
 def checked(capacity: int, l2: float) -> tuple[int, float]:
@@ -196,7 +232,9 @@ def checked(capacity: int, l2: float) -> tuple[int, float]:
 
 
 def write_parameters(model: nn.Module, w: Tensor) -> None:
-    """Write the vector ``w`` (shape (d,)) into the model's trainable parameters, in their order."""
+    """Write the vector ``w`` (shape (d,)) into the model's trainable parameters, in their
+    order.
+    """
     trainable = [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():
         for p, part in zip(trainable, w.split([p.numel() for p in trainable]), strict=True):

@@ -33,10 +33,12 @@ def proximal_point(
     label: str = "proximal point",
     noise_seed: int | None = None,
 ) -> Result:
-    """Minimise a weakly convex, possibly non-smooth risk under the KL condition with kl_exponent >= 2.
+    """Minimise a weakly convex, possibly non-smooth risk under the KL condition with kl_exponent
+    >= 2.
 
-    T times, noisy gradient descent on ``F(w) + L |w - w_{t-1}|^2`` for an equal part of the budget. Excess risk
-    O~((kl_gamma L0 sqrt(d (1 + F0^((kappa-2)/kappa) kl_gamma^2 L)) / (n sqrt(rho)))^kappa) (Theorem 2).
+    T times, noisy gradient descent on ``F(w) + L |w - w_{t-1}|^2`` for an equal part of the
+    budget. Excess risk O~((kl_gamma L0 sqrt(d (1 + F0^((kappa-2)/kappa) kl_gamma^2 L)) / (n
+    sqrt(rho)))^kappa) (Theorem 2).
 
     Args:
         objective: what to minimise.
@@ -45,7 +47,8 @@ def proximal_point(
         lipschitz: L0: every record's gradient is clipped to this norm; > 0.
         weak_convexity: L: F + L/2 |w|^2 is convex; > 0 (any positive number for a convex F).
         kl_gamma, kl_exponent: gamma > 0 and kappa >= 2 of the condition.
-        risk_bound: F0, a public bound on F(w0) - min F; (kl_gamma * lipschitz)^kappa by default, and at most that.
+        risk_bound: F0, a public bound on F(w0) - min F; (kl_gamma * lipschitz)^kappa by default,
+            and at most that.
         smoothness: caps the inner steps, see `noisy_gd`.
         beta: failure probability of the theorem's constants, in (0, 1).
         constants: ``"theorem"`` or ``"practical"`` (fewer rounds; at most 100 inner steps).
@@ -55,13 +58,16 @@ def proximal_point(
     Raises:
         ValueError: a setting out of range.
 
-    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss. The quadratic is public, so the
-    sensitivity is that of F alone.
+    **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss. The quadratic
+    is public, so the sensitivity is that of F alone.
     """
     lipschitz, kl_gamma = positive("lipschitz", lipschitz), positive("kl_gamma", kl_gamma)
     weak_convexity = positive("weak_convexity", weak_convexity)
     if not 2 <= kl_exponent < math.inf:
-        raise ValueError(f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes exponents up to 2.")
+        raise ValueError(
+            f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes "
+            "exponents up to 2."
+        )
     if not 0 < beta < 1:
         raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
     one_of("constants", constants, CONSTANTS)
@@ -76,7 +82,9 @@ def proximal_point(
         weak_convexity=weak_convexity,
         kl_gamma=kl_gamma,
         kl_exponent=kl_exponent,
-        risk_bound=min(largest if risk_bound is None else positive("risk_bound", risk_bound), largest),
+        risk_bound=min(
+            largest if risk_bound is None else positive("risk_bound", risk_bound), largest
+        ),
         constants=constants,
     )
     rho = releases.rho / rounds

@@ -1,6 +1,8 @@
-"""What a solver may learn about its data: noisy gradients, differences, norms and choices, each paid for beforehand.
+"""What a solver may learn about its data: noisy gradients, differences, norms and choices, each
+paid for beforehand.
 
-Prices are in ``rho = mu^2 / 2``. A solver sees only what this returns, so everything it computes is post-processing.
+Prices are in ``rho = mu^2 / 2``. A solver sees only what this returns, so everything it computes
+is post-processing.
 """
 
 import math
@@ -23,7 +25,8 @@ from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import Terms
 
 Kind = Literal["gradient", "difference", "norm", "selection", "statistics"]
-PLANNED = 1 - 1e-10  # share of the budget that plans divide up, so that rounding cannot keep their last step out
+# share of the budget that plans divide up, so that rounding cannot keep their last step out
+PLANNED = 1 - 1e-10
 
 SUREST_CHOICE = 40.0  # mu beyond which a selection has nothing left to gain
 
@@ -35,7 +38,8 @@ class Step:
     Attributes:
         kind: what was asked.
         rho: what it cost.
-        noise: standard deviation on the mean over n records (of each coordinate; of the Gumbel noise for a selection).
+        noise: standard deviation on the mean over n records (of each coordinate; of the Gumbel
+            noise for a selection).
         norm: Euclidean norm of the released vector, or the released number itself.
         step_size: how far the solver then went along it; 0 if it did not move.
     """
@@ -65,7 +69,9 @@ class Result:
 
     @property
     def rho_spent(self) -> float:
-        """The sum of the prices. Not a guarantee where the solver chose from its outputs when to stop."""
+        """The sum of the prices. Not a guarantee where the solver chose from its outputs when to
+        stop.
+        """
         return math.fsum(step.rho for step in self.trace)
 
 
@@ -77,10 +83,12 @@ class Releases:
         budget: what all answers together may cost.
         ledger: where it is charged; in memory by default.
         label: public text for the ledger's entry.
-        noise_seed: makes the noise repeatable, for tests; the guarantee is then marked as not for release.
+        noise_seed: makes the noise repeatable, for tests; the guarantee is then marked as not for
+            release.
 
-    **Guarantee.** All answers together are ``guarantee``, for every loss and however each question depends on earlier
-    answers: the clipping bounds what a record can do to each, and the filter is asked before the noise is drawn.
+    **Guarantee.** All answers together are ``guarantee``, for every loss and however each question
+    depends on earlier answers: the clipping bounds what a record can do to each, and the filter is
+    asked before the noise is drawn.
     """
 
     def __init__(
@@ -100,11 +108,15 @@ class Releases:
             mu=budget.gdp,
             neighboring=relation,
             ledger=Ledger(neighboring=relation) if ledger is None else ledger,
-            noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "gaussian noise"),
+            noise=KeyStream()
+            if noise_seed is None
+            else KeyStream.from_seed(noise_seed, "gaussian noise"),
             label=label,
         )
         notes = () if noise_seed is None else (SEEDED,)
-        self.guarantee = replace(compute_epsilon(self._gate.event, budget.delta, relation), notes=notes)
+        self.guarantee = replace(
+            compute_epsilon(self._gate.event, budget.delta, relation), notes=notes
+        )
         self.neighbours_differ_by = self._gate.neighbours_differ_by  # m: 1, or 2 under replace-one
         self._asked: tuple[Terms, float, Tensor] | None = None
 
@@ -118,11 +130,15 @@ class Releases:
         return self._gate.deviation(bound, math.sqrt(2 * rho)) / self.n
 
     def price(self, bound: float, noise: float) -> float:
-        """The rho that a standard deviation of ``noise`` on the mean costs; the inverse of `noise`."""
+        """The rho that a standard deviation of ``noise`` on the mean costs; the inverse of
+        `noise`.
+        """
         return (self.neighbours_differ_by * bound / (self.n * noise)) ** 2 / 2
 
     def gradient(self, w: Tensor, *, lipschitz: float, rho: float) -> Tensor:
-        """grad F(w) with noise, every record's gradient clipped to ``lipschitz``; the public penalty comes on top."""
+        """grad F(w) with noise, every record's gradient clipped to ``lipschitz``; the public
+        penalty comes on top.
+        """
         released = self._mean("gradient", [(1.0, w)], lipschitz, rho)
         return released + self.objective.problem.penalty_gradient(w)
 
@@ -133,7 +149,9 @@ class Releases:
         return released + penalty(new) - penalty(old)
 
     def gradient_norm(self, w: Tensor, *, lipschitz: float, rho: float) -> float:
-        """|grad F(w)| with noise, every record's gradient clipped to ``lipschitz``; may be negative."""
+        """|grad F(w)| with noise, every record's gradient clipped to ``lipschitz``; may be
+        negative.
+        """
         public = self.n * self.objective.problem.penalty_gradient(w)
         bound = lipschitz + rounding(public)
         total = self._sum([(1.0, w)], lipschitz) + public
@@ -142,12 +160,17 @@ class Releases:
         return released
 
     def least_gradient(self, points: Sequence[Tensor], *, lipschitz: float, rho: float) -> int:
-        """The index of a point with a small gradient of F (Menart et al., Theorem 5), by the exponential mechanism."""
+        """The index of a point with a small gradient of F (Menart et al., Theorem 5), by the
+        exponential mechanism.
+        """
         mu = min(math.sqrt(2 * rho), SUREST_CHOICE)
         epsilon, rho = selection_epsilon(mu), mu**2 / 2
         public = [self.n * self.objective.problem.penalty_gradient(w) for w in points]
         bound = lipschitz + max(map(rounding, public))
-        scores = [-accurate_norm(self._sum([(1.0, w)], lipschitz) + part) for w, part in zip(points, public, strict=True)]
+        scores = [
+            -accurate_norm(self._sum([(1.0, w)], lipschitz) + part)
+            for w, part in zip(points, public, strict=True)
+        ]
         chosen = self._gate.select(scores, norm_bound=bound, epsilon=epsilon)
         scale = 2 * self.neighbours_differ_by * bound / (epsilon * self.n)
         self.trace.append(Step("selection", rho, scale * math.pi / math.sqrt(6), float(chosen)))
@@ -170,7 +193,9 @@ class Releases:
         return released
 
     def _sum(self, terms: Terms, bound: float) -> Tensor:
-        """The clipped sum, private; kept until the next question, since a norm and a gradient often share one."""
+        """The clipped sum, private; kept until the next question, since a norm and a gradient
+        often share one.
+        """
         if self._asked is not None and same_question(self._asked[:2], (terms, bound)):
             return self._asked[2]
         total = self.objective.clipped_sum(terms, bound)
@@ -179,19 +204,24 @@ class Releases:
 
 
 def rounding(public: Tensor) -> float:
-    """What rounding may add to a record's effect on the norm of (a private sum + ``public``), where ``public`` is long.
+    """What rounding may add to a record's effect on the norm of (a private sum + ``public``),
+    where ``public`` is long.
 
-    The addition rounds each entry to 2^-53 of its value, and `accurate_norm` the norm to 2^-52: in two worlds 3 * 2^-52 of
-    the length. Beside 10^17 a record that adds 1 can move a norm by 16.
+    The addition rounds each entry to 2^-53 of its value, and `accurate_norm` the norm to 2^-52: in
+    two worlds 3 * 2^-52 of the length. Beside 10^17 a record that adds 1 can move a norm by 16.
     """
     return 2.0**-50 * accurate_norm(public)
 
 
 def same_question(asked: tuple[Terms, float], now: tuple[Terms, float]) -> bool:
-    """Whether two sums are of the same combination at the same points, with the same bound. All of it is public."""
+    """Whether two sums are of the same combination at the same points, with the same bound. All of
+    it is public.
+    """
     if asked[1] != now[1] or len(asked[0]) != len(now[0]):
         return False
-    return all(c == b and torch.equal(w, v) for (c, w), (b, v) in zip(asked[0], now[0], strict=True))
+    return all(
+        c == b and torch.equal(w, v) for (c, w), (b, v) in zip(asked[0], now[0], strict=True)
+    )
 
 
 def positive(name: str, value: object) -> float:
@@ -212,7 +242,8 @@ def starting_point(w0: Tensor | None, objective: Objective) -> Tensor:
         return objective.problem.initial()
     if w0.shape != (objective.dimension,) or not bool(torch.isfinite(w0).all()):
         raise ValueError(
-            f"w0 must be a finite vector of shape ({objective.dimension},), got shape {tuple(w0.shape)}; "
+            f"w0 must be a finite vector of shape ({objective.dimension},), got shape "
+            f"{tuple(w0.shape)}; "
             "it must not depend on the data."
         )
     return w0.double().clone()

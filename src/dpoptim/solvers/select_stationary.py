@@ -1,4 +1,6 @@
-"""A stationary point (Menart et al. 2024, Theorem 5): adaptive descent, then a private choice among its iterates."""
+"""A stationary point (Menart et al. 2024, Theorem 5): adaptive descent, then a private choice
+among its iterates.
+"""
 
 from torch import Tensor
 
@@ -27,19 +29,21 @@ def select_stationary(
 ) -> Result:
     """A point with a small gradient, for smooth losses of any shape.
 
-    The norm is O~((d^(1/4) / sqrt(n sqrt(rho)))) at worst, and O~(sqrt(d) / (n sqrt(rho))) plus the noise of the norms if
-    most gradients on the way are large (Theorem 5).
+    The norm is O~((d^(1/4) / sqrt(n sqrt(rho)))) at worst, and O~(sqrt(d) / (n sqrt(rho))) plus
+    the noise of the norms if most gradients on the way are large (Theorem 5).
 
     Args:
-        select_share: share of the budget (in rho) kept for the choice, in (0, 1); what the descent leaves is added.
-        objective, w0, budget, lipschitz, smoothness, beta, constants, max_steps, ledger, label, noise_seed: as for
-            `adaptive_gd`.
+        select_share: share of the budget (in rho) kept for the choice, in (0, 1); what the descent
+            leaves is added.
+        objective, w0, budget, lipschitz, smoothness, beta, constants, max_steps, ledger, label,
+            noise_seed: as for `adaptive_gd`.
 
     Raises:
         ValueError: a setting out of range.
 
-    **Guarantee.** ``Result.guarantee``: descent and choice are paid from one filter. The choice is the exponential
-    mechanism with score -|grad F| (odds exp(score n epsilon / (2 m L0))), at its exact price in mu.
+    **Guarantee.** ``Result.guarantee``: descent and choice are paid from one filter. The choice is
+    the exponential mechanism with score -|grad F| (odds exp(score n epsilon / (2 m L0))), at its
+    exact price in mu.
     """
     if not 0 < select_share < 1:
         raise ValueError(f"select_share must be in (0, 1), got {select_share!r}.")

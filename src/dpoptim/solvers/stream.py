@@ -1,4 +1,6 @@
-"""Data that is seen once: a fixed partition into batches of equal size, so that each record is in one batch only."""
+"""Data that is seen once: a fixed partition into batches of equal size, so that each record is in
+one batch only.
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,25 +11,31 @@ from torch.utils.data import default_collate
 CHUNK = 8192  # records handed on at a time; a batch may be larger than memory
 
 
-def batches(data: Sequence[Any] | Iterable[Any], batch_size: int, steps: int) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """Batch t holds the records from t * batch_size to (t + 1) * batch_size, in the order of the data, in chunks.
+def batches(
+    data: Sequence[Any] | Iterable[Any], batch_size: int, steps: int
+) -> Iterator[Iterator[tuple[Any, ...]]]:
+    """Batch t holds the records from t * batch_size to (t + 1) * batch_size, in the order of the
+    data, in chunks.
 
     Args:
-        data: a tuple of arrays of equal length, records on the first axis (tensors, numpy arrays, memory maps); or an
-            iterable of records, each a tuple of tensors or numbers of the same shapes, which is read once and no further
-            than needed. What it raises is passed on, so it must not fail because of what a record holds.
+        data: a tuple of arrays of equal length, records on the first axis (tensors, numpy arrays,
+            memory maps); or an iterable of records, each a tuple of tensors or numbers of the same
+            shapes, which is read once and no further than needed. What it raises is passed on, so
+            it must not fail because of what a record holds.
         batch_size: B, a public number.
         steps: T; batch_size * steps records are used, and what is left over is not looked at.
 
     Raises:
-        ValueError: arrays of unequal length, or too few records. (Their number is public under the relations of the
-            single-pass solvers.)
+        ValueError: arrays of unequal length, or too few records. (Their number is public under the
+            relations of the single-pass solvers.)
     """
     wanted = batch_size * steps
     if isinstance(data, tuple):
         lengths = {len(part) for part in data}
         if len(lengths) != 1:
-            raise ValueError(f"data must be arrays of one length, got lengths {[len(part) for part in data]}.")
+            raise ValueError(
+                f"data must be arrays of one length, got lengths {[len(part) for part in data]}."
+            )
         if (n := lengths.pop()) < wanted:
             raise too_few(n, batch_size, steps)
         return (slices(data, start, start + batch_size) for start in range(0, wanted, batch_size))
@@ -53,5 +61,6 @@ def collated(records: Iterator[Any], batch_size: int, steps: int) -> Iterator[tu
 def too_few(n: int | None, batch_size: int, steps: int) -> ValueError:
     have = "ended early" if n is None else f"has {n} records"
     return ValueError(
-        f"data {have}, but {steps} batches of {batch_size} need {batch_size * steps}; take fewer steps or smaller batches."
+        f"data {have}, but {steps} batches of {batch_size} need {batch_size * steps}; take fewer "
+        "steps or smaller batches."
     )

@@ -1,9 +1,11 @@
-"""Linear regression from two noisy sums, X^T X and X^T y: one release, no steps (after Wang 2018, "AdaSSP").
+"""Linear regression from two noisy sums, X^T X and X^T y: one release, no steps (after Wang 2018,
+"AdaSSP").
 
-AdaSSP chooses a ridge from a noisy smallest eigenvalue, for a third of the budget. Here nothing is spent on that: how large
-the noise in X^T X is in operator norm is public, so eigenvalues of the released matrix below it are noise, and are raised
-to it; the others stay as they are, where a ridge would shrink all. On six public and made-up tables that was better at
-each epsilon, by up to 0.19 in R2.
+AdaSSP chooses a ridge from a noisy smallest eigenvalue, for a third of the budget. Here nothing is
+spent on that: how large the noise in X^T X is in operator norm is public, so eigenvalues of the
+released matrix below it are noise, and are raised to it; the others stay as they are, where a
+ridge would shrink all. On six public and made-up tables that was better at each epsilon, by up to
+0.19 in R2.
 """
 
 import math
@@ -38,7 +40,8 @@ def sufficient_statistics(
     label: str = "sufficient statistics",
     noise_seed: int | None = None,
 ) -> Result:
-    """The minimiser of ``mean (w (x, 1) - y)^2 / 2 + l2 |V|^2 / 2``, from noisy sums of (x, 1)(x, 1)^T and (x, 1) y.
+    """The minimiser of ``mean (w (x, 1) - y)^2 / 2 + l2 |V|^2 / 2``, from noisy sums of (x, 1)(x,
+    1)^T and (x, 1) y.
 
     Args:
         model: with the squared loss and one output.
@@ -56,25 +59,34 @@ def sufficient_statistics(
     Raises:
         ValueError: another loss, too many features, or a setting out of range.
 
-    **Guarantee.** ``Result.guarantee``, for every table. A record adds (x, 1)(x, 1)^T / radius^2, of Frobenius norm at
-    most 1, and (x, 1) y / (radius target_bound), of norm at most 1: as one vector at most sqrt(2), which is what the
-    noise is for. Only one triangle is released, its entries off the diagonal times sqrt 2, which keeps the norm. Products
-    of blocks round to `BLOCK` UNIT of the sum of norms, and adding n / BLOCK of them to as many UNIT; twice that, for
+    **Guarantee.** ``Result.guarantee``, for every table. A record adds (x, 1)(x, 1)^T / radius^2,
+    of Frobenius norm at most 1, and (x, 1) y / (radius target_bound), of norm at most 1: as one
+    vector at most sqrt(2), which is what the noise is for. Only one triangle is released, its
+    entries off the diagonal times sqrt 2, which keeps the norm. Products of blocks round to
+    `BLOCK` UNIT of the sum of norms, and adding n / BLOCK of them to as many UNIT; twice that, for
     two data sets, is added to the bound. The solution is post-processing.
     """
     if model.loss != "squared" or model.outputs != 1:
-        raise ValueError("sufficient statistics describe the squared loss with one target. Fix: another solver.")
+        raise ValueError(
+            "sufficient statistics describe the squared loss with one target. Fix: another solver."
+        )
     if model.columns > MOST_FEATURES:
         raise ValueError(
             f"sufficient statistics of {model.columns} columns are {model.columns**2} numbers. "
             f"Fix: another solver above {MOST_FEATURES} columns."
         )
-    radius, target_bound = positive_number("radius", radius), positive_number("target_bound", target_bound)
+    radius, target_bound = (
+        positive_number("radius", radius),
+        positive_number("target_bound", target_bound),
+    )
     l2 = real_number("l2", l2)
     if not 0 <= l2 < math.inf:
         raise ValueError(f"l2 must be a finite number >= 0, got {l2!r}.")
     if neighboring == "add-or-remove-one":
-        raise ValueError("neighboring='add-or-remove-one' hides n, which the rounding margin needs. Use 'zero-out'.")
+        raise ValueError(
+            "neighboring='add-or-remove-one' hides n, which the rounding margin "
+            "needs. Use 'zero-out'."
+        )
     n, d = len(data[0]), model.columns
     gram, cross = sums(model, data, radius, target_bound)
     upper = np.triu_indices(d)
@@ -82,7 +94,9 @@ def sufficient_statistics(
     query = np.concatenate([gram[upper] * weights, cross])
     margin = 2 * n * (BLOCK + n / BLOCK) * UNIT
     if margin > MOST_MARGIN:
-        raise ValueError(f"sums over n={n} records round too coarsely for a proven bound. Fix: another solver.")
+        raise ValueError(
+            f"sums over n={n} records round too coarsely for a proven bound. Fix: another solver."
+        )
     release = release_sum(
         query,
         norm_bound=math.sqrt(2) * (1 + margin),
@@ -97,7 +111,8 @@ def sufficient_statistics(
     gram = np.zeros((d, d))
     gram[upper] = noisy[: len(weights)] / weights
     gram = gram + np.triu(gram, 1).T
-    # Symmetric noise of variance s^2 on and s^2 / 2 off the diagonal has an operator norm near s sqrt(2 d).
+    # Symmetric noise of variance s^2 on and s^2 / 2 off the diagonal has an operator norm near s
+    # sqrt(2 d).
     noise_norm = release.deviation * math.sqrt(2 * d)
     penalty = np.full(d, n * l2 / radius**2)
     if model.intercept:
@@ -105,14 +120,18 @@ def sufficient_statistics(
     values, vectors = np.linalg.eigh(gram + np.diag(penalty))
     values = np.maximum(values, FLOOR * noise_norm)
     solution = vectors @ ((vectors.T @ noisy[len(weights) :]) / values) * (target_bound / radius)
-    step = Step("statistics", budget.gdp**2 / 2, release.deviation / n, float(np.linalg.norm(noisy)) / n)
+    step = Step(
+        "statistics", budget.gdp**2 / 2, release.deviation / n, float(np.linalg.norm(noisy)) / n
+    )
     return Result(torch.from_numpy(solution), release.guarantee, (step,))
 
 
 def sums(
     model: LinearModel, data: tuple[np.ndarray, np.ndarray], radius: float, target_bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """sum (x, 1)(x, 1)^T / radius^2 of shape (d, d), and sum (x, 1) y / (radius target_bound) of shape (d,). Private."""
+    """sum (x, 1)(x, 1)^T / radius^2 of shape (d, d), and sum (x, 1) y / (radius target_bound) of
+    shape (d,). Private.
+    """
     gram, cross = np.zeros((model.columns, model.columns)), np.zeros(model.columns)
     for start in range(0, len(data[0]), BLOCK):
         x = np.asarray(data[0][start : start + BLOCK], dtype=np.float64)
@@ -122,7 +141,8 @@ def sums(
         rows[odd] = 0.0
         with np.errstate(over="ignore"):  # an infinite length scales its row to zero
             length = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-        rows *= (1 / np.maximum(length, radius))[:, None] * (1 - 1e-12)  # as rounded, at most 1 long
+        # as rounded, at most 1 long
+        rows *= (1 / np.maximum(length, radius))[:, None] * (1 - 1e-12)
         targets = np.where(odd, 0.0, np.clip(y, -target_bound, target_bound) / target_bound)
         gram += rows.T @ rows
         cross += rows.T @ targets

@@ -1,18 +1,23 @@
-"""Settings and bounds of Choquette-Choo, Ganesh and Thakurta 2024, "Optimal Rates for O(1)-Smooth DP-SCO with a Single
-Epoch and Large Batches". For comparison and for presets: nothing here sets noise.
+"""Settings and bounds of Choquette-Choo, Ganesh and Thakurta 2024, "Optimal Rates for O(1)-Smooth
+DP-SCO with a Single Epoch and Large Batches". For comparison and for presets: nothing here sets
+noise.
 
-Throughout: n records in one pass, p parameters, L the Lipschitz and M the smoothness constant of every record's loss, R a
-bound on the norms in the constraint set; eta_t = t + 1. Losses are in the units of L R.
+Throughout: n records in one pass, p parameters, L the Lipschitz and M the smoothness constant of
+every record's loss, R a bound on the norms in the constraint set; eta_t = t + 1. Losses are in the
+units of L R.
 
 Where the printed text does not hold together (found while deriving it again):
 
-* The proof of Theorem 5.1 takes z-steps of ``eta_t / (2 beta)`` (its z'), Algorithm 1 prints ``eta_t / beta``. With the
-  printed step the potential argument needs ``eta_t^2 <= eta_{0:t}``, which eta_t = t + 1 misses by a factor of nearly 2.
-  Without noise the printed step is stable for beta >= M all the same, and on one-dimensional quadratic and Huber losses
-  its error never exceeded half of the theorem's last term.
-* The last term must be over ``eta_{0:T-1}``, the sum of the weights that were used, not over ``eta_{0:T}``.
-* Corollary 5.7's noise for the tree is too small by a factor ``sqrt(2 (1 + ceil(log2 T)) / log2 T) > sqrt(2)`` for its own
-  Lemma 5.6 at mu = epsilon / sqrt(2 ln(2.5 / delta)). (Theorem 5.12's is large enough.)
+* The proof of Theorem 5.1 takes z-steps of ``eta_t / (2 beta)`` (its z'), Algorithm 1 prints
+  ``eta_t / beta``. With the printed step the potential argument needs ``eta_t^2 <= eta_{0:t}``,
+  which eta_t = t + 1 misses by a factor of nearly 2. Without noise the printed step is stable for
+  beta >= M all the same, and on one-dimensional quadratic and Huber losses its error never
+  exceeded half of the theorem's last term.
+* The last term must be over ``eta_{0:T-1}``, the sum of the weights that were used, not over
+  ``eta_{0:T}``.
+* Corollary 5.7's noise for the tree is too small by a factor ``sqrt(2 (1 + ceil(log2 T)) / log2 T)
+  > sqrt(2)`` for its own Lemma 5.6 at mu = epsilon / sqrt(2 ln(2.5 / delta)). (Theorem 5.12's is
+  large enough.)
 """
 
 import math
@@ -26,9 +31,11 @@ class TheoremSettings:
 
     Attributes:
         source: the theorem.
-        steps, batch_size: T and B = n / T, as real numbers; a batch below 1 says that n is too small for the theorem.
+        steps, batch_size: T and B = n / T, as real numbers; a batch below 1 says that n is too
+            small for the theorem.
         beta: inverse step size.
-        clip_norm: bound on ``|eta_t grad f(x_t) - eta_{t-1} grad f(x_{t-1})|`` that holds with high probability.
+        clip_norm: bound on ``|eta_t grad f(x_t) - eta_{t-1} grad f(x_{t-1})|`` that holds with
+            high probability.
     """
 
     source: str
@@ -44,14 +51,26 @@ class TheoremSettings:
 
 
 def c_dp(n: int, delta: float) -> float:
-    """c_DP of Eq. 19: ``4 sqrt(2) log2(n)^1.5 sqrt(ln(2 n / delta)) ln(2.5 / delta)``. About 2e4 for n = 1e6."""
-    return 4 * math.sqrt(2) * math.log2(n) ** 1.5 * math.sqrt(math.log(2 * n / delta)) * math.log(2.5 / delta)
+    """c_DP of Eq. 19: ``4 sqrt(2) log2(n)^1.5 sqrt(ln(2 n / delta)) ln(2.5 / delta)``. About 2e4
+    for n = 1e6.
+    """
+    return (
+        4
+        * math.sqrt(2)
+        * math.log2(n) ** 1.5
+        * math.sqrt(math.log(2 * n / delta))
+        * math.log(2.5 / delta)
+    )
 
 
-def minimiser_inside(n: int, p: int, epsilon: float, delta: float, *, lipschitz: float, radius: float) -> TheoremSettings:
-    """Eq. 19 (Theorem 5.8): T = c_DP n^(1/4) if the unconstrained minimiser of the population risk is in the set.
+def minimiser_inside(
+    n: int, p: int, epsilon: float, delta: float, *, lipschitz: float, radius: float
+) -> TheoremSettings:
+    """Eq. 19 (Theorem 5.8): T = c_DP n^(1/4) if the unconstrained minimiser of the population risk
+    is in the set.
 
-    Valid for ``2^-o(n^(1/6)) <= delta <= 1/n``, ``p <= (epsilon n)^2`` and n large enough that c_DP >= M R / L.
+    Valid for ``2^-o(n^(1/6)) <= delta <= 1/n``, ``p <= (epsilon n)^2`` and n large enough that
+    c_DP >= M R / L.
     """
     c = c_dp(n, delta)
     steps = c * n**0.25
@@ -62,23 +81,30 @@ def minimiser_inside(n: int, p: int, epsilon: float, delta: float, *, lipschitz:
 def minimiser_anywhere(
     n: int, *, lipschitz: float, smoothness: float, radius: float, batch_size: float | None = None
 ) -> TheoremSettings:
-    """Theorem 5.12: any B <= sqrt(n) (the default is sqrt(n)), ``beta = (16 c_M + 8) L n^1.5 / (R B^2)``, c_M = M R / L.
+    """Theorem 5.12: any B <= sqrt(n) (the default is sqrt(n)), ``beta = (16 c_M + 8) L n^1.5 / (R
+    B^2)``, c_M = M R / L.
 
-    Valid for p up to about ``epsilon^2 n^2`` (Corollary 5.10). The clipping bound is Corollary 5.10's (8 c_M + 4) L.
+    Valid for p up to about ``epsilon^2 n^2`` (Corollary 5.10). The clipping bound is Corollary
+    5.10's (8 c_M + 4) L.
 
     Raises:
         ValueError: B above sqrt(n).
     """
     batch = math.sqrt(n) if batch_size is None else batch_size
     if batch > math.sqrt(n):
-        raise ValueError(f"batch_size must be at most sqrt(n) = {math.sqrt(n):.4g} in Theorem 5.12, got {batch_size!r}.")
+        raise ValueError(
+            f"batch_size must be at most sqrt(n) = {math.sqrt(n):.4g} in Theorem "
+            f"5.12, got {batch_size!r}."
+        )
     c_m = smoothness * radius / lipschitz
     beta = (16 * c_m + 8) * lipschitz * n**1.5 / (radius * batch**2)
     return TheoremSettings("Theorem 5.12", n / batch, batch, beta, (8 * c_m + 4) * lipschitz)
 
 
 def optimal_rate(n: float, p: float, epsilon: float) -> float:
-    """``1 / sqrt(n) + sqrt(p) / (epsilon n)``: what Theorems 5.8 and 5.12 reach up to logarithms, in units of L R."""
+    """``1 / sqrt(n) + sqrt(p) / (epsilon n)``: what Theorems 5.8 and 5.12 reach up to logarithms,
+    in units of L R.
+    """
     return 1 / math.sqrt(n) + math.sqrt(p) / (epsilon * n)
 
 
@@ -92,15 +118,18 @@ def excess_risk_bound(
     noise_norms: Sequence[float],
     failure: float,
 ) -> float:
-    """Theorem 5.1's bound on F(y_T) - F(x*), for eta_t = t + 1; wrong with probability at most ``failure``.
+    """Theorem 5.1's bound on F(y_T) - F(x*), for eta_t = t + 1; wrong with probability at most
+    ``failure``.
 
     Args:
         batch_size: B.
         beta: at least M.
-        deviation: Q, a bound on how far one record's ``eta_t grad f(x_t) - eta_{t-1} grad f(x_{t-1})`` is from its mean.
+        deviation: Q, a bound on how far one record's ``eta_t grad f(x_t) - eta_{t-1} grad
+            f(x_{t-1})`` is from its mean.
         radius: R.
         gradient_norms: |grad F(x_t)| for t = 0, ..., T - 1.
-        noise_norms: |b_t|, the norm of the noise as it enters z (that of the prefix sum over beta).
+        noise_norms: |b_t|, the norm of the noise as it enters z (that of the prefix sum over
+            beta).
         failure: gamma, in (0, 1).
 
     The last term is over eta_{0:T-1}, see the module's docstring.
@@ -110,7 +139,10 @@ def excess_risk_bound(
     """
     steps = len(gradient_norms)
     if steps == 0 or len(noise_norms) != steps:
-        raise ValueError(f"gradient_norms and noise_norms must be of one length, got {steps} and {len(noise_norms)}.")
+        raise ValueError(
+            f"gradient_norms and noise_norms must be of one length, got {steps} and "
+            f"{len(noise_norms)}."
+        )
     root_batch = math.sqrt(batch_size)
     total = 0.0
     for t, (gradient, noise) in enumerate(zip(gradient_norms, noise_norms, strict=True)):
@@ -129,9 +161,11 @@ def excess_risk_bound(
 def independent_excess_risk_bound(
     *, batch_size: float, beta: float, lipschitz: float, radius: float, noise_norms: Sequence[float]
 ) -> float:
-    """Theorem 5.13's bound on E F(y_T) - F(x*) for independent gradients, eta_t = t + 1 and beta >= M.
+    """Theorem 5.13's bound on E F(y_T) - F(x*) for independent gradients, eta_t = t + 1 and beta
+    >= M.
 
-    Divided by the sum of the T weights that enter, T (T + 1) / 2, where the paper prints eta_{0:T}, which has one more.
+    Divided by the sum of the T weights that enter, T (T + 1) / 2, where the paper prints
+    eta_{0:T}, which has one more.
     """
     steps = len(noise_norms)
     if steps == 0:

@@ -1,9 +1,12 @@
-"""What theory says of the clip norm: Das et al. 2023, and the growth condition of Fang et al. 2023.
+"""What theory says of the clip norm: Das et al. 2023, and the growth condition of Fang et al.
+2023.
 
-Diagnostics for public or synthetic data: they need every record's loss. Nothing here sets the noise of a run; that always
-comes from calibration. Risks are in units of the loss, clip norms in units of its gradient.
+Diagnostics for public or synthetic data: they need every record's loss. Nothing here sets the
+noise of a run; that always comes from calibration. Risks are in units of the loss, clip norms in
+units of its gradient.
 
-Everything is in terms of ``phi = sqrt(nu d log(1/delta)) / (n epsilon)`` (Eq. 1), which must be below 1.
+Everything is in terms of ``phi = sqrt(nu d log(1/delta)) / (n epsilon)`` (Eq. 1), which must be
+below 1.
 """
 
 import math
@@ -19,7 +22,8 @@ Floats = NDArray[np.float64]
 
 def implied_nu(epsilon: float, delta: float) -> float:
     """nu of Eq. (1) for the exact Gaussian mechanism: the noise of T full-batch steps has variance
-    ``nu T log(1/delta) tau^2 / (n epsilon)^2``, and the Gaussian that is (epsilon, delta)-DP has ``T tau^2 / (n mu)^2``."""
+    ``nu T log(1/delta) tau^2 / (n epsilon)^2``, and the Gaussian that is (epsilon, delta)-DP has
+    ``T tau^2 / (n mu)^2``."""
     return (epsilon / gdp_mu(epsilon, delta)) ** 2 / math.log(1 / delta)
 
 
@@ -33,9 +37,14 @@ def privacy_rate(n: int, d: int, epsilon: float, delta: float, nu: float | None 
     Raises:
         ValueError: phi is not below 1: the theorems say nothing for so few records.
     """
-    phi = math.sqrt((implied_nu(epsilon, delta) if nu is None else nu) * d * math.log(1 / delta)) / (n * epsilon)
+    phi = math.sqrt(
+        (implied_nu(epsilon, delta) if nu is None else nu) * d * math.log(1 / delta)
+    ) / (n * epsilon)
     if not phi < 1:
-        raise ValueError(f"phi = {phi:.3g} is not below 1: take more records (n={n}), a larger epsilon or fewer parameters.")
+        raise ValueError(
+            f"phi = {phi:.3g} is not below 1: take more records (n={n}), a larger "
+            "epsilon or fewer parameters."
+        )
     return phi
 
 
@@ -52,14 +61,18 @@ def clipped_advantage(tau: float, constants: Floats, excess: Floats) -> float:
     """
     largest = float(constants.max())
     if not 0 < tau <= largest:
-        raise ValueError(f"tau must be in (0, {largest:.6g}], the largest of the constants, got {tau!r}.")
+        raise ValueError(
+            f"tau must be in (0, {largest:.6g}], the largest of the constants, got {tau!r}."
+        )
     weighted = (np.minimum(1 / tau, 1 / constants) * excess).mean(1)
     return float((weighted / (excess.mean(1) / largest)).min())
 
 
 @dataclass(frozen=True)
 class RiskTerms:
-    """The two terms of Theorem 5.4: (A) grows with tau, (B) falls with it and vanishes under interpolation."""
+    """The two terms of Theorem 5.4: (A) grows with tau, (B) falls with it and vanishes under
+    interpolation.
+    """
 
     optimisation: float
     bias: float
@@ -70,15 +83,24 @@ class RiskTerms:
 
 
 def risk_terms(
-    tau: float, alpha: float, *, largest: float, phi: float, distance: float, scale: float, interpolation_gap: float
+    tau: float,
+    alpha: float,
+    *,
+    largest: float,
+    phi: float,
+    distance: float,
+    scale: float,
+    interpolation_gap: float,
 ) -> RiskTerms:
-    """Theorem 5.4: the bound of DP-SGD's risk at clip norm tau, for convex losses, ``T = 1 / (3 phi^2)`` steps.
+    """Theorem 5.4: the bound of DP-SGD's risk at clip norm tau, for convex losses, ``T = 1 / (3
+    phi^2)`` steps.
 
     Args:
         alpha: alpha(tau), at least 1; see `clipped_advantage`.
         largest: G_n, the largest of the constants.
         distance: ``|w_0 - w*|``. scale: C > 0 of the theorem; the best is distance / sqrt(2).
-        interpolation_gap: Delta(w*) = mean of ``f_i(w*) - min f_i``; 0 if all records can be fitted at once.
+        interpolation_gap: Delta(w*) = mean of ``f_i(w*) - min f_i``; 0 if all records can be
+            fitted at once.
     """
     optimisation = (distance**2 / scale + 2 * scale) * largest * phi / alpha
     return RiskTerms(optimisation, (largest / (tau * alpha) - 1) * interpolation_gap)
@@ -99,8 +121,11 @@ def interpolation_settings(tau: float, phi: float, scale: float) -> tuple[int, f
     return max(1, math.ceil(1 / (3 * phi**2))), 3 * scale * phi / (2 * tau)
 
 
-def constrained_heavy_tailed(phi: float, *, k: float, moment: float, gamma: float, diameter: float) -> Settings:
-    """Theorem I.1: convex losses on a set of diameter D_W, E[G^k] <= moment^k; holds with probability 1 - gamma.
+def constrained_heavy_tailed(
+    phi: float, *, k: float, moment: float, gamma: float, diameter: float
+) -> Settings:
+    """Theorem I.1: convex losses on a set of diameter D_W, E[G^k] <= moment^k; holds with
+    probability 1 - gamma.
 
     The risk is of the order ``phi^(1 - 1/k)``, which is optimal (Theorem I.3).
     """
@@ -118,7 +143,9 @@ def constrained_heavy_tailed(phi: float, *, k: float, moment: float, gamma: floa
 def unconstrained_heavy_tailed(
     phi: float, *, k: float, moment: float, gamma: float, distance: float, scale: float
 ) -> Settings:
-    """Theorem J.1: convex losses on all of R^d, E[G^k] <= moment^k; with probability 1 - gamma. Order phi^(1 - 2/(k+1))."""
+    """Theorem J.1: convex losses on all of R^d, E[G^k] <= moment^k; with probability 1 - gamma.
+    Order phi^(1 - 2/(k+1)).
+    """
     steps, rate = _steps(phi)
     tail = moment / gamma ** (1 / k)
     clip_norm = tail * rate ** (-1 / (k + 1))
@@ -135,7 +162,9 @@ def unconstrained_heavy_tailed(
 def improved_heavy_tailed(
     phi: float, *, k: float, moment: float, distance: float, scale: float, minimiser_bound: float
 ) -> Settings:
-    """Theorem K.1: as J.1 under Assumption 6.4 (D = ``minimiser_bound``); with probability 3/4. Order phi^(1 - 1/k)."""
+    """Theorem K.1: as J.1 under Assumption 6.4 (D = ``minimiser_bound``); with probability 3/4.
+    Order phi^(1 - 1/k).
+    """
     steps, rate = _steps(phi)
     clip_norm = moment * rate ** (-1 / (2 * k))
     first = (distance**2 / scale + 2 * scale) * rate ** ((1 - 1 / k) / 2)
@@ -156,14 +185,18 @@ def _steps(phi: float) -> tuple[int, float]:
 
 
 def nonconvex_orders(phi: float, *, k: float, gamma: float) -> Settings:
-    """Theorem 6.8: smooth nonconvex losses; clip norm, step size and squared gradient norm up to unstated constants."""
+    """Theorem 6.8: smooth nonconvex losses; clip norm, step size and squared gradient norm up to
+    unstated constants.
+    """
     steps, _ = _steps(phi)
     power, tail = 1 / (2 * k - 1), gamma ** (-2 / (2 * k - 1))
     return Settings(steps, tail * phi**-power, phi ** (1 + power) / tail, tail * phi ** (1 - power))
 
 
 def optimal_orders(phi: float, k: float) -> dict[str, float]:
-    """Orders of the risk by problem: Theorems I.1, J.1, K.1 and 6.8 (the last in the squared gradient norm)."""
+    """Orders of the risk by problem: Theorems I.1, J.1, K.1 and 6.8 (the last in the squared
+    gradient norm).
+    """
     return {
         "constrained convex": phi ** (1 - 1 / k),
         "unconstrained convex": phi ** (1 - 2 / (k + 1)),
@@ -173,16 +206,27 @@ def optimal_orders(phi: float, k: float) -> dict[str, float]:
 
 
 def growth_parameters(smoothness: float) -> tuple[float, float]:
-    """(beta1, beta2) with ``|grad f|^2 <= beta1 (f - inf f) + beta2``: (2 L, 0) for L-smooth f (Fang et al., Lemma 3.2)."""
+    """(beta1, beta2) with ``|grad f|^2 <= beta1 (f - inf f) + beta2``: (2 L, 0) for L-smooth f
+    (Fang et al., Lemma 3.2).
+    """
     return 2 * smoothness, 0.0
 
 
 def growth_bound(loss: Floats, beta1: float, beta2: float, lower_bound: float = 0.0) -> Floats:
-    """The bound on each record's gradient norm that the growth condition gives from its loss (Fang et al., Def. 3.1)."""
+    """The bound on each record's gradient norm that the growth condition gives from its loss (Fang
+    et al., Def. 3.1).
+    """
     return np.sqrt(beta1 * np.maximum(loss - lower_bound, 0.0) + beta2)
 
 
-def smooth_orders(n: int, d: int, epsilon: float, delta: float, *, steps: int, batch_size: int) -> float:
-    """Order of the risk of clipped DP-SGD on smooth convex losses, up to logarithms (Fang et al., Theorem 4.5):
-    ``1/T + 1/sqrt(B T) + sqrt(d log(1/delta)) / (n epsilon)``, with unit constants."""
-    return 1 / steps + 1 / math.sqrt(batch_size * steps) + math.sqrt(d * math.log(1 / delta)) / (n * epsilon)
+def smooth_orders(
+    n: int, d: int, epsilon: float, delta: float, *, steps: int, batch_size: int
+) -> float:
+    """Order of the risk of clipped DP-SGD on smooth convex losses, up to logarithms (Fang et al.,
+    Theorem 4.5): ``1/T + 1/sqrt(B T) + sqrt(d log(1/delta)) / (n epsilon)``, with unit
+    constants."""
+    return (
+        1 / steps
+        + 1 / math.sqrt(batch_size * steps)
+        + math.sqrt(d * math.log(1 / delta)) / (n * epsilon)
+    )

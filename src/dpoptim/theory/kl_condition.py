@@ -1,10 +1,11 @@
-"""Rates under the Kurdyka-Lojasiewicz condition (Menart, Ullah, Arora, Bassily and Guzman 2024, "Differentially Private
-Non-Convex Optimization under the KL Condition with Optimal Rates").
+"""Rates under the Kurdyka-Lojasiewicz condition (Menart, Ullah, Arora, Bassily and Guzman 2024,
+"Differentially Private Non-Convex Optimization under the KL Condition with Optimal Rates").
 
-F satisfies the (gamma, kappa)-KL condition if ``F(w) - min F <= (gamma |grad F(w)|)^kappa``; kappa = 2 is the
-Polyak-Lojasiewicz condition with ``gamma^2 = 1 / (2 mu)``. Units: risks and F0 in units of the loss, L0 in loss per unit of
-w, L1 in loss per unit of w squared, gamma such that ``(gamma L0)^kappa`` is a loss; rho is the zCDP parameter. Bounds that
-the paper states as O(...) are returned without their constant, and say so.
+F satisfies the (gamma, kappa)-KL condition if ``F(w) - min F <= (gamma |grad F(w)|)^kappa``; kappa
+= 2 is the Polyak-Lojasiewicz condition with ``gamma^2 = 1 / (2 mu)``. Units: risks and F0 in units
+of the loss, L0 in loss per unit of w, L1 in loss per unit of w squared, gamma such that ``(gamma
+L0)^kappa`` is a loss; rho is the zCDP parameter. Bounds that the paper states as O(...) are
+returned without their constant, and say so.
 """
 
 import math
@@ -37,7 +38,8 @@ class KLSetting:
         lipschitz: L0 > 0, of every record's loss.
         smoothness: L1 > 0 (in Theorem 2: the weak convexity).
         kl_gamma, kl_exponent: gamma > 0, kappa >= 1.
-        risk_bound: F0 >= F(w0) - min F; None for the largest that the condition allows, ``(gamma L0)^kappa``.
+        risk_bound: F0 >= F(w0) - min F; None for the largest that the condition allows, ``(gamma
+            L0)^kappa``.
         beta: failure probability, in (0, 1).
     """
 
@@ -54,15 +56,21 @@ class KLSetting:
     def __post_init__(self) -> None:
         for name in ("n", "dimension", "rho", "lipschitz", "smoothness", "kl_gamma"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite number above 0, got {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"{name} must be a finite number above 0, got {getattr(self, name)!r}."
+                )
         if not 1 <= self.kl_exponent < math.inf:
             raise ValueError(f"kl_exponent must be at least 1, got {self.kl_exponent!r}.")
         if not 0 < self.beta < 1:
             raise ValueError(f"beta must be in (0, 1), got {self.beta!r}.")
-        if self.risk_bound is not None and not 0 < self.risk_bound <= self._largest_risk * (1 + 1e-9):
+        if self.risk_bound is not None and not 0 < self.risk_bound <= self._largest_risk * (
+            1 + 1e-9
+        ):
             raise ValueError(
-                f"risk_bound must be in (0, (kl_gamma * lipschitz)^kl_exponent = {self._largest_risk:g}], got "
-                f"{self.risk_bound!r}; the condition allows no larger risk at a gradient of at most L0."
+                "risk_bound must be in (0, (kl_gamma * lipschitz)^kl_exponent = "
+                f"{self._largest_risk:g}], got "
+                f"{self.risk_bound!r}; the condition allows no larger risk at a gradient of at "
+                "most L0."
             )
 
     @property
@@ -86,26 +94,36 @@ class KLSetting:
 
 
 def spider_bound(setting: KLSetting) -> float:
-    """Theorem 1, with its constant: the excess risk of KL-Spider with the theorem's constants, with probability 1 - beta.
+    """Theorem 1, with its constant: the excess risk of KL-Spider with the theorem's constants,
+    with probability 1 - beta.
 
-    ``(32 gamma L0 sqrt(K d log(1/beta')) / (n sqrt(rho)))^kappa``, at most F0 (then it says nothing). For kappa in [1, 2],
-    losses that are L0-Lipschitz and L1-smooth on the ball of `spider_radius`, and zero-out neighbours. Our noise is never
-    more than the paper's there (`kl_spider` with its default shares), so the proof of Lemma 2 carries over.
+    ``(32 gamma L0 sqrt(K d log(1/beta')) / (n sqrt(rho)))^kappa``, at most F0 (then it says
+    nothing). For kappa in [1, 2], losses that are L0-Lipschitz and L1-smooth on the ball of
+    `spider_radius`, and zero-out neighbours. Our noise is never more than the paper's there
+    (`kl_spider` with its default shares), so the proof of Lemma 2 carries over.
     """
     return _theorem_schedule(setting).longest()[-1].target
 
 
 def spider_radius(setting: KLSetting) -> float:
-    """How far KL-Spider can get from its start (Lemma 1, summed over the actual schedule), in units of w."""
+    """How far KL-Spider can get from its start (Lemma 1, summed over the actual schedule), in
+    units of w.
+    """
     return (
-        sum(round_.steps * round_.difference_bound for round_ in _theorem_schedule(setting).longest()) / setting.smoothness
+        sum(
+            round_.steps * round_.difference_bound
+            for round_ in _theorem_schedule(setting).longest()
+        )
+        / setting.smoothness
     )
 
 
 def proximal_rate(setting: KLSetting) -> float:
-    """Theorem 2, up to a constant: ``(gamma L0 sqrt(T d log(n^2 log^2(1/beta') / (d beta'))) / (n sqrt(rho)))^kappa``.
+    """Theorem 2, up to a constant: ``(gamma L0 sqrt(T d log(n^2 log^2(1/beta') / (d beta'))) / (n
+    sqrt(rho)))^kappa``.
 
-    For kappa >= 2 and losses that are L0-Lipschitz and ``smoothness``-weakly convex near the start.
+    For kappa >= 2 and losses that are L0-Lipschitz and ``smoothness``-weakly convex near the
+    start.
     """
     s = setting
     _require_exponent(s, 2, math.inf)
@@ -133,15 +151,19 @@ def adaptive_exponent(kl_exponent: float) -> float:
 
 
 def adaptive_rate(setting: KLSetting) -> float:
-    """Theorem 4, up to a constant: the excess risk of adaptive gradient descent, with probability 1 - 2 beta.
+    """Theorem 4, up to a constant: the excess risk of adaptive gradient descent, with probability
+    1 - 2 beta.
 
-    For kappa in [1, 2], L0-Lipschitz and L1-smooth F, and ``L0^2 log(n sqrt(rho)/beta) / (L1 n) <= sqrt(rho)``: raises
-    ValueError where that fails.
+    For kappa in [1, 2], L0-Lipschitz and L1-smooth F, and ``L0^2 log(n sqrt(rho)/beta) / (L1 n) <=
+    sqrt(rho)``: raises ValueError where that fails.
     """
     s = setting
     _require_exponent(s, 1, 2)
     if s.lipschitz**2 * s.log / (s.smoothness * s.n) > math.sqrt(s.rho):
-        raise ValueError("the setting is outside Theorem 4: it needs L0^2 log(n sqrt(rho)/beta) / (L1 n) <= sqrt(rho).")
+        raise ValueError(
+            "the setting is outside Theorem 4: it needs L0^2 log(n sqrt(rho)/beta) "
+            "/ (L1 n) <= sqrt(rho)."
+        )
     kappa, exponent, scale = s.kl_exponent, adaptive_exponent(s.kl_exponent), s.n * math.sqrt(s.rho)
     phases = (1 + 8 * s.kl_gamma**2 * s.smoothness) * (
         math.log(s.initial_risk) + exponent * math.log(scale / (s.kl_gamma * s.lipschitz))
@@ -154,10 +176,12 @@ def adaptive_rate(setting: KLSetting) -> float:
 
 
 def stationary_rate(setting: KLSetting, steps: int | None = None) -> float:
-    """Theorem 5, up to a constant: the gradient norm that the selection finds, with probability 1 - 3 beta.
+    """Theorem 5, up to a constant: the gradient norm that the selection finds, with probability 1
+    - 3 beta.
 
-    ``min(sqrt(F0 L1 / T), sqrt(L0 sqrt(F0 L1) x)) + L0 sqrt(log(n sqrt(rho)/beta)) / sqrt(n sqrt(rho))``, without any KL
-    condition (gamma and kappa are used only if ``risk_bound`` is None).
+    ``min(sqrt(F0 L1 / T), sqrt(L0 sqrt(F0 L1) x)) + L0 sqrt(log(n sqrt(rho)/beta)) / sqrt(n
+    sqrt(rho))``, without any KL condition (gamma and kappa are used only if ``risk_bound`` is
+    None).
 
     Args:
         steps: T, how many steps the descent made; None for the worst case.
@@ -169,7 +193,8 @@ def stationary_rate(setting: KLSetting, steps: int | None = None) -> float:
 
 
 def lower_bound_rate(setting: KLSetting) -> float:
-    """Corollary 1, up to a constant and logarithms: no rho-zCDP algorithm does better than ``(gamma L0 x)^kappa``.
+    """Corollary 1, up to a constant and logarithms: no rho-zCDP algorithm does better than
+    ``(gamma L0 x)^kappa``.
 
     For kappa in (1, 2] away from 1; for convex losses that satisfy the condition.
     """
@@ -178,13 +203,16 @@ def lower_bound_rate(setting: KLSetting) -> float:
 
 
 def growth_from_kl(kl_gamma: float, kl_exponent: float) -> tuple[float, float]:
-    """Lemma 7: the growth ``F(w) - min F >= (lambda dist(w, argmin))^tau`` that the KL condition implies, kappa > 1.
+    """Lemma 7: the growth ``F(w) - min F >= (lambda dist(w, argmin))^tau`` that the KL condition
+    implies, kappa > 1.
 
     Returns:
         (lambda, tau), lambda = (kappa - 1) / (gamma kappa), tau = kappa / (kappa - 1).
     """
     if not (kl_gamma > 0 and 1 < kl_exponent < math.inf):
-        raise ValueError(f"expected kl_gamma > 0 and kl_exponent > 1, got {kl_gamma!r} and {kl_exponent!r}.")
+        raise ValueError(
+            f"expected kl_gamma > 0 and kl_exponent > 1, got {kl_gamma!r} and {kl_exponent!r}."
+        )
     return (kl_exponent - 1) / (kl_gamma * kl_exponent), kl_exponent / (kl_exponent - 1)
 
 
@@ -195,7 +223,9 @@ def kl_from_growth(growth: float, growth_exponent: float) -> tuple[float, float]
         (gamma, kappa) = (1 / lambda, tau / (tau - 1)).
     """
     if not (growth > 0 and 1 < growth_exponent < math.inf):
-        raise ValueError(f"expected growth > 0 and growth_exponent > 1, got {growth!r} and {growth_exponent!r}.")
+        raise ValueError(
+            f"expected growth > 0 and growth_exponent > 1, got {growth!r} and {growth_exponent!r}."
+        )
     return 1 / growth, growth_exponent / (growth_exponent - 1)
 
 
@@ -218,4 +248,6 @@ def _theorem_schedule(setting: KLSetting) -> Schedule:
 
 def _require_exponent(setting: KLSetting, least: float, most: float) -> None:
     if not least <= setting.kl_exponent <= most:
-        raise ValueError(f"kl_exponent must be in [{least}, {most}] here, got {setting.kl_exponent!r}.")
+        raise ValueError(
+            f"kl_exponent must be in [{least}, {most}] here, got {setting.kl_exponent!r}."
+        )

@@ -1,4 +1,6 @@
-"""How many rounds and steps the KL methods take, from public numbers (Menart et al. 2024, Algorithms 1 and 2)."""
+"""How many rounds and steps the KL methods take, from public numbers (Menart et al. 2024,
+Algorithms 1 and 2).
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +14,16 @@ MOST_ROUNDS = 1_000_000
 
 @dataclass(frozen=True)
 class SpiderConstants:
-    """The numbers that the analysis of Algorithm 1 fixes; they change what is achieved, never the guarantee.
+    """The numbers that the analysis of Algorithm 1 fixes; they change what is achieved, never the
+    guarantee.
 
     Attributes:
         descent: a step lowers the risk by at least Phi^(2/kappa) / (descent gamma^2 L1).
-        floor: the last threshold is ``(floor gamma L0 sqrt(K d log(1/beta')) / (n sqrt(rho)))^kappa``.
+        floor: the last threshold is ``(floor gamma L0 sqrt(K d log(1/beta')) / (n
+            sqrt(rho)))^kappa``.
         step: a step has the length ``Phi^(1/kappa) / (step gamma L1)``.
-        stop: a round ends when the gradient's estimate is shorter than ``stop Phi^(1/kappa) / gamma``.
+        stop: a round ends when the gradient's estimate is shorter than ``stop Phi^(1/kappa) /
+            gamma``.
         union: whether the floor covers all steps at once by log(1/beta'), or one typical step.
     """
 
@@ -31,7 +36,8 @@ class SpiderConstants:
 
 CONSTANTS = {
     "theorem": SpiderConstants(descent=64, floor=32, step=4, stop=7 / 8, union=True),
-    # The same argument for a typical error, which is orthogonal to the gradient and 1/4 of the threshold.
+    # The same argument for a typical error, which is orthogonal to the gradient and 1/4 of the
+    # threshold.
     "practical": SpiderConstants(descent=6, floor=4, step=2, stop=3 / 4, union=False),
 }
 
@@ -105,10 +111,14 @@ def spider_schedule(
     wanted = (1 + inverse_progress) * (math.log(risk_bound) - kappa * math.log(noise))
     if rounds is None and wanted > MOST_ROUNDS:
         raise ValueError(
-            f"the settings ask for {wanted:.3g} rounds: kl_gamma^2 * smoothness = {gamma**2 * smoothness:.3g} is large "
-            "against risk_bound^((2-kappa)/kappa). Fix: a smaller smoothness, or adaptive_gd, which needs no kl_gamma."
+            f"the settings ask for {wanted:.3g} rounds: kl_gamma^2 * smoothness = "
+            f"{gamma**2 * smoothness:.3g} is large "
+            "against risk_bound^((2-kappa)/kappa). Fix: a smaller smoothness, or adaptive_gd, "
+            "which needs no kl_gamma."
         )
-    rounds = max(1, math.ceil(wanted)) if rounds is None else whole_number("rounds", rounds, least=1)
+    rounds = (
+        max(1, math.ceil(wanted)) if rounds is None else whole_number("rounds", rounds, least=1)
+    )
     spread = noise * math.sqrt(rounds)
     union = 1.0
     if c.union:
@@ -119,7 +129,8 @@ def spider_schedule(
     return Schedule(rounds, 1 + 1 / inverse_progress, floor, risk_bound, gamma, kappa, c)
 
 
-DESCENT = {"theorem": 32.0, "practical": 2.0}  # a call lowers the risk by at least F / (1 + DESCENT gamma^2 L ...)
+# a call lowers the risk by at least F / (1 + DESCENT gamma^2 L ...)
+DESCENT = {"theorem": 32.0, "practical": 2.0}
 
 
 def proximal_rounds(

@@ -25,14 +25,16 @@ def agree_on_run(
     *,
     sharded: bool,
 ) -> None:
-    """Refuse ranks that would do different things, or have another number of records together than was planned.
+    """Refuse ranks that would do different things, or have another number of records together than
+    was planned.
 
     Args:
         options: others of `attach`, by name.
         sharded: whether ``train_set`` is this rank's part alone.
 
     Raises:
-        PrivacyError: ranks differ; the message names what, and the rank. ValueError: not the plan's number of records.
+        PrivacyError: ranks differ; the message names what, and the rank. ValueError: not the
+            plan's number of records.
     """
     own = {
         "rows_per_record": units.rows,

@@ -45,73 +45,92 @@ def attach(
     process_group: ProcessGroup | None = None,
     sharded: bool = False,
 ) -> PrivateTraining:
-    """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as private:``.
+    """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as
+    private:``.
 
-    Inside, ``private.backward(losses)`` hands clipped per-record sums to the engine (``.grad`` stays None), and
-    ``optimizer.step()`` lets the gate write the noisy mean into ``.grad`` before it moves. Leaving ``with`` restores
-    the model exactly; its class and state-dict keys never change.
+    Inside, ``private.backward(losses)`` hands clipped per-record sums to the engine (``.grad``
+    stays None), and ``optimizer.step()`` lets the gate write the noisy mean into ``.grad`` before
+    it moves. Leaving ``with`` restores the model exactly; its class and state-dict keys never
+    change.
 
     Args:
         plan: from ``dpoptim.DPSGD(...).plan(...)``.
-        model: any module whose records do not see each other; parameters in float32, float64, bfloat16 or float16.
-        optimizer: any torch optimizer over exactly the model's trainable parameters (LBFGS is refused), or several that
-            share them out. The first of them to step lets the gate release; each may use its part of that release once,
-            before the next batch.
+        model: any module whose records do not see each other; parameters in float32, float64,
+            bfloat16 or float16.
+        optimizer: any torch optimizer over exactly the model's trainable parameters (LBFGS is
+            refused), or several that share them out. The first of them to step lets the gate
+            release; each may use its part of that release once, before the next batch.
         train_set: a map-style data set; or, for one pass of disjoint batches in the given order
-            (``DPFTRL(..., order="given")``), a stream: an ``IterableDataset``, or what else is iterated over.
-            Under add-or-remove-one its length is never compared with the plan's n.
-        loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,), or a scalar. It is checked
-            here, as `check` does, on made-up records (also of unequal lengths) and on a few of ``train_set``, collated alone
-            and in company: no record's gradient may depend on other records. That it passed on the data set is one bit
-            about the program, and listed as such. None: "loss not checked" heads what is taken on trust.
-        collate_fn: what makes a batch of a list of records, for ``private.batches``; checked with ``loss``, and otherwise
-            listed among what is taken on trust. None: torch's.
-        loss_reduction: for losses that are not handed over as one value a record: whether the scalar is the ``"mean"``
-            or the ``"sum"`` over the rows of a batch. None: ``private.backward`` reads it off the scalar's graph, or
-            refuses; a ``loss.backward()`` by itself is taken to be of a mean.
+            (``DPFTRL(..., order="given")``), a stream: an ``IterableDataset``, or what else is
+            iterated over. Under add-or-remove-one its length is never compared with the plan's n.
+        loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,),
+            or a scalar. It is checked here, as `check` does, on made-up records (also of unequal
+            lengths) and on a few of ``train_set``, collated alone and in company: no record's
+            gradient may depend on other records. That it passed on the data set is one bit about
+            the program, and listed as such. None: "loss not checked" heads what is taken on trust.
+        collate_fn: what makes a batch of a list of records, for ``private.batches``; checked with
+            ``loss``, and otherwise listed among what is taken on trust. None: torch's.
+        loss_reduction: for losses that are not handed over as one value a record: whether the
+            scalar is the ``"mean"`` or the ``"sum"`` over the rows of a batch. None:
+            ``private.backward`` reads it off the scalar's graph, or refuses; a ``loss.backward()``
+            by itself is taken to be of a mean.
         ledger: where the run is charged; in memory by default.
         label: public text for the ledger's entry.
-        noise_seed: makes noise and sampling repeatable, for tests; the guarantee is then marked as not for release.
-        partial_backward: allow several backward passes over disjoint parts of a delivered batch. That the parts are
-            disjoint is then taken on trust; without it every delivered batch takes one pass over all its rows.
-        resume: a checkpoint that ``private.save(path)`` wrote: model, optimizers and all privacy state go on from there, and
-            so does the run's charge. Noise is fresh. That nothing released after the checkpoint was looked at is taken on
-            trust: those steps are done again; the ledger counts them. The file is a secret, and trusted as the program
+        noise_seed: makes noise and sampling repeatable, for tests; the guarantee is then marked as
+            not for release.
+        partial_backward: allow several backward passes over disjoint parts of a delivered batch.
+            That the parts are disjoint is then taken on trust; without it every delivered batch
+            takes one pass over all its rows.
+        resume: a checkpoint that ``private.save(path)`` wrote: model, optimizers and all privacy
+            state go on from there, and so does the run's charge. Noise is fresh. That nothing
+            released after the checkpoint was looked at is taken on trust: those steps are done
+                again; the ledger counts them. The file is a secret, and trusted as the program
             is; a ledger takes up only what it was told of.
-        checkpoint_key: 32 bytes that seal what ``private.save`` writes and open ``resume``; nobody else can.
-        rows_per_record: K, how many rows a record brings to a step: views of an image, segments of a document.
-            An item of ``train_set`` then holds K rows: its tensors and arrays have them on their first axis, and
-            what is a single value is shared by them. ``collate_fn`` gets rows; the delivered batch has K of them
-            for each record, one record's after the other's. Losses are one a row (or one a record, if the record's
-            own rows are already reduced in it), ``physical_batch_size`` counts rows, and is at least K. `check`
-            and the model see rows as records.
-        rows_reduction: whether the gradient of a record, clipped once, is the ``"mean"`` or the ``"sum"`` over
-            its rows.
-        persons: the owner of each item of ``train_set``: whole numbers or strings. The guarantee is for persons
-            then: they are sampled, the plan's n counts them, and each brings at most ``rows_per_record`` of their
-            rows to a step, drawn anew for each step by coins of their own, without a look at values. Whoever has
-            fewer is filled up with rows that count as zero; losses are one a row.
-        isolation: how records are kept apart. ``"rules"``: by hooks on layers, the fastest; modules without a rule are
-            vectorised. ``"vmap"``: the model's forward pass is one vectorised call with a row of parameters for each record;
-            numbers that it returns without an axis come back as one for each record. ``"alone"``: microbatches of one
-            record, for any model and any loss. ``"auto"``: the fastest that gives each record its own gradient, for each
-            part of the model, tried on made-up records; where it is not rules for layers, a warning says why, and how much
-            longer it takes.
-        batch_axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); None: found out.
-        process_group: of the processes that train this model together, each calling `attach` in the same way. Default: all
-            that ``torch.distributed`` knows of. See docs/guides/many-processes.md.
-        sharded: whether ``train_set`` holds this process's records only, no record in two processes; the plan's n is the
-            number in all of them. Default: every process has the same data set, in the same order.
+        checkpoint_key: 32 bytes that seal what ``private.save`` writes and open ``resume``; nobody
+            else can.
+        rows_per_record: K, how many rows a record brings to a step: views of an image, segments of
+            a document. An item of ``train_set`` then holds K rows: its tensors and arrays have
+            them on their first axis, and what is a single value is shared by them. ``collate_fn``
+            gets rows; the delivered batch has K of them for each record, one record's after the
+            other's. Losses are one a row (or one a record, if the record's own rows are already
+            reduced in it), ``physical_batch_size`` counts rows, and is at least K. `check` and the
+            model see rows as records.
+        rows_reduction: whether the gradient of a record, clipped once, is the ``"mean"`` or the
+            ``"sum"`` over its rows.
+        persons: the owner of each item of ``train_set``: whole numbers or strings. The guarantee
+            is for persons then: they are sampled, the plan's n counts them, and each brings at
+                most ``rows_per_record`` of their
+            rows to a step, drawn anew for each step by coins of their own, without a look at
+            values. Whoever has fewer is filled up with rows that count as zero; losses are one a
+            row.
+        isolation: how records are kept apart. ``"rules"``: by hooks on layers, the fastest;
+            modules without a rule are vectorised. ``"vmap"``: the model's forward pass is one
+            vectorised call with a row of parameters for each record; numbers that it returns
+            without an axis come back as one for each record. ``"alone"``: microbatches of one
+            record, for any model and any loss. ``"auto"``: the fastest that gives each record its
+            own gradient, for each part of the model, tried on made-up records; where it is not
+            rules for layers, a warning says why, and how much longer it takes.
+        batch_axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...);
+            None: found out.
+        process_group: of the processes that train this model together, each calling `attach` in
+            the same way. Default: all that ``torch.distributed`` knows of. See
+            docs/guides/many-processes.md.
+        sharded: whether ``train_set`` holds this process's records only, no record in two
+            processes; the plan's n is the number in all of them. Default: every process has the
+            same data set, in the same order.
 
     Raises:
-        RankError: the processes do not agree on what to do, or one has failed; the message names it.
-        PrivacyError: something in model or optimizer would break the guarantee; the message names it and the fix.
-        LedgerError: the budget does not cover the plan; the run to resume was completed, or did not save this checkpoint.
+        RankError: the processes do not agree on what to do, or one has failed; the message names
+            it.
+        PrivacyError: something in model or optimizer would break the guarantee; the message names
+            it and the fix.
+        LedgerError: the budget does not cover the plan; the run to resume was completed, or did
+            not save this checkpoint.
         ValueError, FileNotFoundError: ``resume`` is no checkpoint of this plan.
 
-    **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``, for every data set,
-    model and loss, provided that each record's loss depends on that record alone. It hides any one record with
-    all its rows, or any one person with all theirs.
+    **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``,
+    for every data set, model and loss, provided that each record's loss depends on that record
+    alone. It hides any one record with all its rows, or any one person with all theirs.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     if isinstance(optimizers, Sequence):
@@ -148,6 +167,8 @@ def attach(
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside what Accelerate, Lightning and others wrap around it, on which hooks run."""
+    """The optimizer inside what Accelerate, Lightning and others wrap around it, on which hooks
+    run.
+    """
     inner = getattr(optimizer, "optimizer", None)
     return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

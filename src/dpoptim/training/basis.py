@@ -1,4 +1,6 @@
-"""What a training's guarantee rests on beside its plan: what is enforced, and what is taken on trust."""
+"""What a training's guarantee rests on beside its plan: what is enforced, and what is taken on
+trust.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,65 +13,99 @@ WRITES = {  # by whether some constants are read in turn
     False: (
         Assumption(
             "enforced",
-            "parameters, buffers, frozen parameters, extra state and hooks are compared by value before each release and at "
+            "parameters, buffers, frozen parameters, extra state and hooks are compared by value "
+            "before each release and at "
             "the end: no forward pass leaves anything in them",
         ),
     ),
     True: (
         Assumption(
             "enforced",
-            "parameters, buffers, extra state and hooks are compared by value before each release, large frozen parameters "
+            "parameters, buffers, extra state and hooks are compared by value before each "
+            "release, large frozen parameters "
             "in turn, and all at the end",
         ),
     ),
 }
-ESCAPES = Assumption("enforced", "whatever would escape clipping is refused: other uses of a weight, batch statistics")
-MEAN = "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of losses has none)"
-COMPANY = "vendor kernels round a record alike in any company (batches(fixed_shape=True) needs no such trust)"
+ESCAPES = Assumption(
+    "enforced",
+    "whatever would escape clipping is refused: other uses of a weight, batch statistics",
+)
+MEAN = (
+    "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of "
+    "losses has none)"
+)
+COMPANY = (
+    "vendor kernels round a record alike in any company (batches(fixed_shape=True) needs no such "
+    "trust)"
+)
 NOT_CHECKED = (
-    "loss not checked: each record's loss depends on that record alone (no mean over the tokens of a batch, no mixing or "
+    "loss not checked: each record's loss depends on that record alone (no mean over the tokens "
+    "of a batch, no mixing or "
     "comparing of records)"
 )
 
-CHECKED = "the loop computes the loss that was checked: in it, no record's gradient depended on others (on {})"
-COLLATE = "collate_fn not checked: what it makes of a record is the same in any company (padding, order, mixing)"
+CHECKED = (
+    "the loop computes the loss that was checked: in it, no record's gradient depended on others "
+    "(on {})"
+)
+COLLATE = (
+    "collate_fn not checked: what it makes of a record is the same in any company (padding, "
+    "order, mixing)"
+)
 SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
 LOOP = (
-    "what the loop computes from batches (losses, accuracies, activations, counts of rows) reaches no scheduler, stopping "
+    "what the loop computes from batches (losses, accuracies, activations, counts of rows) "
+    "reaches no scheduler, stopping "
     "rule, parameter, sampler, log, or attribute of a module that is saved whole"
 )
-# Whoever knows the seed knows whose mask each record would have: one record more shifts those of all that follow.
+# Whoever knows the seed knows whose mask each record would have: one record more shifts those of
+# all that follow.
 RANDOM = (
-    "nobody knows the random numbers that model, loss and data set draw (dropout, augmentation): no torch.manual_seed that "
+    "nobody knows the random numbers that model, loss and data set draw (dropout, augmentation): "
+    "no torch.manual_seed that "
     "others can read or guess"
 )
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
 
 def basis_of_loss(
-    checked: LossCheck | None, declared: Reduction | None, caveats: Mapping[str, bool], isolation: Isolation
+    checked: LossCheck | None,
+    declared: Reduction | None,
+    caveats: Mapping[str, bool],
+    isolation: Isolation,
 ) -> tuple[Assumption, ...]:
     """Of the loss, as it was handed over so far.
 
     Args:
         checked: what `attach` found out about the loss that it was given, if it was.
         declared: what `attach` was told.
-        caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was handed over),
-            ``"mean"``, and ``"collate"`` (a function collated that was not checked).
+        caveats: ``"bare"`` (a loss was differentiated by itself), ``"scalar"`` (a mean or sum was
+            handed over), ``"mean"``, and ``"collate"`` (a function collated that was not checked).
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return tuple(Assumption("trusted", text) for text in (SHAPES, NOTHING_ELSE, NOTHING_KEPT, LOOP, RANDOM))
-    items = [Assumption("trusted", NOT_CHECKED if checked is None else CHECKED.format(checked.text))]
+        return tuple(
+            Assumption("trusted", text)
+            for text in (SHAPES, NOTHING_ELSE, NOTHING_KEPT, LOOP, RANDOM)
+        )
+    items = [
+        Assumption("trusted", NOT_CHECKED if checked is None else CHECKED.format(checked.text))
+    ]
     if caveats["collate"]:
         items.append(Assumption("trusted", COLLATE))
     if caveats["bare"]:
         usual = "" if declared else ", which nobody declared"
-        stated = f"the loss is the {declared or 'mean'} over the batch of one term per record{usual} (private.backward sees)"
+        stated = (
+            f"the loss is the {declared or 'mean'} over the batch of one term per record{usual} "
+            "(private.backward sees)"
+        )
         items.append(Assumption("trusted", stated))
     elif caveats["scalar"]:
-        items.append(Assumption("trusted", "what was summed or averaged to the loss is one term per record"))
+        items.append(
+            Assumption("trusted", "what was summed or averaged to the loss is one term per record")
+        )
     others = (SHAPES, f"{NOTHING_ELSE}; records keep their order in it", LOOP, RANDOM)
     items += [Assumption("trusted", text) for text in others]
     if caveats["mean"] or declared == "mean":
@@ -84,7 +120,9 @@ def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
 
 
 def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool]:
-    """What a run has done so far that must be said of its guarantee: see `basis_of_loss` and `basis_of_caveats`."""
+    """What a run has done so far that must be said of its guarantee: see `basis_of_loss` and
+    `basis_of_caveats`.
+    """
     return {
         "seeded": seeded,
         "partial_backward": engine.partial_backward,
@@ -98,18 +136,31 @@ def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool
 
 def basis_of_ledger(durable: bool) -> Assumption:
     if durable:
-        return Assumption("enforced", "the whole run was charged to a ledger on disk before its first noisy sum")
-    return Assumption("trusted", "other runs on this data are added up elsewhere: the ledger was in memory")
+        return Assumption(
+            "enforced", "the whole run was charged to a ledger on disk before its first noisy sum"
+        )
+    return Assumption(
+        "trusted", "other runs on this data are added up elsewhere: the ledger was in memory"
+    )
 
 
 def basis_of_ranks(size: int, *, sharded: bool) -> tuple[Assumption, ...]:
     """Of training in ``size`` processes."""
     if size == 1:
         return ()
-    alike = "no record is in the data sets of two processes" if sharded else "all processes have the same data set"
+    alike = (
+        "no record is in the data sets of two processes"
+        if sharded
+        else "all processes have the same data set"
+    )
     return (
-        Assumption("enforced", f"{size} processes release every number once, with its whole noise, on one reservation"),
-        Assumption("trusted", f"{alike}; they, and the network between them, are on the side of the data"),
+        Assumption(
+            "enforced",
+            f"{size} processes release every number once, with its whole noise, on one reservation",
+        ),
+        Assumption(
+            "trusted", f"{alike}; they, and the network between them, are on the side of the data"
+        ),
     )
 
 
@@ -117,21 +168,33 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     """Of what the user allowed.
 
     Args:
-        caveats: ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"`` (physical batches do, with who
-            is in them) and ``"seeded"``, of all parts of the run.
+        caveats: ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"``
+            (physical batches do, with who is in them) and ``"seeded"``, of all parts of the run.
         resumed: whether it was taken up from a checkpoint.
     """
     items = []
     if caveats["partial_backward"]:
-        items.append(Assumption("trusted", "several backward passes over a batch cover disjoint records"))
+        items.append(
+            Assumption("trusted", "several backward passes over a batch cover disjoint records")
+        )
     if caveats["rounded"]:
-        shared = "in bfloat16 or float16, records are rounded alike whatever other records share their batch"
+        shared = (
+            "in bfloat16 or float16, records are rounded alike whatever other records share "
+            "their batch"
+        )
         items.append(Assumption("trusted", shared))
     if caveats["varies"]:
         items.append(Assumption("trusted", COMPANY))
     if resumed:
-        again = "nothing that was released after the checkpoint had been looked at when the run was taken up again"
+        again = (
+            "nothing that was released after the checkpoint had been looked at when the run was "
+            "taken up again"
+        )
         items.append(Assumption("trusted", again))
     if caveats["seeded"]:
-        items.append(Assumption("unproven", "noise and sampling were seeded: whoever knows the seed sees the data"))
+        items.append(
+            Assumption(
+                "unproven", "noise and sampling were seeded: whoever knows the seed sees the data"
+            )
+        )
     return tuple(items)

@@ -37,7 +37,8 @@ TOLERANCE = {  # of the bound, for each record
 }
 
 Units = Sequence[Sequence[Any]]  # the rows of each record
-WAYS = (Isolation.of("rules"), Isolation.of("vmap"))  # of keeping records apart, either of which will do
+# of keeping records apart, either of which will do
+WAYS = (Isolation.of("rules"), Isolation.of("vmap"))
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Program:
     Attributes:
         loss: ``loss(model, batch)``: one value a record, or a scalar.
         collate: makes a batch of a list of rows.
-        ways: of keeping records apart in the model; the first one that gives each record its own gradient counts.
+        ways: of keeping records apart in the model; the first one that gives each record its own
+            gradient counts.
     """
 
     model: nn.Module
@@ -61,7 +63,8 @@ class CheckResult:
     """What `check` found.
 
     Attributes:
-        loss_reduction: how the loss combines its records: ``"none"`` for one value a record, else what to pass to `attach`.
+        loss_reduction: how the loss combines its records: ``"none"`` for one value a record, else
+            what to pass to `attach`.
         records: how many were compared.
     """
 
@@ -69,34 +72,44 @@ class CheckResult:
     records: int
 
 
-def check(model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None) -> CheckResult:
-    """Test that model and loss treat the records of a batch independently, and find the loss's reduction.
+def check(
+    model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None
+) -> CheckResult:
+    """Test that model and loss treat the records of a batch independently, and find the loss's
+    reduction.
 
-    The engine's clipped sum over a batch is compared with the sum over micro-batches of one: of the records as they are, and
-    of the same with padding that was made up (masks that end early, labels to be ignored; with ``collate_fn`` also shorter
-    sequences), so that batches of equally long records show what they would do to others. Dropout is off meanwhile (a model
-    that draws random numbers otherwise is tested in evaluation mode); nothing about the model changes.
+    The engine's clipped sum over a batch is compared with the sum over micro-batches of one: of
+    the records as they are, and of the same with padding that was made up (masks that end early,
+    labels to be ignored; with ``collate_fn`` also shorter sequences), so that batches of equally
+    long records show what they would do to others. Dropout is off meanwhile (a model that draws
+    random numbers otherwise is tested in evaluation mode); nothing about the model changes.
 
-    What this cannot find: a coupling that none of these records shows (of the rarest class, of records beyond some size),
-    or that model and loss have in training only while they draw random numbers.
+    What this cannot find: a coupling that none of these records shows (of the rarest class, of
+    records beyond some size), or that model and loss have in training only while they draw random
+    numbers.
 
     Args:
         model: the model that will be attached (not attached yet).
-        loss: ``loss(model, batch)``, as the training loop computes it: one loss a record, shape (rows,), or a scalar.
-        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at least two records; or,
-            with ``collate_fn``, a list of records. Every one takes a backward pass of its own, so some tens will do. Have
-            different lengths, classes and masks among them. Use public or made-up records: pass or fail is not private.
-        collate_fn: what makes a batch of a list of records, if it is not torch's; it is tested as well.
+        loss: ``loss(model, batch)``, as the training loop computes it: one loss a record, shape
+            (rows,), or a scalar.
+        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record, at
+            least two records; or, with ``collate_fn``, a list of records. Every one takes a
+            backward pass of its own, so some tens will do. Have different lengths, classes and
+            masks among them. Use public or made-up records: pass or fail is not private.
+        collate_fn: what makes a batch of a list of records, if it is not torch's; it is tested as
+            well.
 
     Returns:
         the reduction, and how many records were compared.
 
     Raises:
-        SamplesInteractError: the gradient of a record depends on the others, or a layer's first axis is not the record:
-            the message names the parameter where it shows.
+        SamplesInteractError: the gradient of a record depends on the others, or a layer's first
+            axis is not the record: the message names the parameter where it shows.
         ValueError: a batch without a common first axis.
     """
-    records, collate = (single_records(batch), stacked) if collate_fn is None else (list(batch), collate_fn)
+    records, collate = (
+        (single_records(batch), stacked) if collate_fn is None else (list(batch), collate_fn)
+    )
     if len(records) < 2:
         raise ValueError(f"batch must hold at least 2 records, got {len(records)}.")
     units, program = [[record] for record in records], Program(model, loss, collate)
@@ -107,11 +120,19 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | Non
 
 
 def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
-    """The same records, ever more of which are padding; and cut to shorter sequences, if ``sequences``."""
+    """The same records, ever more of which are padding; and cut to shorter sequences, if
+    ``sequences``.
+    """
 
     def changed(change: Callable[[Any, int], Any]) -> Units:
         return [
-            [change(row, max(1, (length := forms.length_of(row)) - i * max(1, length // len(records)))) for row in rows]
+            [
+                change(
+                    row,
+                    max(1, (length := forms.length_of(row)) - i * max(1, length // len(records))),
+                )
+                for row in rows
+            ]
             for i, rows in enumerate(records)
         ]
 
@@ -124,7 +145,8 @@ def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
 
 
 def compare_if_possible(program: Program, records: Units) -> str:
-    """Compare records that may not be what model and loss take. Returns why they could not be compared; empty if they were.
+    """Compare records that may not be what model and loss take. Returns why they could not be
+    compared; empty if they were.
 
     Raises:
         PrivacyError: they were, and see each other.
@@ -139,7 +161,8 @@ def compare_if_possible(program: Program, records: Units) -> str:
 
 
 def compare(program: Program, records: Units) -> CheckResult:
-    """Compare the batch of ``records`` (some repeated, so that it is unlike every other axis) with each of them alone.
+    """Compare the batch of ``records`` (some repeated, so that it is unlike every other axis) with
+    each of them alone.
 
     Args:
         records: the rows of each, of all equally many.
@@ -149,7 +172,9 @@ def compare(program: Program, records: Units) -> CheckResult:
         ArithmeticError: their losses are not finite, so that there is nothing to compare.
     """
     model, loss, collate, per_record = program.model, program.loss, program.collate, len(records[0])
-    leaves = [leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)]
+    leaves = [
+        leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)
+    ]
     count = odd_batch_size(model, leaves, least=len(records), times=per_record)
     order = [i % len(records) for i in range(count)]
     together = collate([row for i in order for row in records[i]])
@@ -166,20 +191,26 @@ def compare(program: Program, records: Units) -> CheckResult:
             return CheckResult(found, count)
         if losses.shape not in {(count,), (count * per_record,)}:
             raise SamplesInteractError(
-                f"loss must return one value for each record, shape (rows,), or a scalar; of {count} records it returned "
-                f'shape {tuple(losses.shape)}. Fix: reduction="none", and dpoptim.losses.per_sample_mean where a record has '
+                "loss must return one value for each record, shape (rows,), or a scalar; of "
+                f"{count} records it returned "
+                f'shape {tuple(losses.shape)}. Fix: reduction="none", and '
+                "dpoptim.losses.per_sample_mean where a record has "
                 "several losses."
             )
 
         def summed(model: nn.Module, batch: Any) -> Tensor:
             return loss(model, batch).sum()
 
-        Comparison(model, summed, alone, together, order, per_record, program.ways).reduction(("sum",))
+        Comparison(model, summed, alone, together, order, per_record, program.ways).reduction(
+            ("sum",)
+        )
         return CheckResult("none", count)
 
 
 def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Refuse models that write down what they see, or give the same batch another loss the second time."""
+    """Refuse models that write down what they see, or give the same batch another loss the second
+    time.
+    """
     values = Values([*model.named_buffers(), *model.named_parameters()])
     outputs = list[Tensor]()
     for _ in range(2):
@@ -188,14 +219,18 @@ def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
         written = values.changed()
         if written is not None:
             raise SamplesInteractError(
-                f"the forward pass writes into {written!r}: records would see each other through it, and it would carry "
-                "them out of the model without noise. Fix: use layers that keep no running statistics; initialise from "
+                f"the forward pass writes into {written!r}: records would see each other through "
+                "it, and it would carry "
+                "them out of the model without noise. Fix: use layers that keep no running "
+                "statistics; initialise from "
                 "public data before attaching."
             )
     if not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6, equal_nan=True):
         raise SamplesInteractError(
-            "the same batch has another loss the second time: model or loss remember what they saw, so that records see "
-            "each other. Fix: keep nothing from batch to batch; draw random numbers from torch's generator alone."
+            "the same batch has another loss the second time: model or loss remember what they "
+            "saw, so that records see "
+            "each other. Fix: keep nothing from batch to batch; draw random numbers from torch's "
+            "generator alone."
         )
 
 
@@ -205,8 +240,10 @@ def single_records(batch: Any) -> list[Any]:
     sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves}
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(
-            f"batch must hold tensors, in tuples, lists and dicts, with one common first axis of at least 2 records; got a "
-            f"{type(batch).__name__} with first axes {sorted(sizes)}. A mapping of another type: dict(batch)."
+            "batch must hold tensors, in tuples, lists and dicts, with one common first axis of "
+            "at least 2 records; got a "
+            f"{type(batch).__name__} with first axes {sorted(sizes)}. A mapping of another type: "
+            "dict(batch)."
         )
 
     def take(i: int) -> Any:
@@ -225,7 +262,8 @@ def stacked(records: list[Any]) -> Any:
 
 
 class Comparison:
-    """One batch, and the same records one at a time: under a bound that really clips, and under one that does not.
+    """One batch, and the same records one at a time: under a bound that really clips, and under
+    one that does not.
 
     Args:
         alone: batches of one.
@@ -234,7 +272,8 @@ class Comparison:
         per_record: rows of a record.
         ways: of keeping records apart, see `Program`.
 
-    Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off by the batch size.
+    Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
+    by the batch size.
     """
 
     def __init__(
@@ -247,7 +286,13 @@ class Comparison:
         per_record: int,
         ways: Sequence[Isolation],
     ) -> None:
-        self.model, self.loss, self.alone, self.together, self.rows = model, loss, alone, together, len(order)
+        self.model, self.loss, self.alone, self.together, self.rows = (
+            model,
+            loss,
+            alone,
+            together,
+            len(order),
+        )
         self._order, self._per_record, self._ways = order, per_record, ways
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
@@ -260,8 +305,10 @@ class Comparison:
         norms = squared_norms(gradients).sqrt()
         if not bool(norms.isfinite().any()):
             raise SamplesInteractError(
-                "no record by itself has a finite gradient, as where several are needed: an unbiased variance or a "
-                "correlation over the batch. Fix: let each record's loss depend on that record alone."
+                "no record by itself has a finite gradient, as where several are needed: an "
+                "unbiased variance or a "
+                "correlation over the batch. Fix: let each record's loss depend on that record "
+                "alone."
             )
         norms = norms[norms.isfinite()]
         bounds = [max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)]
@@ -270,8 +317,15 @@ class Comparison:
             try:
                 for candidate in candidates:
                     if way.enforced and not self._adds_up(gradients, candidate):
-                        continue  # apart, but not what the loss says: each record would be normalised by itself, say
-                    worst = next(filter(None, (self._mismatch(gradients, C, candidate, way) for C in bounds)), "")
+                        # apart, but not what the loss says: each record would be normalised by
+                        # itself, say
+                        continue
+                    worst = next(
+                        filter(
+                            None, (self._mismatch(gradients, C, candidate, way) for C in bounds)
+                        ),
+                        "",
+                    )
                     if not worst:
                         return candidate
             except SamplesInteractError:
@@ -282,25 +336,39 @@ class Comparison:
             raise refused
         if self._weighs_records(gradients):
             raise SamplesInteractError(
-                "the loss is a weighted mean over the records of a batch, and how much a record weighs depends on the "
-                "others: a mean over the tokens of the whole batch (ignore_index, padding; the loss inside a Hugging Face "
-                "model), or class weights inside a mean. Fix: average over each record's own tokens first, "
-                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none"; multiply class weights '
+                "the loss is a weighted mean over the records of a batch, and how much a record "
+                "weighs depends on the "
+                "others: a mean over the tokens of the whole batch (ignore_index, padding; the "
+                "loss inside a Hugging Face "
+                "model), or class weights inside a mean. Fix: average over each record's own "
+                "tokens first, "
+                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none"; '
+                "multiply class weights "
                 "yourself."
             )
         raise SamplesInteractError(
-            f"records see each other, or the first axis of some layer is not the record: the clipped sum of a batch of "
-            f"{self.rows} differs from that of its records taken alone, most at parameter {worst!r}. Usual causes: a "
-            "loss averaged over the tokens of the whole batch (average in each record first), an in-batch contrastive "
-            "loss, class weights inside a mean, batch statistics, positions of shape (T,) instead of (1, T), a "
+            "records see each other, or the first axis of some layer is not the record: the "
+            "clipped sum of a batch of "
+            f"{self.rows} differs from that of its records taken alone, most at parameter "
+            f"{worst!r}. Usual causes: a "
+            "loss averaged over the tokens of the whole batch (average in each record first), an "
+            "in-batch contrastive "
+            "loss, class weights inside a mean, batch statistics, positions of shape (T,) "
+            "instead of (1, T), a "
             "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
         )
 
     def _ordinary(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The records' own gradients, shape (rows, entries), and that of the whole batch as autograd has it."""
+        """The records' own gradients, shape (rows, entries), and that of the whole batch as
+        autograd has it.
+        """
         parameters = list(trainable(self.model).values())
-        found = torch.autograd.grad(self.loss(self.model, self.together), parameters, allow_unused=True)
-        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        found = torch.autograd.grad(
+            self.loss(self.model, self.together), parameters, allow_unused=True
+        )
+        whole = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
+        ]
         rows = torch.cat([g.double().reshape(self.rows, -1).cpu() for g in gradients], 1)
         return rows, torch.cat([g.double().flatten().cpu() for g in whole])
 
@@ -311,19 +379,28 @@ class Comparison:
         return float((expected - target).norm()) <= 1e-3 * float(rows.norm(dim=1).sum())
 
     def _weighs_records(self, gradients: list[Tensor]) -> bool:
-        """Whether the batch's gradient is made of the records' own, with weights that add up to 1."""
+        """Whether the batch's gradient is made of the records' own, with weights that add up to
+        1.
+        """
         rows, target = self._ordinary(gradients)
         weights = torch.linalg.pinv(rows @ rows.T, hermitian=True, rtol=1e-9) @ (rows @ target)
         explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
-    def _mismatch(self, gradients: list[Tensor], clip_norm: float, reduction: Reduction, way: Isolation) -> str:
-        """The parameter where engine and truth differ most under this bound; empty if they agree."""
+    def _mismatch(
+        self, gradients: list[Tensor], clip_norm: float, reduction: Reduction, way: Isolation
+    ) -> str:
+        """The parameter where engine and truth differ most under this bound; empty if they
+        agree.
+        """
         clipping = Clipping(clip_norm)
         named = trainable(self.model)
         truth = clipped_sums(gradients, clipping, self.rows, reduction)
-        rows = RowsOfRecords(self._per_record, reduction)  # a loss reduces a record's rows as it reduces all
-        ours = engine_sums(self.model, self.loss, self.together, self.rows, clipping, reduction, way, rows)
+        # a loss reduces a record's rows as it reduces all
+        rows = RowsOfRecords(self._per_record, reduction)
+        ours = engine_sums(
+            self.model, self.loss, self.together, self.rows, clipping, reduction, way, rows
+        )
         worst, distance = worst_mismatch(named, ours, truth)
         allowed = clip_norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
         return "" if distance <= allowed else worst

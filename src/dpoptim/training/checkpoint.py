@@ -1,13 +1,14 @@
-"""Checkpoints of private runs: one file that brings back the model, the optimizers and all privacy state.
+"""Checkpoints of private runs: one file that brings back the model, the optimizers and all privacy
+state.
 
-**Secret**: who is in the batches drawn ahead, the order of fixed batches, error feedback and correlated
-noise are kept as they are; whoever reads them can undo a part of the run's protection. Keys are not kept:
-noise and coins after a resume are fresh.
+**Secret**: who is in the batches drawn ahead, the order of fixed batches, error feedback and
+correlated noise are kept as they are; whoever reads them can undo a part of the run's protection.
+Keys are not kept: noise and coins after a resume are fresh.
 
-**Trusted**: whoever can change it can change model and error feedback. The ledger that the run is charged
-to is told the SHA-256 of each checkpoint before it is written, and takes up no other. In memory a ledger
-ends with its process; there only a key protects: a sealed checkpoint (AES-256 in Galois/counter mode) can
-be read and made by those alone who have it.
+**Trusted**: whoever can change it can change model and error feedback. The ledger that the run is
+charged to is told the SHA-256 of each checkpoint before it is written, and takes up no other. In
+memory a ledger ends with its process; there only a key protects: a sealed checkpoint (AES-256 in
+Galois/counter mode) can be read and made by those alone who have it.
 
 The file is a line with the format and a checksum, then what `torch.save` writes, sealed or not.
 """
@@ -56,12 +57,14 @@ def write_checkpoint(
     announce: Callable[[str], None],
     on_first: Callable[[Callable[[], Any]], Any] = lambda ask: ask(),
 ) -> None:
-    """Write ``contents`` (tensors, numbers, text, and nests of them) to a file that its owner alone may read.
+    """Write ``contents`` (tensors, numbers, text, and nests of them) to a file that its owner
+    alone may read.
 
     Args:
         key: 32 bytes that seal it.
         announce: called with the SHA-256 of what follows the first line, before the file is there.
-        on_first: where several processes call this together: does something in the one that has the file.
+        on_first: where several processes call this together: does something in the one that has
+            the file.
 
     Raises:
         ValueError: what would be written could not be read back, or the key has another length.
@@ -82,7 +85,8 @@ def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[by
     """The file for ``path``, and its SHA-256; errors as for `write_checkpoint`."""
     if path.exists() and not is_checkpoint(path):
         raise FileExistsError(
-            f"{printable(str(path))} is there and is no checkpoint; it stays as it is. Fix: choose another path."
+            f"{printable(str(path))} is there and is no checkpoint; it stays as it is. Fix: "
+            "choose another path."
         )
     buffer = io.BytesIO()
     torch.save(contents, buffer)
@@ -92,7 +96,8 @@ def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[by
     except Exception as error:
         reason = str(error).split("Please file")[0].splitlines()[-1].strip()
         raise ValueError(
-            f"the state dict of the model or an optimizer holds what cannot be read back without running code: {reason} "
+            "the state dict of the model or an optimizer holds what cannot be read back without "
+            f"running code: {reason} "
             "Fix: plain Python numbers and tensors (float(x) instead of a numpy number, say)."
         ) from None
     mark = PLAIN if key is None else SEALED
@@ -119,33 +124,51 @@ def read_checkpoint(path: Path, *, key: bytes | None = None) -> tuple[dict[str, 
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no checkpoint of a private run, was changed, or was sealed with another key.
+        ValueError: it is no checkpoint of a private run, was changed, or was sealed with another
+            key.
     """
     name = printable(str(path))
     if not path.is_file():
-        raise FileNotFoundError(f"resume: there is no checkpoint at {name}. Fix: give what private.save(path) wrote.")
+        raise FileNotFoundError(
+            f"resume: there is no checkpoint at {name}. Fix: give what private.save(path) wrote."
+        )
     remove_litter(Path(os.path.realpath(path)).parent)
     head, _, body = path.read_bytes().partition(b"\n")
     mark = SEALED if head.startswith(SEALED) else PLAIN
     if not head.startswith(mark):
-        raise ValueError(f"resume: {name} is no checkpoint of this version. Fix: give what private.save(path) wrote.")
+        raise ValueError(
+            f"resume: {name} is no checkpoint of this version. Fix: give what "
+            "private.save(path) wrote."
+        )
     digest = hashlib.sha256(body).hexdigest()
     if head[len(mark) :] != digest.encode():
-        raise ValueError(f"resume: {name} is damaged: its checksum is wrong. Fix: an earlier checkpoint, or a new run.")
+        raise ValueError(
+            f"resume: {name} is damaged: its checksum is wrong. Fix: an earlier "
+            "checkpoint, or a new run."
+        )
     if (mark == SEALED) != (key is not None):
-        fix = "give no checkpoint_key" if key is not None else "give the checkpoint_key that it was saved with"
-        raise ValueError(f"resume: {name} is {'not ' * (mark == PLAIN)}sealed with a key. Fix: {fix}.")
+        fix = (
+            "give no checkpoint_key"
+            if key is not None
+            else "give the checkpoint_key that it was saved with"
+        )
+        raise ValueError(
+            f"resume: {name} is {'not ' * (mark == PLAIN)}sealed with a key. Fix: {fix}."
+        )
     if key is not None:
         try:
             body = cipher(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], SEALED)
         except InvalidTag:
             raise ValueError(
-                f"resume: {name} was sealed with another key, or changed. Fix: give the checkpoint_key of its run."
+                f"resume: {name} was sealed with another key, or changed. Fix: give the "
+                "checkpoint_key of its run."
             ) from None
     return checked(body, name), digest
 
 
-def checkpoint_to_resume(path: str | Path | None, key: bytes | None) -> tuple[dict[str, Any] | None, str]:
+def checkpoint_to_resume(
+    path: str | Path | None, key: bytes | None
+) -> tuple[dict[str, Any] | None, str]:
     """As `read_checkpoint`; nothing without a path."""
     return (None, "") if path is None else read_checkpoint(Path(path), key=key)
 
@@ -156,7 +179,8 @@ def checked(body: bytes, name: str) -> dict[str, Any]:
         contents: Any = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises whatever the bytes lead it to
         raise ValueError(
-            f"resume: {name} holds no checkpoint ({type(error).__name__}). Fix: give what private.save(path) wrote."
+            f"resume: {name} holds no checkpoint ({type(error).__name__}). Fix: give what "
+            "private.save(path) wrote."
         ) from None
     right = (
         isinstance(contents, dict)
@@ -167,7 +191,8 @@ def checked(body: bytes, name: str) -> dict[str, Any]:
     )
     if not right:
         raise ValueError(
-            f"resume: {name} holds no checkpoint: other entries than a run has. Fix: give what private.save(path) wrote."
+            f"resume: {name} holds no checkpoint: other entries than a run has. Fix: give what "
+            "private.save(path) wrote."
         )
     return dict(contents)
 
@@ -175,18 +200,27 @@ def checked(body: bytes, name: str) -> dict[str, Any]:
 def cipher(key: bytes) -> AESGCM:
     """What seals and opens. ValueError for a key that is not 32 bytes."""
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-        raise ValueError(f"checkpoint_key must be {KEY_BYTES} bytes, such as os.urandom({KEY_BYTES}).")
+        raise ValueError(
+            f"checkpoint_key must be {KEY_BYTES} bytes, such as os.urandom({KEY_BYTES})."
+        )
     return AESGCM(key)
 
 
-def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], units: Units) -> dict[str, Any]:
+def identity_of(
+    plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], units: Units
+) -> dict[str, Any]:
     """What must be the same for a run to go on."""
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     return {
         "plan": plan.to_json(),
-        "parameters": [(name, list(p.shape), str(p.dtype)) for name, p in engine.model.named_parameters()],
+        "parameters": [
+            (name, list(p.shape), str(p.dtype)) for name, p in engine.model.named_parameters()
+        ],
         "optimizers": [
-            (type(optimizer).__name__, [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups])
+            (
+                type(optimizer).__name__,
+                [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups],
+            )
             for optimizer in optimizers
         ],
         "records": [units.count, units.name, units.rows.per_record, units.rows.reduction],
@@ -195,7 +229,8 @@ def identity_of(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Opt
 
 
 def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledger: Ledger) -> None:
-    """A run goes on only as what it was: the same plan, parameters, optimizers, number of records, and ledger.
+    """A run goes on only as what it was: the same plan, parameters, optimizers, number of records,
+    and ledger.
 
     Raises:
         ValueError: naming what differs; nothing has been changed.
@@ -203,11 +238,18 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
     theirs = checkpoint["identity"]
     if Plan.from_json(theirs["plan"]) != Plan.from_json(ours["plan"]):
         raise ValueError(
-            "resume: the checkpoint belongs to another plan. Fix: make the plan with the same settings, or load it with "
+            "resume: the checkpoint belongs to another plan. Fix: make the plan with the same "
+            "settings, or load it with "
             "dpoptim.Plan.from_json."
         )
-    if checkpoint["durable"] and checkpoint["gate"]["reservation"] not in {None, *(entry.id for entry in ledger.entries())}:
-        raise ValueError("resume: the run was charged to a ledger on disk. Fix: attach(..., ledger=Ledger(path)).")
+    if checkpoint["durable"] and checkpoint["gate"]["reservation"] not in {
+        None,
+        *(entry.id for entry in ledger.entries()),
+    }:
+        raise ValueError(
+            "resume: the run was charged to a ledger on disk. Fix: attach(..., "
+            "ledger=Ledger(path))."
+        )
     fixes = {
         "parameters": "the same model, its parameters in the same order",
         "optimizers": "the same optimizers, in the same order, over the same parameters",
@@ -216,4 +258,6 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
     }
     for key, fix in fixes.items():
         if theirs[key] != ours[key]:
-            raise ValueError(f"resume: the checkpoint was made with other {key}. Fix: attach {fix}.")
+            raise ValueError(
+                f"resume: the checkpoint was made with other {key}. Fix: attach {fix}."
+            )

@@ -34,7 +34,8 @@ class Delivery:
 
     Attributes:
         collates_unchecked: whether a collate function was used that `attach` did not check.
-        shapes_vary: whether a physical batch had, or may have, a number of rows that others decide.
+        shapes_vary: whether a physical batch had, or may have, a number of rows that others
+            decide.
     """
 
     def __init__(
@@ -55,7 +56,13 @@ class Delivery:
         group_purpose: str,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
-        self.queue, self._engine, self._steps, self._gradients, self._ranks = queue, engine, steps, gradients, ranks
+        self.queue, self._engine, self._steps, self._gradients, self._ranks = (
+            queue,
+            engine,
+            steps,
+            gradients,
+            ranks,
+        )
         self._checked, self._loss_checked = checked, loss_checked
         self._group_coins = ranks.own_stream(group_seed, group_purpose)
         self._loop, self._varies = 0, False  # calls of `batches`
@@ -72,21 +79,29 @@ class Delivery:
             self._collate_fn = collate_fn
         return self._collate_fn
 
-    def batches(self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None) -> Batches:
+    def batches(
+        self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
+    ) -> Batches:
         """See `PrivateTraining.batches`."""
         if physical_batch_size is not None:
             K = self._units.rows.per_record
-            physical_batch_size = whole_number("physical_batch_size", physical_batch_size, least=K) // K
+            physical_batch_size = (
+                whole_number("physical_batch_size", physical_batch_size, least=K) // K
+            )
         if self._engine.isolation.alone:
             physical_batch_size = 1
         left = self._plan.steps - self._steps.done if physical_batch_size is None else None
         return Batches(self._deliver(physical_batch_size, options, fixed_shape), left)
 
-    def _deliver(self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None) -> Iterator[Any]:
+    def _deliver(
+        self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
+    ) -> Iterator[Any]:
         if self._steps.done == self._plan.steps:
             raise PrivacyError(
-                f"all {self._plan.steps} planned steps are done: one loop over private.batches() runs through all of them, "
-                "epochs included. Fix: no outer loop over epochs (private.steps_done tells where it is), or a longer plan."
+                f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
+                "runs through all of them, "
+                "epochs included. Fix: no outer loop over epochs (private.steps_done tells where "
+                "it is), or a longer plan."
             )
         self._engine.refuse_changes()
         self._steps.restart()
@@ -96,30 +111,44 @@ class Delivery:
             fixed_shape = alike and alone and costs_little(self._plan)
         pieces, fixed_items = self._pieces(physical_batch_size, fixed_shape)
         self._loop = loop = self._loop + 1
-        for batch, piece in load_microbatches(self._train_set, pieces, options, self._units.stacked, fixed_items):
+        for batch, piece in load_microbatches(
+            self._train_set, pieces, options, self._units.stacked, fixed_items
+        ):
             if loop != self._loop:
-                raise PrivacyError("private.batches() was called again meanwhile. Fix: use one loop over it at a time.")
+                raise PrivacyError(
+                    "private.batches() was called again meanwhile. Fix: use one "
+                    "loop over it at a time."
+                )
             if self._steps.state == "complete":
                 raise PrivacyError(
                     "a batch was delivered, but optimizer.step() was not called after it. "
-                    "Fix: call private.backward(losses) and optimizer.step() once for every batch; a loop that fetches "
-                    "batches ahead takes private.steps(). After an error in the loop, start it again: private.batches() "
+                    "Fix: call private.backward(losses) and optimizer.step() once for every "
+                    "batch; a loop that fetches "
+                    "batches ahead takes private.steps(). After an error in the loop, start it "
+                    "again: private.batches() "
                     "goes on with the same batch."
                 )
             self._gradients.drop()
             self._steps.begin(piece)
             yield batch
         if self._steps.state == "complete":
-            raise PrivacyError("the last batch was delivered, but optimizer.step() was not called after it.")
+            raise PrivacyError(
+                "the last batch was delivered, but optimizer.step() was not called after it."
+            )
 
-    def _pieces(self, physical_records: int | None, fixed_shape: bool) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
-        """What cuts batches, and how many items of the data set each piece has, where that is public."""
+    def _pieces(
+        self, physical_records: int | None, fixed_shape: bool
+    ) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
+        """What cuts batches, and how many items of the data set each piece has, where that is
+        public.
+        """
         engine = self._engine
         engine.fixed_shape, self._varies = fixed_shape, self._varies or not fixed_shape
         if fixed_shape:
             if engine.partial_backward or self._ranks.size > 1:
                 raise ValueError(
-                    "fixed_shape=True is for one process, and one backward pass over each physical batch. Fix: leave it "
+                    "fixed_shape=True is for one process, and one backward pass over each "
+                    "physical batch. Fix: leave it "
                     "out, or attach without partial_backward=True."
                 )
             slots = Slots.of(self._plan, physical_records)
@@ -131,8 +160,11 @@ class Delivery:
         return MicrobatchSampler(self.queue, groups, self._group_coins, physical_records), None
 
 
-def queue_of(plan: Plan, units: Units, ranks: Ranks, seed: int | None, later: str, *, sharded: bool) -> BatchQueue:
-    """This rank's part of the plan's batches. Coins for one thing never share a key with those for another.
+def queue_of(
+    plan: Plan, units: Units, ranks: Ranks, seed: int | None, later: str, *, sharded: bool
+) -> BatchQueue:
+    """This rank's part of the plan's batches. Coins for one thing never share a key with those for
+    another.
 
     Args:
         units: of this rank's data set.
@@ -142,5 +174,10 @@ def queue_of(plan: Plan, units: Units, ranks: Ranks, seed: int | None, later: st
     if sharded:
         coins = ranks.own_stream(seed, "poisson coins" + later)
         return BatchQueue(plan.sampler.shard(units.count), coins, units.count, plan.steps, bring)
-    coins, deal = ranks.common_stream(seed, "poisson coins" + later), ranks.dealer(seed, "ranks of records" + later)
-    return BatchQueue(plan.sampler, coins, units.count, plan.steps, lambda batch: bring(deal(batch)))
+    coins, deal = (
+        ranks.common_stream(seed, "poisson coins" + later),
+        ranks.dealer(seed, "ranks of records" + later),
+    )
+    return BatchQueue(
+        plan.sampler, coins, units.count, plan.steps, lambda batch: bring(deal(batch))
+    )

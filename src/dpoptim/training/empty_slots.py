@@ -1,4 +1,6 @@
-"""What lies in slots that no record took: made-up records, in the one shape that all records have."""
+"""What lies in slots that no record took: made-up records, in the one shape that all records
+have.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,14 +48,18 @@ class SameShapes:
         batch = self.collate(items)
         if shapes_of(batch) != self.shapes:
             raise PrivacyError(
-                "fixed_shape=True, but records have different shapes, or collate_fn pads them to the longest of a "
-                "batch: shapes would tell who is in it. Fix: pad every record to one public length."
+                "fixed_shape=True, but records have different shapes, or collate_fn pads them to "
+                "the longest of a "
+                "batch: shapes would tell who is in it. Fix: pad every record to one public "
+                "length."
             )
         return batch
 
 
 def shapes_of(batch: Any) -> tuple[Any, ...]:
-    return tuple((tuple(t.shape), t.dtype) for t in pytree.tree_leaves(batch) if isinstance(t, Tensor))
+    return tuple(
+        (tuple(t.shape), t.dtype) for t in pytree.tree_leaves(batch) if isinstance(t, Tensor)
+    )
 
 
 def fixed_shape(

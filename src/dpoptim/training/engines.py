@@ -21,7 +21,10 @@ def training_method(plan: Plan) -> TrainingMethod:
         TypeError: the plan is for a solver.
     """
     if not isinstance(plan.method, TrainingMethod):
-        raise TypeError(f"a plan for {plan.method.name!r} is carried out by dpoptim.solvers, not by dpoptim.attach.")
+        raise TypeError(
+            f"a plan for {plan.method.name!r} is carried out by dpoptim.solvers, not "
+            "by dpoptim.attach."
+        )
     return plan.method
 
 
@@ -46,20 +49,31 @@ def engine_for(
     capacity, method = plan.sampler.capacity(plan.n), training_method(plan)
     if method.value_bound is not None:
         if partial_backward:
-            raise ValueError("partial_backward=True is not for value clipping; use batches(physical_batch_size=...).")
+            raise ValueError(
+                "partial_backward=True is not for value clipping; use "
+                "batches(physical_batch_size=...)."
+            )
         if rows.per_record > 1:
-            raise ValueError("records of several rows are not for value clipping. Fix: dpoptim.DPSGD.")
+            raise ValueError(
+                "records of several rows are not for value clipping. Fix: dpoptim.DPSGD."
+            )
         if chosen.isolation != Isolation():
-            raise ValueError("isolation is not for value clipping, whose bound is proved for layers. Fix: leave it out.")
+            raise ValueError(
+                "isolation is not for value clipping, whose bound is proved for "
+                "layers. Fix: leave it out."
+            )
         paper = method.value_bound == "paper"
         return ValueEngine(model, method.rule, capacity=capacity, paper=paper, totals=totals)
     if chosen.isolation.alone and rows.per_record > 1:
-        raise ValueError('isolation="alone" is not for records of several rows. Fix: isolation="vmap".')
+        raise ValueError(
+            'isolation="alone" is not for records of several rows. Fix: isolation="vmap".'
+        )
     return Engine(
         model,
         method.rule,
         capacity=capacity,
-        reduction="sum" if chosen.isolation.alone else reduction,  # the mean of one is no other number
+        # the mean of one is no other number
+        reduction="sum" if chosen.isolation.alone else reduction,
         partial_backward=partial_backward,
         positions=positions_per_layer(model, chosen.sample),
         isolation=chosen.isolation,

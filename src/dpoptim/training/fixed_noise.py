@@ -1,4 +1,6 @@
-"""Random numbers that are always the same, so that runs of a model that draws noise can be compared."""
+"""Random numbers that are always the same, so that runs of a model that draws noise can be
+compared.
+"""
 
 from typing import Any
 
@@ -11,7 +13,8 @@ VALUE = 0.5  # of whatever is drawn; a uniform number, and a normal one that is 
 
 
 class FixedNoise(TorchDispatchMode):
-    """Fills what random operators return with constants: a record's noise is the same in any batch.
+    """Fills what random operators return with constants: a record's noise is the same in any
+    batch.
 
     Dropout keeps everything, permutations turn the order round, so that what mixes
     records by them is seen, and choices take the first. What draws inside a fused kernel
@@ -19,7 +22,11 @@ class FixedNoise(TorchDispatchMode):
     """
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name = func.__name__.split(".")[0]

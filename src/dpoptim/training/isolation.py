@@ -1,7 +1,8 @@
 """Which way of keeping records apart a model takes: the fastest that works, for each of its parts.
 
-Tried on made-up records, against batches of one, before anything private is seen: layer rules for all; then ``vmap`` for the
-modules in which these failed, for what surrounds them, and for the whole model; then records alone.
+Tried on made-up records, against batches of one, before anything private is seen: layer rules for
+all; then ``vmap`` for the modules in which these failed, for what surrounds them, and for the
+whole model; then records alone.
 """
 
 import time
@@ -19,16 +20,28 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
-from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone, squared_norms, trainable
+from dpoptim.gradients.oracle import (
+    clipped_sums,
+    engine_sums,
+    gradients_alone,
+    squared_norms,
+    trainable,
+)
 from dpoptim.training.check import TOLERANCE
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, places_of_records, promoted
 from dpoptim.training.quiet import put_back, quiet
 
 MOST_TRIALS = 16
-PASSED = Assumption("trusted", "the model treats records independently (it did on random inputs, against batches of one)")
+PASSED = Assumption(
+    "trusted",
+    "the model treats records independently (it did on random inputs, against batches of one)",
+)
 ALONE = "records cannot see each other: every microbatch has one record"
-WHOLE = "records cannot see each other in the model: its forward pass is vectorised, with a row of parameters for each"
+WHOLE = (
+    "records cannot see each other in the model: its forward pass is vectorised, with a row of "
+    "parameters for each"
+)
 PARTS = "in {} records cannot see each other: vectorised, with a row of parameters for each"
 
 
@@ -54,9 +67,13 @@ class Chosen:
 
 
 def choose_isolation(
-    model: nn.Module, train_set: Dataset[Any], choice: Choice = "auto", batch_axis: int | None = None
+    model: nn.Module,
+    train_set: Dataset[Any],
+    choice: Choice = "auto",
+    batch_axis: int | None = None,
 ) -> Chosen:
-    """Find the fastest way to keep the model's records apart that gives each record its own gradient.
+    """Find the fastest way to keep the model's records apart that gives each record its own
+    gradient.
 
     Args:
         model: not attached.
@@ -65,8 +82,8 @@ def choose_isolation(
         batch_axis: the records' axis in the model's inputs; None to find out.
 
     Raises:
-        SamplesInteractError: the model mixes records, so that only each record's own batch could keep them apart; not
-            where that, or ``vmap``, was chosen by name.
+        SamplesInteractError: the model mixes records, so that only each record's own batch could
+            keep them apart; not where that, or ``vmap``, was chosen by name.
         PrivacyError: the way that was chosen does not serve this model.
 
     **Guarantee.** Only the structure, shapes and dtypes of record 0 are used, never its values.
@@ -88,7 +105,9 @@ def choose_isolation(
             trials = Trials(model, sample)
         if not trials.finite:
             isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
-            return Chosen(isolation, (not_probed("gradients on random input are not finite"),), None)
+            return Chosen(
+                isolation, (not_probed("gradients on random input are not finite"),), None
+            )
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
         failure = trials.failure(isolation)
         if failure is not None and choice != "auto":
@@ -106,7 +125,9 @@ def choose_isolation(
         return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
 
 
-def working_sample(model: nn.Module, train_set: Dataset[Any], batch_axis: int | None) -> tuple[Sample | None, str]:
+def working_sample(
+    model: nn.Module, train_set: Dataset[Any], batch_axis: int | None
+) -> tuple[Sample | None, str]:
     """A call that the model takes, returning records on their axis; else None, and why."""
     reasons = []
     for candidate in samples(model, train_set):
@@ -126,7 +147,8 @@ def working_sample(model: nn.Module, train_set: Dataset[Any], batch_axis: int | 
 def not_probed(reason: str) -> Assumption:
     return Assumption(
         "trusted",
-        f"the model treats records independently, and every layer has them on its first axis (not tested on random inputs: "
+        "the model treats records independently, and every layer has them on its first axis "
+        "(not tested on random inputs: "
         f"{reason}; see dpoptim.check)",
     )
 
@@ -145,15 +167,19 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
     raise SamplesInteractError(
-        "records see each other in the forward pass: replacing one changed the outputs of others. Usual causes: batch "
-        "statistics, attention or sorting across the batch, records on another axis than the first (batch_axis=1). Fix: "
+        "records see each other in the forward pass: replacing one changed the outputs of "
+        "others. Usual causes: batch "
+        "statistics, attention or sorting across the batch, records on another axis than the "
+        "first (batch_axis=1). Fix: "
         "let each record's output depend on that record alone."
     )
 
 
 @torch.no_grad()
 def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
-    """Whether replacing one record, also by an enormous one, leaves the outputs of all others as they are."""
+    """Whether replacing one record, also by an enormous one, leaves the outputs of all others as
+    they are.
+    """
     before = sample.outputs(model)
     for size in (1.0, 1e6):
 
@@ -169,7 +195,9 @@ def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
         for pair in zip(before, after, strict=True):
             a, b = (out[1:] for out in pair)
             moved = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
-            if a.numel() and not float(moved.max()) <= 1e-5 * float(a.nan_to_num(0.0, 0.0, 0.0).abs().max()):
+            if a.numel() and not float(moved.max()) <= 1e-5 * float(
+                a.nan_to_num(0.0, 0.0, 0.0).abs().max()
+            ):
                 return False
     return True
 
@@ -199,7 +227,9 @@ class Trials:
             raise
         except PrivacyError as error:
             known = error.layer is not None and error.layer in dict(self.model.named_modules())
-            return Failure(first_sentence(str(error)), (error.layer or WHOLE_MODEL,) if known else ())
+            return Failure(
+                first_sentence(str(error)), (error.layer or WHOLE_MODEL,) if known else ()
+            )
         except Exception as error:  # whatever the user's model raises when it is run in another way
             return Failure(quoted(error))
         self.seconds[isolation] = time.perf_counter() - start
@@ -218,8 +248,10 @@ class Trials:
 
     def refusal(self, failure: Failure) -> PrivacyError:
         return SamplesInteractError(
-            f"records see each other, or the first axis of some layer is not the record: {failure.reason}. Usual causes: "
-            'positions of shape (T,) instead of (1, T), a (T, B, ...) layout. Fix: isolation="auto", which finds '
+            "records see each other, or the first axis of some layer is not the record: "
+            f"{failure.reason}. Usual causes: "
+            "positions of shape (T,) instead of (1, T), a (T, B, ...) layout. Fix: "
+            'isolation="auto", which finds '
             "another way; or keep the batch axis first."
         )
 
@@ -289,10 +321,12 @@ def message_of(trials: Trials, isolation: Isolation, failure: Failure | None) ->
     what = {
         "alone": "records pass alone, one in each microbatch",
         "vmap": "the whole model is vectorised, with a row of parameters for each record",
-        "rules": f"{some(isolation.by_vmap)} are vectorised, with a row of parameters for each record",
+        "rules": f"{some(isolation.by_vmap)} are vectorised, with a row of parameters for each "
+        "record",
     }[isolation.tier]
     return (
-        f"{what}, because with rules for layers {failure.reason}. On {trials.sample.rows} made-up records a pass takes "
+        f"{what}, because with rules for layers {failure.reason}. On {trials.sample.rows} "
+        "made-up records a pass takes "
         f"about {trials.factor(isolation):.2g} times as long as an ordinary one. "
         f"Say isolation={isolation.tier!r} to choose for yourself."
     )

@@ -1,4 +1,6 @@
-"""From indices to collated microbatches: PyTorch's DataLoader, and what loops expect of an iterable."""
+"""From indices to collated microbatches: PyTorch's DataLoader, and what loops expect of an
+iterable.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,17 +49,24 @@ def load_microbatches(
 
     Args:
         stacked: rows in an item of the data set; more than one are collated one by one.
-        fixed_items: in every microbatch, made-up ones for empty slots included; None: as many as take part.
+        fixed_items: in every microbatch, made-up ones for empty slots included; None: as many as
+            take part.
     """
     if isinstance(dataset, StreamRecords) and fixed_items is not None:
-        raise PrivacyError("fixed_shape=True places records at random, and a stream gives them in order. Fix: leave it out.")
+        raise PrivacyError(
+            "fixed_shape=True places records at random, and a stream gives them "
+            "in order. Fix: leave it out."
+        )
     if isinstance(dataset, StreamRecords) and options.num_workers > 0:
         raise PrivacyError(
-            "num_workers would let each worker read a stream of its own, and records could take part twice. Fix: "
-            "num_workers=0, and workers inside the stream (iterate over a DataLoader with batch_size=None in it)."
+            "num_workers would let each worker read a stream of its own, and records could take "
+            "part twice. Fix: "
+            "num_workers=0, and workers inside the stream (iterate over a DataLoader with "
+            "batch_size=None in it)."
         )
     if type(dataset) is TensorDataset and options.plain:
-        # What DataLoader would give, without a Python call for each record; on CPUs three times as fast as indexing.
+        # What DataLoader would give, without a Python call for each record; on CPUs three times as
+        # fast as indexing.
         for indices in sampler.pieces():
             index = torch.from_numpy(indices)
             yield rows_of_tensors(dataset.tensors, index, stacked), sampler.drawn.popleft()
@@ -86,7 +95,8 @@ class Batches:
 
     Args:
         delivered: batches, one after the other.
-        steps_left: how many there are; None where steps are cut to fit memory, and their number depends on who takes part.
+        steps_left: how many there are; None where steps are cut to fit memory, and their number
+            depends on who takes part.
     """
 
     def __init__(self, delivered: Iterator[Any], steps_left: int | None) -> None:
@@ -109,8 +119,10 @@ class Batches:
         """
         if self._left is None:
             raise TypeError(
-                "with physical_batch_size the number of batches depends on who takes part, which is private. "
-                "Fix: private.steps(physical_batch_size=...), which has as many items as there are steps."
+                "with physical_batch_size the number of batches depends on who takes part, which "
+                "is private. "
+                "Fix: private.steps(physical_batch_size=...), which has as many items as there "
+                "are steps."
             )
         return self._left
 

@@ -14,7 +14,9 @@ class Delivery(Protocol):
 
     @property
     def step_is_complete(self) -> bool:
-        """Whether all microbatches of the step have been delivered, and it has not been released. Private."""
+        """Whether all microbatches of the step have been delivered, and it has not been released.
+        Private.
+        """
         ...
 
 
@@ -48,7 +50,9 @@ class LogicalSteps:
 
 
 class LogicalStep:
-    """One step of the plan: iterate over its microbatches, hand their losses over, then step the optimizer once."""
+    """One step of the plan: iterate over its microbatches, hand their losses over, then step the
+    optimizer once.
+    """
 
     def __init__(self, training: Delivery, microbatches: Iterator[Any], number: int) -> None:
         self._training, self._microbatches, self.number = training, microbatches, number
@@ -58,11 +62,13 @@ class LogicalStep:
         """Each microbatch of the step, collated; how many there are is private."""
         if self._used:
             raise PrivacyError(
-                "a step's microbatches were asked for twice. Fix: one pass over each item of private.steps()."
+                "a step's microbatches were asked for twice. Fix: one pass over each item of "
+                "private.steps()."
             )
         if self.number != self._training.steps_done + 1:
             raise PrivacyError(
-                f"step {self.number} was begun when {self._training.steps_done} steps were done. Fix: iterate over each "
+                f"step {self.number} was begun when {self._training.steps_done} steps were done. "
+                "Fix: iterate over each "
                 "item of private.steps() in order, and call optimizer.step() once after it."
             )
         self._used = True

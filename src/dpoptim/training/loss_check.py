@@ -1,4 +1,6 @@
-"""What `attach` does with the loss and the collate function that it is given: `check`, on records of its own."""
+"""What `attach` does with the loss and the collate function that it is given: `check`, on records
+of its own.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +23,10 @@ from dpoptim.training.streams import StreamRecords
 from dpoptim.training.units import Units
 
 MADE_UP, TAKEN = 5, 4  # records
-BY_COLLATE = ", collated alone and in company (padding must change nothing: own lengths, masks, own last positions)"
+BY_COLLATE = (
+    ", collated alone and in company (padding must change nothing: own lengths, masks, own last "
+    "positions)"
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ class LossCheck:
     """What was found out about a loss.
 
     Attributes:
-        loss_reduction: how it combines its records: ``"none"`` for one value a record, else as a scalar.
+        loss_reduction: how it combines its records: ``"none"`` for one value a record, else as a
+            scalar.
         collate_fn: what made the batches; None: torch's.
         text: on what records, for the list of what a guarantee rests on.
     """
@@ -53,31 +59,38 @@ def check_loss(
     units: Units,
     isolation: Isolation,
 ) -> LossCheck:
-    """Check the loss of a run to come on made-up records, also of unequal lengths, and on a few of the data set, collated
-    alone and in company.
+    """Check the loss of a run to come on made-up records, also of unequal lengths, and on a few of
+    the data set, collated alone and in company.
 
     Args:
         model: not attached.
-        loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,), or a scalar.
+        loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,),
+            or a scalar.
         declared: what a scalar was said to be.
         units: of the data set; the rows of one may meet each other.
-        isolation: how the model will keep records apart. Those that pass alone meet nobody, so there is nothing to check.
+        isolation: how the model will keep records apart. Those that pass alone meet nobody, so
+            there is nothing to check.
 
     Raises:
         SamplesInteractError: a record's gradient depends on other records.
-        PrivacyError: loss or collate function cannot be run on records of the data set; without what was raised, which
-            might quote one.
+        PrivacyError: loss or collate function cannot be run on records of the data set; without
+            what was raised, which might quote one.
 
-    **Guarantee.** Only whether the program treats records independently is told: one bit about the program.
+    **Guarantee.** Only whether the program treats records independently is told: one bit about the
+    program.
     """
     if isolation.alone:
         return LossCheck("none", collate_fn, "")
-    program = Program(model, loss, default_collate if collate_fn is None else collate_fn, (isolation,))
+    program = Program(
+        model, loss, default_collate if collate_fn is None else collate_fn, (isolation,)
+    )
     on, skipped = [], ""
     try:
         generator = torch.Generator().manual_seed(0)
         form = units.a_row(train_set)
-        invented = [[made_up(form, generator) for _ in range(units.rows.per_record)] for _ in range(MADE_UP)]
+        invented = [
+            [made_up(form, generator) for _ in range(units.rows.per_record)] for _ in range(MADE_UP)
+        ]
     except TypeError as error:
         skipped = f"nobody can make up {error}"
     else:
@@ -118,7 +131,9 @@ def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckRe
         raise
     except Exception as error:
         raise PrivacyError(
-            f"loss or collate_fn raised {type(error).__name__} on records of train_set, and what it says might quote one. "
-            "Fix: try loss(model, collate_fn([record, record])) on a record that is public; the loss takes the batch as the "
+            f"loss or collate_fn raised {type(error).__name__} on records of train_set, and what "
+            "it says might quote one. "
+            "Fix: try loss(model, collate_fn([record, record])) on a record that is public; the "
+            "loss takes the batch as the "
             "loop does, and moves it to the model's device."
         ) from None

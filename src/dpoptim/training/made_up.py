@@ -12,7 +12,8 @@ from torch.utils.data import Dataset, default_collate
 from dpoptim.torch_internals import pytree
 
 Model = Callable[..., Any]
-LABELS = ("labels", "label", "target", "targets", "y")  # what a model may want to be called without
+# what a model may want to be called without
+LABELS = ("labels", "label", "target", "targets", "y")
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,10 @@ class Sample:
     Attributes:
         args, kwargs: of the call.
         rows: records in it, of a number unlike every other axis in sight.
-        axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); tensors of one axis have them
-            there.
-        returned: which leaves of what the model returns are floating-point tensors with records, and on which axis.
+        axis: the records' axis in what the model is given: 0, or 1 for (time, batch, ...); tensors
+            of one axis have them there.
+        returned: which leaves of what the model returns are floating-point tensors with records,
+            and on which axis.
     """
 
     args: tuple[Any, ...]
@@ -76,14 +78,19 @@ class Sample:
         turned = replace(self, axis=1)
 
         def turn(leaf: Any) -> Any:
-            return leaf.transpose(0, 1).contiguous() if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf
+            return (
+                leaf.transpose(0, 1).contiguous()
+                if isinstance(leaf, Tensor) and leaf.dim() > 1
+                else leaf
+            )
 
         args, kwargs = pytree.tree_map(turn, (self.args, self.kwargs))
         return replace(turned, args=args, kwargs=kwargs)
 
 
 def made_up_batch(model: nn.Module, train_set: Dataset[Any]) -> tuple[Any, int] | None:
-    """Random records of record 0's form, collated as DataLoader does, and how many; None if that cannot be done.
+    """Random records of record 0's form, collated as DataLoader does, and how many; None if that
+    cannot be done.
 
     **Guarantee.** Only the structure, shapes and dtypes of record 0 are used, never its values.
     """
@@ -102,7 +109,11 @@ def made_up_batch(model: nn.Module, train_set: Dataset[Any]) -> tuple[Any, int] 
         if not isinstance(leaf, Tensor):
             return None
         mask = "mask" in pytree.keystr(path)
-        made = torch.ones(rows, *leaf.shape[1:], dtype=leaf.dtype) if mask else random_like(leaf[0], rows)
+        made = (
+            torch.ones(rows, *leaf.shape[1:], dtype=leaf.dtype)
+            if mask
+            else random_like(leaf[0], rows)
+        )
         return made.to(device)
 
     return pytree.tree_map_with_path(fresh, form), rows
@@ -138,22 +149,34 @@ def calls(model: nn.Module, batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[
 def accepted(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
     """The parts of a record that the model's forward pass has arguments for."""
     parameters = inspect.signature(model.forward).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not parameters.keys() & batch.keys():
+    if (
+        any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        and not parameters.keys() & batch.keys()
+    ):
         return dict(batch)
     return {key: value for key, value in batch.items() if key in parameters}
 
 
-def odd_batch_size(model: nn.Module, leaves: list[Tensor], *, least: int = 3, times: int = 1) -> int:
-    """The smallest number of records from ``least`` on, each of so many rows, of which no other axis in sight has as many
-    or as many rows, or a multiple: none can pass for the batch, nor for records and positions folded together.
+def odd_batch_size(
+    model: nn.Module, leaves: list[Tensor], *, least: int = 3, times: int = 1
+) -> int:
+    """The smallest number of records from ``least`` on, each of so many rows, of which no other
+    axis in sight has as many or as many rows, or a multiple: none can pass for the batch, nor for
+    records and positions folded together.
     """
     taken = {size for leaf in leaves for size in leaf.shape[1:]}
     taken |= {size for p in model.parameters() for size in p.shape}
-    return next(size for size in range(max(3, least), 10**6) if all(other == 0 or other % size for other in taken))
+    return next(
+        size
+        for size in range(max(3, least), 10**6)
+        if all(other == 0 or other % size for other in taken)
+    )
 
 
 def random_like(x: Tensor, rows: int) -> Tensor:
-    """Random inputs of a record's shape and dtype; integers are 0 or 1, which every vocabulary has."""
+    """Random inputs of a record's shape and dtype; integers are 0 or 1, which every vocabulary
+    has.
+    """
     shape = (rows, *x.shape)
     if x.is_floating_point():
         return torch.randn(shape, dtype=x.dtype)

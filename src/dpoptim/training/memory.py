@@ -1,4 +1,6 @@
-"""How many rows fit: the physical batch size for a given amount of memory, measured on the engine that will run."""
+"""How many rows fit: the physical batch size for a given amount of memory, measured on the engine
+that will run.
+"""
 
 import gc
 import weakref
@@ -21,20 +23,26 @@ TRIALS = 16
 ENOUGH = 0.97  # share of the memory that a found size should take
 
 
-def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *, max_memory: int) -> int:
-    """The most rows at a time whose private forward and backward pass stays within ``max_memory`` bytes.
+def physical_batch_size(
+    plan: Plan, model: nn.Module, loss: Loss, batch: Any, *, max_memory: int
+) -> int:
+    """The most rows at a time whose private forward and backward pass stays within ``max_memory``
+    bytes.
 
-    Meant for ``private.batches(physical_batch_size=...)``, which changes speed and memory but not the update. Passes
-    over a few rows give an estimate, which larger ones correct. The model is left as it was.
+    Meant for ``private.batches(physical_batch_size=...)``, which changes speed and memory but not
+    the update. Passes over a few rows give an estimate, which larger ones correct. The model is
+    left as it was.
 
     Args:
         plan: of the run to come; not for `ValueClippedSGD`.
         model: not attached yet.
-        loss: ``loss(model, batch)``, as the training loop computes it: one value a record, or a scalar.
-        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record. Use public or made-up records
-            of the largest shape that occurs. Only shapes matter; the values are not used otherwise.
-        max_memory: bytes above model, optimizer and data, on the device of the model. On a CPU this counts tensors, not
-            what operations need inside.
+        loss: ``loss(model, batch)``, as the training loop computes it: one value a record, or a
+            scalar.
+        batch: tensors (in any nest of tuples, lists and dicts) whose first axis is the record. Use
+            public or made-up records of the largest shape that occurs. Only shapes matter; the
+            values are not used otherwise.
+        max_memory: bytes above model, optimizer and data, on the device of the model. On a CPU
+            this counts tensors, not what operations need inside.
 
     Returns:
         at least 1 and at most the largest batch that the plan's sampler draws.
@@ -44,10 +52,16 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
     """
     limit = whole_number("max_memory", max_memory, least=1)
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
+        raise TypeError(
+            f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with "
+            "DPSGD(...).plan(...)."
+        )
     refuse_model(model)
     if training_method(plan).value_bound is not None:
-        raise ValueError("physical_batch_size is not for value clipping, whose backward pass is the ordinary one.")
+        raise ValueError(
+            "physical_batch_size is not for value clipping, whose backward pass is "
+            "the ordinary one."
+        )
     most = plan.sampler.capacity(plan.n)
 
     chosen = isolation_for(model, rows_of(batch, 1))
@@ -73,7 +87,9 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
             out_of_memory = True
         else:
             known.append((rows, needed))
-        fits, too_many = (rows, too_many) if needed is not None and needed <= limit else (fits, rows)
+        fits, too_many = (
+            (rows, too_many) if needed is not None and needed <= limit else (fits, rows)
+        )
         if too_many - fits <= 1 + fits // 50 or (fits == rows and known[-1][1] >= limit * ENOUGH):
             break
     if fits:
@@ -86,14 +102,18 @@ def physical_batch_size(plan: Plan, model: nn.Module, loss: Loss, batch: Any, *,
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: of Python, of a device, or of tensors on a CPU, which have no error of their own."""
+    """Whether an allocation failed: of Python, of a device, or of tensors on a CPU, which have no
+    error of their own.
+    """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def estimate(known: list[tuple[int, int]], limit: int) -> int:
-    """Rows that take ``limit`` bytes, by the line through the smallest and the latest of the known (rows, bytes)."""
+    """Rows that take ``limit`` bytes, by the line through the smallest and the latest of the known
+    (rows, bytes).
+    """
     if len(known) < 2:
         return 1
     (few, first), (rows, needed) = known[0], known[-1]
@@ -105,7 +125,8 @@ def rows_of(batch: Any, rows: int) -> Any:
     """So many rows, the given ones over and over."""
     if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(batch)):
         raise ValueError(
-            f"batch must hold tensors, in tuples, lists and dicts, got {type(batch).__name__}. Fix: such as (x, y), or "
+            f"batch must hold tensors, in tuples, lists and dicts, got {type(batch).__name__}. "
+            "Fix: such as (x, y), or "
             "dict(batch) for a mapping of another type."
         )
 
@@ -113,7 +134,9 @@ def rows_of(batch: Any, rows: int) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         if leaf.dim() == 0 or not len(leaf):
-            raise ValueError("batch must hold tensors whose first axis is the record, with at least one record.")
+            raise ValueError(
+                "batch must hold tensors whose first axis is the record, with at least one record."
+            )
         return leaf[torch.arange(rows, device=leaf.device) % len(leaf)]
 
     return pytree.tree_map(repeat, batch)
@@ -125,8 +148,12 @@ def isolation_for(model: nn.Module, batch: Any) -> Chosen:
     return choose_isolation(model, [record])  # type: ignore[arg-type]
 
 
-def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int, chosen: Chosen | None = None) -> int:
-    """Bytes that the engine's pass over ``batch``, of so many rows, takes at its peak, beyond what was there before."""
+def peak_memory(
+    plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int, chosen: Chosen | None = None
+) -> int:
+    """Bytes that the engine's pass over ``batch``, of so many rows, takes at its peak, beyond what
+    was there before.
+    """
     device = next(model.parameters()).device
     chosen = chosen or isolation_for(model, batch)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -157,7 +184,9 @@ def peak_memory(plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int,
 
 
 def without_collector(run: Callable[[], None]) -> Callable[[], None]:
-    """Run it as if Python never collected cycles: when it does is an accident, and the peak is what may be needed."""
+    """Run it as if Python never collected cycles: when it does is an accident, and the peak is
+    what may be needed.
+    """
 
     def alone() -> None:
         was_enabled = gc.isenabled()
@@ -185,9 +214,17 @@ class LiveTensors(TorchDispatchMode):
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = {id(leaf.untyped_storage()) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given = {
+            id(leaf.untyped_storage())
+            for leaf in pytree.tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+        }
         out = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, Tensor):

@@ -1,4 +1,6 @@
-"""Poisson batches cut to pieces that memory holds, with "this is the last piece" travelling along."""
+"""Poisson batches cut to pieces that memory holds, with "this is the last piece" travelling
+along.
+"""
 
 import math
 from collections import deque
@@ -40,10 +42,12 @@ class Microbatch:
 
 
 class BatchQueue:
-    """The logical batches of a run: drawn when first wanted, kept until their noisy sum has been released.
+    """The logical batches of a run: drawn when first wanted, kept until their noisy sum has been
+    released.
 
-    A batch that was drawn is never replaced by another draw: whoever could look at batches and ask for new ones would
-    choose who takes part, and Poisson accounting would no longer hold. Nor are the rows that they bring.
+    A batch that was drawn is never replaced by another draw: whoever could look at batches and ask
+    for new ones would choose who takes part, and Poisson accounting would no longer hold. Nor are
+    the rows that they bring.
 
     Args:
         sampler: draws units.
@@ -71,7 +75,8 @@ class BatchQueue:
     def ahead(self) -> Iterator[Indices]:
         """All unreleased batches in order, drawn as they are asked for: see `Units.bring`.
 
-        **Guarantee.** Each step's batch is one draw of the plan's sampler, whatever the caller does. Private.
+        **Guarantee.** Each step's batch is one draw of the plan's sampler, whatever the caller
+        does. Private.
         """
         for step in range(self._released, self._steps):
             if step == self._released + len(self._waiting):
@@ -84,7 +89,9 @@ class BatchQueue:
         return len(self._waiting)
 
     def draw_ahead(self, batches: int) -> None:
-        """Draw until so many wait; where several processes draw alike, those that have drawn fewer catch up."""
+        """Draw until so many wait; where several processes draw alike, those that have drawn fewer
+        catch up.
+        """
         self._waiting.extend(next(self._drawn) for _ in range(batches - len(self._waiting)))
 
     def released(self) -> None:
@@ -93,7 +100,9 @@ class BatchQueue:
         self._released += 1
 
     def secret_state(self) -> dict[str, Any]:
-        """For a checkpoint: who takes part in steps that were drawn ahead, and the order in force. Secret."""
+        """For a checkpoint: who takes part in steps that were drawn ahead, and the order in force.
+        Secret.
+        """
         order = self._position.order
         return {
             "released": self._released,
@@ -111,11 +120,12 @@ class BatchQueue:
 
 
 class MicrobatchSampler(IndexSampler[list[int]]):
-    """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the order of delivery. What it
-    yields are the items to load. All rows of a person are in one piece, next to each other.
+    """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the
+    order of delivery. What it yields are the items to load. All rows of a person are in one piece,
+    next to each other.
 
-    Data-loader workers run ahead of training, so pieces are cut before they are delivered; the loader keeps the order,
-    so the first note always belongs to the next delivery.
+    Data-loader workers run ahead of training, so pieces are cut before they are delivered; the
+    loader keeps the order, so the first note always belongs to the next delivery.
 
     Args:
         batches: where the batches come from.
@@ -124,10 +134,13 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         most: records that memory holds; None: all.
     """
 
-    def __init__(self, batches: BatchQueue, groups: int, coins: KeyStream, most: int | None) -> None:
+    def __init__(
+        self, batches: BatchQueue, groups: int, coins: KeyStream, most: int | None
+    ) -> None:
         self.batches, self.size, self._coins = batches, most, coins
         self._groups = groups
-        # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks of one.
+        # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks
+        # of one.
         roomy = most is None or most >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
         self._block = BLOCK_GROUPS if roomy else 1
         self.drawn: deque[Microbatch] = deque()
@@ -148,12 +161,18 @@ class MicrobatchSampler(IndexSampler[list[int]]):
             pieces = list(self._cut(blocks))
             for number, piece in enumerate(pieces, 1):
                 sizes = tuple(tuple(map(len, block)) for block in piece)
-                items, present = present_rows(np.concatenate([group for block in piece for group in block]))
-                self.drawn.append(Microbatch(sizes, null=False, last=number == len(pieces), present=present))
+                items, present = present_rows(
+                    np.concatenate([group for block in piece for group in block])
+                )
+                self.drawn.append(
+                    Microbatch(sizes, null=False, last=number == len(pieces), present=present)
+                )
                 yield items
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
-        """Pieces of whole blocks where they fit; a block that does not fit into memory by itself is cut."""
+        """Pieces of whole blocks where they fit; a block that does not fit into memory by itself
+        is cut.
+        """
         piece: list[list[Indices]] = []
         for whole in blocks:
             for block in [whole] if self._fits([whole]) else self._single_groups(whole):
@@ -164,7 +183,9 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         yield piece
 
     def _fits(self, blocks: list[list[Indices]]) -> bool:
-        return self.size is None or sum(len(group) for block in blocks for group in block) <= self.size
+        return (
+            self.size is None or sum(len(group) for block in blocks for group in block) <= self.size
+        )
 
     def _single_groups(self, block: list[Indices]) -> Iterator[list[Indices]]:
         assert self.size is not None

@@ -1,4 +1,6 @@
-"""The next way to try of keeping records apart, from where the last one failed and where layers have their records."""
+"""The next way to try of keeping records apart, from where the last one failed and where layers
+have their records.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,11 +28,15 @@ class Failure:
 
 
 @torch.no_grad()
-def places_of_records(model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool) -> Isolation:
-    """Where layers that have a rule find the records among their input's axes, by a run of the model as it is.
+def places_of_records(
+    model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool
+) -> Isolation:
+    """Where layers that have a rule find the records among their input's axes, by a run of the
+    model as it is.
 
     Args:
-        lookups: whether lookups of (1, T) indices are made once for all records, not once for each.
+        lookups: whether lookups of (1, T) indices are made once for all records, not once for
+            each.
     """
     seen: dict[str, set[str]] = {}
     rows = sample.rows
@@ -50,9 +56,12 @@ def places_of_records(model: nn.Module, sample: Sample, isolation: Isolation, *,
         seen.setdefault(name, set()).add(place)
 
     hooks = [
-        module.register_forward_pre_hook(lambda _, args, name=name, rule=rule: note(name, rule, args))
+        module.register_forward_pre_hook(
+            lambda _, args, name=name, rule=rule: note(name, rule, args)
+        )
         for name, module in model.named_modules()
-        if (rule := rule_for(module)) is not None and any(p.requires_grad for p in module.parameters())
+        if (rule := rule_for(module)) is not None
+        and any(p.requires_grad for p in module.parameters())
     ]
     try:
         sample.call(model)
@@ -63,11 +72,15 @@ def places_of_records(model: nn.Module, sample: Sample, isolation: Isolation, *,
     def only(place: str) -> frozenset[str]:
         return frozenset(name for name, places in seen.items() if places == {place})
 
-    return replace(isolation, folded=only("folded"), time_first=only("time first"), shared=only("shared"))
+    return replace(
+        isolation, folded=only("folded"), time_first=only("time first"), shared=only("shared")
+    )
 
 
 def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
-    """The next way to try: ``vmap`` for what surrounds the failure, then for the model, then records alone."""
+    """The next way to try: ``vmap`` for what surrounds the failure, then for the model, then
+    records alone.
+    """
     if isolation.enforced:
         return Isolation.of("alone")
     modules = dict(model.named_modules())
@@ -76,12 +89,15 @@ def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolat
         inside = next((v for v in chosen if name == v or name.startswith(f"{v}.")), None)
         start = name if inside is None else parent(inside)
         if inside is None and next(modules[name].children(), None) is None:
-            start = parent(name)  # a rule, or the lack of one, was not the reason: what is around it is
+            # a rule, or the lack of one, was not the reason: what is around it is
+            start = parent(name)
         while start != WHOLE_MODEL and type(modules[start]).forward is nn.Module.forward:
             start = parent(start)  # a list of modules is never called
         kind = type(modules[start])
         chosen |= {key for key, module in modules.items() if type(module) is kind}
-    outermost = [v for v in chosen if not any(v != o and (o == "" or v.startswith(f"{o}.")) for o in chosen)]
+    outermost = [
+        v for v in chosen if not any(v != o and (o == "" or v.startswith(f"{o}.")) for o in chosen)
+    ]
     return replace(isolation, by_vmap=tuple(sorted(outermost)))
 
 

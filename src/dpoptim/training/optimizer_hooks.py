@@ -1,4 +1,6 @@
-"""What happens inside ``optimizer.step()``: the last microbatch lets the gate release, before anything else looks."""
+"""What happens inside ``optimizer.step()``: the last microbatch lets the gate release, before
+anything else looks.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +36,8 @@ class OptimizerHooks:
     ) -> None:
         self._steps, self._gradients, self._engine = steps, gradients, engine
         self._optimizers = tuple(optimizers)
-        pass_on(self._optimizers, steps.noise_std)  # refuses those that would not be told, before anything is spent
+        # refuses those that would not be told, before anything is spent
+        pass_on(self._optimizers, steps.noise_std)
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
@@ -58,19 +61,22 @@ class OptimizerHooks:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments | None:
-        if self._gradients.take(optimizer):  # another one let the gate release; this one's share is in .grad
+        # another one let the gate release; this one's share is in .grad
+        if self._gradients.take(optimizer):
             return None
         self._steps.refuse_interrupted()
         changed = run_closure(args, kwargs)
         self._steps.moved = False
         if self._steps.state == "idle":
             raise PrivacyError(
-                "optimizer.step() was called without a batch from private.batches(). Fix: draw the batches there, and "
+                "optimizer.step() was called without a batch from private.batches(). Fix: draw "
+                "the batches there, and "
                 "step once for each."
             )
         if getattr(optimizer, "grad_scale", None) is not None:
             raise PrivacyError(
-                "GradScaler is not supported: its scale would change what is clipped. Fix: train without it: "
+                "GradScaler is not supported: its scale would change what is clipped. Fix: train "
+                "without it: "
                 "float32, and bfloat16 under torch.autocast, need none."
             )
         self._gradients.refuse_changes()
@@ -81,7 +87,9 @@ class OptimizerHooks:
             self._gradients.begin(optimizer, moves=self._steps.moved)
         return changed
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if self._steps.moved:
             self._gradients.used(optimizer)
 
@@ -90,20 +98,23 @@ def refuse_blind_hooks(engine: Engine) -> None:
     """Refuse hooks that would find no gradient, and so do nothing of what they are there for."""
     if global_step_hooks:
         raise PrivacyError(
-            "a hook is registered for all optimizers (register_optimizer_step_pre_hook): it runs before the noisy mean is "
-            "written into .grad, and would find nothing. Fix: optimizer.register_step_pre_hook(hook)."
+            "a hook is registered for all optimizers (register_optimizer_step_pre_hook): it runs "
+            "before the noisy mean is "
+            "written into .grad, and would find nothing. Fix: "
+            "optimizer.register_step_pre_hook(hook)."
         )
     for name, p in zip(engine.names, engine.parameters, strict=True):
         if gradient_hooks(p):
             raise PrivacyError(
-                f"parameter {name!r} has a hook on its gradient, which never exists: clipped sums go to the engine. Fix: "
+                f"parameter {name!r} has a hook on its gradient, which never exists: clipped "
+                "sums go to the engine. Fix: "
                 "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
             )
 
 
 def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """Run a closure here, so that its backward pass is over before the noisy mean is written. The optimizer is handed
-    nothing of its loss, which is private.
+    """Run a closure here, so that its backward pass is over before the noisy mean is written. The
+    optimizer is handed nothing of its loss, which is private.
     """
     closure: Callable[[], Any] | None = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
@@ -114,12 +125,16 @@ def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | No
 
 
 class PrivateLoss(Tensor):
-    """Stands where an optimizer expects the closure's loss. It holds no number, and says so when one is wanted."""
+    """Stands where an optimizer expects the closure's loss. It holds no number, and says so when
+    one is wanted.
+    """
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise PrivacyError(
-            "an optimizer, or what calls it, read the loss that a closure returned: it is private, and steps that depend on "
-            "it are not covered by the guarantee. Fix: an optimizer that uses gradients alone; keep a reference to the loss "
+            "an optimizer, or what calls it, read the loss that a closure returned: it is "
+            "private, and steps that depend on "
+            "it are not covered by the guarantee. Fix: an optimizer that uses gradients alone; "
+            "keep a reference to the loss "
             "in the closure for yourself, if you must see it."
         )

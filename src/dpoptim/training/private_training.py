@@ -1,4 +1,6 @@
-"""A model in private training: batches go out, clipped sums come in, and only the gate's answers reach the optimizers."""
+"""A model in private training: batches go out, clipped sums come in, and only the gate's answers
+reach the optimizers.
+"""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -96,15 +98,29 @@ class PrivateTraining(PublicFigures):
         self._train_set = train_set
         self._seeded = noise_seed is not None
         # Where a seeded run goes on, it must not repeat the noise that it began with.
-        later = f" after step {checkpoint['steps_done']}" if checkpoint and noise_seed is not None else ""
+        later = (
+            f" after step {checkpoint['steps_done']}"
+            if checkpoint and noise_seed is not None
+            else ""
+        )
         queue = queue_of(plan, self._units, ranks, noise_seed, later, sharded=sharded)
         self._chosen = choose_isolation(model, [row], isolation, batch_axis)  # type: ignore[arg-type]
         self._loss = (
             None
             if loss is None
-            else check_loss(model, loss, train_set, collate_fn, loss_reduction, self._units, self._chosen.isolation)
+            else check_loss(
+                model,
+                loss,
+                train_set,
+                collate_fn,
+                loss_reduction,
+                self._units,
+                self._chosen.isolation,
+            )
         )
-        self._reduction = loss_reduction or (None if self._loss is None else self._loss.scalar_reduction)
+        self._reduction = loss_reduction or (
+            None if self._loss is None else self._loss.scalar_reduction
+        )
         self._engine = engine_for(
             plan,
             model,
@@ -119,9 +135,25 @@ class PrivateTraining(PublicFigures):
         refuse_devices(plan, self._engine)
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
         ranks.arrive("dpoptim.attach")
-        options = {"loss_reduction": self._reduction, "partial_backward": partial_backward, "noise_seed": noise_seed}
-        agree_on_run(ranks, plan, self._engine, self.optimizers, train_set, self._units, options, sharded=sharded)
-        self._ledger, self._owns_ledger = ranks.ledger(ledger or Ledger(neighboring=plan.neighboring)), ledger is None
+        options = {
+            "loss_reduction": self._reduction,
+            "partial_backward": partial_backward,
+            "noise_seed": noise_seed,
+        }
+        agree_on_run(
+            ranks,
+            plan,
+            self._engine,
+            self.optimizers,
+            train_set,
+            self._units,
+            options,
+            sharded=sharded,
+        )
+        self._ledger, self._owns_ledger = (
+            ranks.ledger(ledger or Ledger(neighboring=plan.neighboring)),
+            ledger is None,
+        )
         self._identity = identity_of(plan, self._engine, self.optimizers, self._units)
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
@@ -154,7 +186,8 @@ class PrivateTraining(PublicFigures):
             group_seed=noise_seed,
             group_purpose="summation groups" + later,
         )
-        self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]  # of the parts before
+        # of the parts before
+        self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]
         self._saved_at = None if checkpoint is None else checkpoint["steps_done"]
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -164,12 +197,14 @@ class PrivateTraining(PublicFigures):
             show_the_batch_axis(model, self._chosen.sample)
         if self._chosen.message:
             warnings.warn(self._chosen.message, IsolationWarning, stacklevel=3)
-        self._hooks = OptimizerHooks(self.optimizers, self._steps, self._released_gradients, self._engine)
+        self._hooks = OptimizerHooks(
+            self.optimizers, self._steps, self._released_gradients, self._engine
+        )
         if checkpoint is not None:
             self._hooks.redo(checkpoint["unfinished"])
         ranks.arrive("dpoptim.attach")
 
-    # ---- data ------------------------------------------------------------------------------------------------
+    # ---- data -----------------------------------------------------------------------------------
 
     def batches(
         self,
@@ -185,28 +220,34 @@ class PrivateTraining(PublicFigures):
         timeout: float = 0,
         fixed_shape: bool | None = None,
     ) -> Batches:
-        """All batches of the steps that remain, drawn by the plan's sampler, collated as DataLoader would.
+        """All batches of the steps that remain, drawn by the plan's sampler, collated as
+        DataLoader would.
 
         Args:
-            physical_batch_size: rows that memory holds; a larger logical batch arrives in microbatches, and only the step
-                after the last one moves the model. None: one. It changes speed and memory, not the update.
+            physical_batch_size: rows that memory holds; a larger logical batch arrives in
+                microbatches, and only the step after the last one moves the model. None: one. It
+                changes speed and memory, not the update.
             num_workers: as what follows up to ``timeout``, of ``torch.utils.data.DataLoader``.
-            collate_fn: give it to `attach` instead, with a loss, to have it checked; another one here is listed among
-                what is taken on trust.
-            fixed_shape: give every physical batch the same public number of rows: records take random slots, and
-                what stays empty holds made-up records, which count as zero whatever the loss makes of them. Then
-                nobody's rounding can depend on who else is there, and a mean needs no trust; shapes are static.
-                It costs the empty slots' arithmetic: up to half as much time again up to an expected batch of
-                1,024, up to a quarter at 4,096, nothing at 16,384. None: where it costs under 5 % and all records
+            collate_fn: give it to `attach` instead, with a loss, to have it checked; another one
+                here is listed among what is taken on trust.
+            fixed_shape: give every physical batch the same public number of rows: records take
+                random slots, and what stays empty holds made-up records, which count as zero
+                whatever the loss makes of them. Then nobody's rounding can depend on who else is
+                there, and a mean needs no trust; shapes are static. It costs the empty slots'
+                arithmetic: up to half as much time again up to an expected batch of 1,024, up to a
+                    quarter at 4,096, nothing at 16,384. None: where it costs under 5 % and all
+                    records
                 have one shape for certain (a ``TensorDataset``, collated as usual).
 
         Returns:
-            an iterator; ``len`` is the number of steps that remain, where each is one batch. One runs through the whole
-            plan, all epochs; a second one goes on where the first stopped. An empty batch arrives as record 0 with weight
-            zero: its step adds noise only. How many rows a batch has is private: do not log it.
+            an iterator; ``len`` is the number of steps that remain, where each is one batch. One
+            runs through the whole plan, all epochs; a second one goes on where the first stopped.
+            An empty batch arrives as record 0 with weight zero: its step adds noise only. How many
+                rows a batch has is private: do not log it.
 
-        **Guarantee.** None for what is yielded: records are as private as the data set. Who takes part in a step is
-        drawn once, and kept until that step's noisy sum is out, however often the loop is left and entered again.
+        **Guarantee.** None for what is yielded: records are as private as the data set. Who takes
+        part in a step is drawn once, and kept until that step's noisy sum is out, however often
+        the loop is left and entered again.
         """
         options = LoaderOptions(
             num_workers,
@@ -232,9 +273,9 @@ class PrivateTraining(PublicFigures):
     ) -> LogicalSteps:
         """The steps that remain, one item each, whatever memory holds: ``len`` is public.
 
-        For loops that count: iterate over each item for its microbatches, hand their losses to `backward`, then call
-        ``optimizer.step()`` once; schedulers and progress bars count steps of the plan. Items may be fetched ahead.
-        Arguments and guarantee: as for `batches`.
+        For loops that count: iterate over each item for its microbatches, hand their losses to
+        `backward`, then call ``optimizer.step()`` once; schedulers and progress bars count steps
+        of the plan. Items may be fetched ahead. Arguments and guarantee: as for `batches`.
         """
         batches = self.batches(
             physical_batch_size=physical_batch_size,
@@ -247,52 +288,62 @@ class PrivateTraining(PublicFigures):
 
     @property
     def step_is_complete(self) -> bool:
-        """Whether all of a step's microbatches have been delivered, and the step is still to come. Private."""
+        """Whether all of a step's microbatches have been delivered, and the step is still to come.
+        Private.
+        """
         return self._steps.state == "complete"
 
     def backward(self, losses: Tensor) -> None:
-        """Differentiate the batch's losses: each record's gradient is clipped, and added to the step's sum.
+        """Differentiate the batch's losses: each record's gradient is clipped, and added to the
+        step's sum.
 
         Args:
-            losses: one for each delivered record, shape (rows,): compute them with ``reduction="none"``. The sum over the
-                records is taken here, so that there is no reduction to declare. A scalar is taken where its graph shows
-                whether it is a mean or a sum of the records' losses, or where ``attach(..., loss_reduction=)`` says so.
+            losses: one for each delivered record, shape (rows,): compute them with
+                ``reduction="none"``. The sum over the records is taken here, so that there is no
+                reduction to declare. A scalar is taken where its graph shows whether it is a mean
+                or a sum of the records' losses, or where ``attach(..., loss_reduction=)`` says so.
 
         Raises:
-            PrivacyError: these are not the losses of the rows that were delivered, or a scalar that is not what was
-                declared.
+            PrivacyError: these are not the losses of the rows that were delivered, or a scalar
+                that is not what was declared.
 
-        **Guarantee.** Each record adds a gradient of at most the clip norm, for every loss in which its term depends on
-        that record alone. A vector's terms may still have been made of each other (``attach(..., loss=)`` checks that).
+        **Guarantee.** Each record adds a gradient of at most the clip norm, for every loss in
+        which its term depends on that record alone. A vector's terms may still have been made of
+        each other (``attach(..., loss=)`` checks that).
         """
         self._require_attached()
         differentiate(self._engine, losses, self._reduction)
 
-    # ---- checkpoints -----------------------------------------------------------------------------------------
+    # ---- checkpoints ----------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint that ``attach(..., resume=path)`` goes on from: model, optimizers and all privacy state.
+        """Write a checkpoint that ``attach(..., resume=path)`` goes on from: model, optimizers and
+        all privacy state.
 
-        **The file is a secret, like the data**: it holds who takes part in coming steps, what error feedback remembers, and
-        the noise that correlated mechanisms will take back. To publish a model, save ``model.state_dict()``.
+        **The file is a secret, like the data**: it holds who takes part in coming steps, what
+        error feedback remembers, and the noise that correlated mechanisms will take back. To
+        publish a model, save ``model.state_dict()``.
 
-        What some of several optimizers have not used yet of the last release is not saved. The run may go on from the file
-        if the `with` is left in this state, or not at all (the process died); left later, the run counts as completed.
+        What some of several optimizers have not used yet of the last release is not saved. The run
+        may go on from the file if the `with` is left in this state, or not at all (the process
+        died); left later, the run counts as completed.
 
         Args:
-            path: an older checkpoint there is replaced, anything else refused; readable by its owner alone.
+            path: an older checkpoint there is replaced, anything else refused; readable by its
+                owner alone.
 
         Raises:
             PrivacyError: in the middle of a step, or something was changed that may not be.
             LedgerError: the ledger, which is told of the file first, cannot be written.
-            ValueError: a state dict holds what could not be read back. OSError: the file cannot be written. What was there
-                is unchanged.
+            ValueError: a state dict holds what could not be read back. OSError: the file cannot be
+                written. What was there is unchanged.
         """
         self._require_attached()
         self._steps.refuse_interrupted()
         if self._steps.state != "idle":
             raise PrivacyError(
-                "private.save was called in the middle of a step. Fix: save after optimizer.step() for the last piece of a "
+                "private.save was called in the middle of a step. Fix: save after "
+                "optimizer.step() for the last piece of a "
                 "batch, such as where private.finished_step is true."
             )
         refuse_to_save(self._ranks.size, sharded=self._sharded)
@@ -322,10 +373,12 @@ class PrivateTraining(PublicFigures):
             optimizer.load_state_dict(state)
         self._steps.restore(checkpoint)
 
-    # ---- leaving ---------------------------------------------------------------------------------------------
+    # ---- leaving --------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Take everything off model and optimizer. Called by leaving the ``with``; harmless when repeated."""
+        """Take everything off model and optimizer. Called by leaving the ``with``; harmless when
+        repeated.
+        """
         self._engine.detach()
         self._synchronisation.restore()
         self._hooks.remove()
@@ -334,26 +387,35 @@ class PrivateTraining(PublicFigures):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a private training cannot be pickled or copied: it holds sums and noise that must not be stored. "
-            "Save model.state_dict() and optimizer.state_dict(), which hold released numbers only; private.save(path) "
+            "a private training cannot be pickled or copied: it holds sums and noise that must "
+            "not be stored. "
+            "Save model.state_dict() and optimizer.state_dict(), which hold released numbers "
+            "only; private.save(path) "
             "writes a secret file to go on from."
         )
 
     def _require_attached(self) -> None:
         if not self._hooks.attached:
-            raise PrivacyError("this training has been detached. Fix: draw batches inside the `with` block.")
+            raise PrivacyError(
+                "this training has been detached. Fix: draw batches inside the `with` block."
+            )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
             if error is None:
                 refuse_changed_parameters(self._engine, everything=True)
             self._ranks.leave(self.steps_done, failed=error is not None)
-            if error is None and (self._saved_at != self.steps_done or self.steps_done == self.plan.steps):
+            if error is None and (
+                self._saved_at != self.steps_done or self.steps_done == self.plan.steps
+            ):
                 self._steps.gate.finish()  # else it may go on from the checkpoint
         finally:
             self.detach()

@@ -1,4 +1,6 @@
-"""What made-up records tell about a model before training: how many positions layers see, and where their records are."""
+"""What made-up records tell about a model before training: how many positions layers see, and
+where their records are.
+"""
 
 from contextlib import suppress
 from functools import partial
@@ -14,8 +16,8 @@ from dpoptim.training.quiet import quiet
 
 @torch.no_grad()
 def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, int]:
-    """How many positions a record has in each layer that multiplies by a matrix, by the layer's name; empty if that cannot
-    be found out.
+    """How many positions a record has in each layer that multiplies by a matrix, by the layer's
+    name; empty if that cannot be found out.
     """
     if sample is None:
         return {}
@@ -24,7 +26,8 @@ def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, in
     def note(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0] if args else None
         if isinstance(x, Tensor) and x.dim() > 1:
-            time_first = x.dim() == 3 and not getattr(module, "batch_first", True)  # recurrent layers and attention
+            # recurrent layers and attention
+            time_first = x.dim() == 3 and not getattr(module, "batch_first", True)
             if x.shape[1 if time_first else 0] == rows:
                 seen[name] = max(seen.get(name, 1), x.numel() // (rows * x.shape[-1]))
                 if isinstance(module, nn.MultiheadAttention):
@@ -33,7 +36,8 @@ def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, in
     hooks = [
         module.register_forward_pre_hook(partial(note, name or type(module).__name__))
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.RNNBase | nn.MultiheadAttention) or is_transposed_linear(module)
+        if isinstance(module, nn.Linear | nn.RNNBase | nn.MultiheadAttention)
+        or is_transposed_linear(module)
     ]
     try:
         with quiet(model, lambda: sample.outputs(model)), torch.no_grad():
@@ -47,10 +51,12 @@ def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, in
 
 
 def show_the_batch_axis(model: nn.Module, sample: Sample | None) -> None:
-    """Run the attached model on made-up records, of a number unlike every other axis: modules that are vectorised learn from
-    it which of their tensors have records, which a private batch as long as another axis could not tell them.
+    """Run the attached model on made-up records, of a number unlike every other axis: modules that
+    are vectorised learn from it which of their tensors have records, which a private batch as long
+    as another axis could not tell them.
     """
     if sample is not None:
-        # Whatever the user's model raises on made-up input, it will tell on the first batch, or there is nothing to tell.
+        # Whatever the user's model raises on made-up input, it will tell on the first batch, or
+        # there is nothing to tell.
         with suppress(Exception), quiet(model, lambda: sample.outputs(model)):
             sample.call(model)

@@ -1,14 +1,27 @@
-"""A progress bar of a run: steps of the plan, time left, and the epsilon that is reserved; nothing private."""
+"""A progress bar of a run: steps of the plan, time left, and the epsilon that is reserved; nothing
+private.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 def show_progress(
-    items: Iterable[Any], done: Callable[[], int], total: int, label: str, console: Console | None = None
+    items: Iterable[Any],
+    done: Callable[[], int],
+    total: int,
+    label: str,
+    console: Console | None = None,
 ) -> Iterator[Any]:
     """The items, one after the other, beside a bar that counts what ``done`` says.
 

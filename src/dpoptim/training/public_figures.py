@@ -1,4 +1,6 @@
-"""What may be said of a run while it trains: public figures, the guarantee, and what it rests on."""
+"""What may be said of a run while it trains: public figures, the guarantee, and what it rests
+on.
+"""
 
 import dataclasses
 import math
@@ -36,7 +38,8 @@ from dpoptim.training.units import Units
 class PublicFigures:
     """The public side of `PrivateTraining`, which sets what these figures are read off.
 
-    **Guarantee.** Everything here is determined by the plan, by what was released, and by what the program is.
+    **Guarantee.** Everything here is determined by the plan, by what was released, and by what the
+    program is.
     """
 
     plan: Plan
@@ -65,38 +68,48 @@ class PublicFigures:
         return self._steps.moved
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """The guarantee of what is reserved: the whole plan from the first step on, however early the run stops.
+        """The guarantee of what is reserved: the whole plan from the first step on, however early
+        the run stops.
 
         Args:
             delta: state it at another delta than the plan's, 1e-14 < delta < 1.
         """
-        guarantee = self._units.stated(self.plan.guarantee if delta is None else self.plan.guarantee_at(delta))
+        guarantee = self._units.stated(
+            self.plan.guarantee if delta is None else self.plan.guarantee_at(delta)
+        )
         if not self._all_caveats()["varies"]:
             guarantee = less_lost_delta(self.plan, guarantee)
         if self._steps.gate.released == 0:
-            return dataclasses.replace(guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven")
+            return dataclasses.replace(
+                guarantee, epsilon=0.0, delta=0.0, accountant="nothing released", status="proven"
+            )
         if self._all_caveats()["seeded"]:
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, SEEDED))
         return guarantee
 
     @property
     def clip_norm(self) -> float:
-        """What gradients are clipped to now; public. With a `PrivateQuantile`: ``nan`` until it is found."""
+        """What gradients are clipped to now; public. With a `PrivateQuantile`: ``nan`` until it is
+        found.
+        """
         found = self._steps.choice is None or self._steps.choice.found
         return self._engine.clipping.norm if found else math.nan
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in every entry of the last gradients that were released; public.
+        """Standard deviation of the noise in every entry of the last gradients that were released;
+        public.
 
-        Before the first release, of the gradients to come; 0 without noise; ``nan`` where the noise is of a tree. Optimizers
-        with a ``noise_std`` of their own, such as `dpoptim.optim.AdamBC`, are told it.
+        Before the first release, of the gradients to come; 0 without noise; ``nan`` where the
+        noise is of a tree. Optimizers with a ``noise_std`` of their own, such as
+        `dpoptim.optim.AdamBC`, are told it.
         """
         return self._steps.noise_std
 
     @property
     def share_unclipped(self) -> float:
-        """The noisy share of the last step's gradients that were not clipped; public. ``nan`` where none is released.
+        """The noisy share of the last step's gradients that were not clipped; public. ``nan``
+        where none is released.
 
         Gradients within 9 % of the clip norm count in part, so that no rounding turns a vote.
         """
@@ -105,12 +118,16 @@ class PublicFigures:
     def remaining(self) -> str:
         """What the plan and the ledger still allow, for a person to read."""
         left = self.plan.steps - self.steps_done
-        ledger = "in memory, without a budget" if self._owns_ledger else str(self._ledger.remaining())
+        ledger = (
+            "in memory, without a budget" if self._owns_ledger else str(self._ledger.remaining())
+        )
         return f"{left} of {self.plan.steps} planned steps; ledger: {ledger}"
 
     @property
     def reservation(self) -> str | None:
-        """The ledger's name for this run's reservation; None before the first noisy step, or without noise."""
+        """The ledger's name for this run's reservation; None before the first noisy step, or
+        without noise.
+        """
         return None if self._steps.gate.reservation is None else self._steps.gate.reservation.id
 
     @property
@@ -123,7 +140,9 @@ class PublicFigures:
         ranks = basis_of_ranks(self._ranks.size, sharded=self._sharded)
         slots = () if caveats["varies"] else basis_of_slots(self.plan)
         of_model = (ESCAPES, *WRITES[self._engine.reads_in_turn], *self._chosen.basis)
-        return in_order((*loss, *self._units.basis(self.plan.basis), *of_model, ledger, *ranks, *others, *slots))
+        return in_order(
+            (*loss, *self._units.basis(self.plan.basis), *of_model, ledger, *ranks, *others, *slots)
+        )
 
     def describe(self) -> str:
         """The plan for a person to read, with what its guarantee rests on by now."""
@@ -137,7 +156,8 @@ class PublicFigures:
         return as_table(self.describe())
 
     def progress(self, items: Iterable[Any], console: Console | None = None) -> Iterator[Any]:
-        """The items of `batches` or `steps` beside a progress bar of public figures: steps, time, epsilon reserved.
+        """The items of `batches` or `steps` beside a progress bar of public figures: steps, time,
+        epsilon reserved.
 
         Example::
 
@@ -148,6 +168,8 @@ class PublicFigures:
 
     def _all_caveats(self) -> dict[str, bool]:
         """What must be said of the guarantee, of all parts of the run."""
-        found = caveats_of(self._engine, seeded=self._seeded, collate=self._delivery.collates_unchecked)
+        found = caveats_of(
+            self._engine, seeded=self._seeded, collate=self._delivery.collates_unchecked
+        )
         found["varies"] = self._delivery.shapes_vary
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}

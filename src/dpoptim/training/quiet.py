@@ -1,4 +1,6 @@
-"""Run a model to look at it, not to train it: deterministic, and everything that it moved is put back."""
+"""Run a model to look at it, not to train it: deterministic, and everything that it moved is put
+back.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,10 +16,13 @@ COPIED_PARAMETERS = 1 << 26
 
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
-    """Restore training modes, buffers, the parameters of all but very large models, and the random generators afterwards."""
+    """Restore training modes, buffers, the parameters of all but very large models, and the random
+    generators afterwards.
+    """
     modes = {module: module.training for module in model.modules()}
     copied = list(model.buffers())
-    if sum(p.numel() for p in model.parameters()) <= COPIED_PARAMETERS:  # of larger ones there may be no room for two
+    # of larger ones there may be no room for two
+    if sum(p.numel() for p in model.parameters()) <= COPIED_PARAMETERS:
         copied += model.parameters()
     before = {t: t.detach().clone() for t in copied}
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
@@ -25,7 +30,9 @@ def put_back(model: nn.Module) -> Iterator[None]:
         with ExitStack() as generators:
             generators.enter_context(torch.random.fork_rng([]))
             for device in elsewhere:
-                generators.enter_context(torch.random.fork_rng([device.index or 0], device_type=device.type))
+                generators.enter_context(
+                    torch.random.fork_rng([device.index or 0], device_type=device.type)
+                )
             yield
     finally:
         for module, training in modes.items():
@@ -40,8 +47,8 @@ def put_back(model: nn.Module) -> Iterator[None]:
 def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
     """Make the model deterministic, in training mode if that can be; everything is `put_back`.
 
-    Dropout layers are switched off. If ``run`` still draws random numbers, they are always the same; where that cannot be
-    done, the whole model goes to evaluation mode.
+    Dropout layers are switched off. If ``run`` still draws random numbers, they are always the
+    same; where that cannot be done, the whole model goes to evaluation mode.
     """
     with put_back(model), ExitStack() as noise, torch.enable_grad():
         for module in model.modules():

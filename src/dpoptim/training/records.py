@@ -1,4 +1,6 @@
-"""Single records of any form (tensors, numbers, tuples, mappings, dataclasses, nests of them), and others of that form."""
+"""Single records of any form (tensors, numbers, tuples, mappings, dataclasses, nests of them), and
+others of that form.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,7 +15,9 @@ Path = tuple[str, ...]
 
 
 def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """The record with ``change(path, leaf)`` in the place of each leaf; its containers keep their types."""
+    """The record with ``change(path, leaf)`` in the place of each leaf; its containers keep their
+    types.
+    """
 
     def below(key: object, value: Any) -> Any:
         return map_leaves(value, change, (*path, str(key)))
@@ -26,10 +30,14 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
     if isinstance(record, tuple | list):
         # The last one of several is what is to be predicted, as in (x, y).
         last = len(record) - 1
-        return type(record)(below("label" if 0 < i == last else i, value) for i, value in enumerate(record))
+        return type(record)(
+            below("label" if 0 < i == last else i, value) for i, value in enumerate(record)
+        )
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         fields = [field.name for field in dataclasses.fields(record) if field.init]
-        return dataclasses.replace(record, **{key: below(key, getattr(record, key)) for key in fields})
+        return dataclasses.replace(
+            record, **{key: below(key, getattr(record, key)) for key in fields}
+        )
     return change(path, record)
 
 
@@ -48,10 +56,12 @@ def is_label(path: Path) -> bool:
 
 
 def made_up(record: Any, generator: torch.Generator) -> Any:
-    """A random record of this one's form: whole numbers are 0 or 1, which every vocabulary and label set has; masks are 1.
+    """A random record of this one's form: whole numbers are 0 or 1, which every vocabulary and
+    label set has; masks are 1.
 
     Raises:
-        TypeError: a leaf that is neither a tensor nor an array nor a number, which nobody can make up.
+        TypeError: a leaf that is neither a tensor nor an array nor a number, which nobody can make
+            up.
 
     **Guarantee.** Of the record, only structure, names, shapes and dtypes are used.
     """
@@ -76,28 +86,43 @@ def made_up(record: Any, generator: torch.Generator) -> Any:
 
 def length_of(record: Any) -> int:
     """The first axis of the record's first tensor that has one; 0 where none has."""
-    shapes = [leaf.shape for _, leaf in leaves_of(record) if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim]
+    shapes = [
+        leaf.shape
+        for _, leaf in leaves_of(record)
+        if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim
+    ]
     return int(shapes[0][0]) if shapes else 0
 
 
 def cut(record: Any, length: int) -> Any:
-    """The record with all axes that are as long as the first one cut to ``length``: a shorter sequence."""
+    """The record with all axes that are as long as the first one cut to ``length``: a shorter
+    sequence.
+    """
     whole = length_of(record)
 
     def shorter(path: Path, leaf: Any) -> Any:
-        sequence = isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 and leaf.shape[0] == whole
+        sequence = (
+            isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 and leaf.shape[0] == whole
+        )
         return leaf[:length] if sequence else leaf
 
     return map_leaves(record, shorter)
 
 
 def masked_after(record: Any, length: int) -> Any:
-    """The record with its masks 0, and its labels to be ignored, from position ``length`` on: a sequence with padding."""
+    """The record with its masks 0, and its labels to be ignored, from position ``length`` on: a
+    sequence with padding.
+    """
 
     def masked(path: Path, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor | np.ndarray) or leaf.ndim == 0:
             return leaf
-        whole_numbers = leaf.dtype in (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))
+        whole_numbers = leaf.dtype in (
+            torch.int64,
+            torch.int32,
+            np.dtype("int64"),
+            np.dtype("int32"),
+        )
         filler = 0 if is_mask(path) else IGNORED_LABEL if is_label(path) and whole_numbers else None
         if filler is None:
             return leaf

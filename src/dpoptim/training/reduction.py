@@ -1,4 +1,6 @@
-"""How a scalar loss was made of the records' losses, read off the graph that autograd kept of it."""
+"""How a scalar loss was made of the records' losses, read off the graph that autograd kept of
+it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ from dpoptim.gradients.engine import Engine, Reduction
 
 MEAN, SUM = 1, 2  # as torch's losses save it
 ONE_BY_ONE = (
-    'Fix: compute the loss with reduction="none" and hand over the vector: private.backward(losses), one loss for each '
+    'Fix: compute the loss with reduction="none" and hand over the vector: '
+    "private.backward(losses), one loss for each "
     "record; dpoptim.losses.per_sample_mean averages over each record's own tokens."
 )
 
@@ -23,10 +26,13 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         declared: what `attach` was told about scalars.
     """
     if not isinstance(losses, Tensor):
-        raise TypeError(f"losses must be a tensor with one loss for each record, got {type(losses).__name__}.")
+        raise TypeError(
+            f"losses must be a tensor with one loss for each record, got {type(losses).__name__}."
+        )
     if not losses.requires_grad:
         raise PrivacyError(
-            "losses do not depend on anything trainable. Fix: compute them from model(x), outside of torch.no_grad()."
+            "losses do not depend on anything trainable. Fix: compute them from model(x), "
+            "outside of torch.no_grad()."
         )
     if engine.isolation.alone:  # whatever it is, there is nobody else in it
         engine.backward(losses)
@@ -35,17 +41,28 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         # Of a part of the rows, nobody knows how many they are.
         reading = None if engine.partial_backward else read_reduction(losses, engine.rows_open)
         reduction = agreed_reduction(reading, declared)
-        weight = None if reading is None or reading.total_weight is None else float(reading.total_weight)
+        weight = (
+            None if reading is None or reading.total_weight is None else float(reading.total_weight)
+        )
         engine.backward(losses, reduction, "scalar", weight)
         return
     K = engine.rows.per_record
-    if losses.dim() == 1 and K > 1 and K * len(losses) == engine.rows_open and engine.present is None:
-        engine.backward(losses * K if engine.rows.reduction == "mean" else losses)  # one a record: its rows are reduced
+    if (
+        losses.dim() == 1
+        and K > 1
+        and K * len(losses) == engine.rows_open
+        and engine.present is None
+    ):
+        # one a record: its rows are reduced
+        engine.backward(losses * K if engine.rows.reduction == "mean" else losses)
         return
-    fits = losses.dim() == 1 and (len(losses) == engine.rows_open or (engine.partial_backward and engine.rows_open))
+    fits = losses.dim() == 1 and (
+        len(losses) == engine.rows_open or (engine.partial_backward and engine.rows_open)
+    )
     if not fits:  # how many rows there are is private
         raise PrivacyError(
-            f"private.backward takes one loss for each delivered record, shape (rows,); got {axes_of(losses)}"
+            "private.backward takes one loss for each delivered record, shape (rows,); got "
+            f"{axes_of(losses)}"
             f"{'' if losses.dim() != 1 else ' of another length'}. {ONE_BY_ONE}"
         )
     engine.backward(losses)
@@ -57,8 +74,8 @@ class Reading:
 
     Attributes:
         reduction: how the records' losses were combined.
-        total_weight: that torch divided by, a scalar, where that need not be the number of records (ignored labels and
-            class weights); else None. Private.
+        total_weight: that torch divided by, a scalar, where that need not be the number of records
+            (ignored labels and class weights); else None. Private.
     """
 
     reduction: Reduction
@@ -68,11 +85,12 @@ class Reading:
 def read_reduction(loss: Tensor, rows: int) -> Reading | None:
     """The reduction of a scalar loss over ``rows`` records; None where the graph does not show it.
 
-    Read are the reductions of torch's own losses, ``mean`` and ``sum`` at the end, a sum that was divided by the number of
-    records, and sums of several such terms.
+    Read are the reductions of torch's own losses, ``mean`` and ``sum`` at the end, a sum that was
+    divided by the number of records, and sums of several such terms.
 
     Raises:
-        SamplesInteractError: it is a mean over something other than the records, in which they weigh by each other.
+        SamplesInteractError: it is a mean over something other than the records, in which they
+            weigh by each other.
     """
     return None if loss.grad_fn is None else _of_node(loss.grad_fn, rows)
 
@@ -108,10 +126,14 @@ def _of_mean(node: Any, rows: int) -> Reading:
 
 
 def _of_quotient(node: Any, rows: int) -> Reading | None:
-    """A sum divided by the number of records is their mean. Any other factor leaves it open what the sum stands for."""
+    """A sum divided by the number of records is their mean. Any other factor leaves it open what
+    the sum stands for.
+    """
     other = node._saved_other
     if isinstance(other, Tensor):
-        other = float(other) if other.dim() == 0 and not other.requires_grad and other.is_cpu else None
+        other = (
+            float(other) if other.dim() == 0 and not other.requires_grad and other.is_cpu else None
+        )
     if other != rows:
         return None
     reading = _of_only_child(node, rows)
@@ -126,7 +148,8 @@ def _of_labels(node: Any, rows: int) -> Reading | None:
         return None
     if node.name() == "NllLoss2DBackward0" or len(node._saved_self) != rows:
         raise SamplesInteractError(
-            "the loss is a mean over the labels of the whole batch, not over its records: how much a record weighs depends "
+            "the loss is a mean over the labels of the whole batch, not over its records: how "
+            "much a record weighs depends "
             f"on the others' ignored labels. {ONE_BY_ONE}"
         )
     return Reading("mean", node._saved_total_weight)
@@ -136,7 +159,8 @@ def _of_elements(node: Any, rows: int) -> Reading | None:
     """Losses element by element, such as MSE."""
     if any(child.name() == "ExpandBackward0" for child in _children(node)):
         raise SamplesInteractError(
-            "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that every output meets every "
+            "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so "
+            "that every output meets every "
             "record's target. Fix: give both the same shape."
         )
     if node._saved_reduction == MEAN:
@@ -148,13 +172,21 @@ def _of_elements(node: Any, rows: int) -> Reading | None:
 def _refuse_other_counts(elements: int, rows: int) -> None:
     if elements % rows:
         raise SamplesInteractError(
-            "the loss is a mean over a number of elements that is no multiple of the number of records, such as a mean over "
-            f"chosen records or over the tokens that count: how much a record weighs depends on the others. {ONE_BY_ONE}"
+            "the loss is a mean over a number of elements that is no multiple of the number of "
+            "records, such as a mean over "
+            "chosen records or over the tokens that count: how much a record weighs depends on "
+            f"the others. {ONE_BY_ONE}"
         )
 
 
 # What changes no number (or all alike, by a sign) is passed through.
-UNCHANGED = ("ToCopyBackward0", "NegBackward0", "SqueezeBackward0", "ViewBackward0", "CloneBackward0")
+UNCHANGED = (
+    "ToCopyBackward0",
+    "NegBackward0",
+    "SqueezeBackward0",
+    "ViewBackward0",
+    "CloneBackward0",
+)
 READERS: dict[str, Callable[[Any, int], Reading | None]] = {
     **dict.fromkeys(UNCHANGED, _of_only_child),
     **dict.fromkeys(("AddBackward0", "SubBackward0"), _of_terms),
@@ -167,8 +199,10 @@ READERS: dict[str, Callable[[Any, int], Reading | None]] = {
 
 def disagreement(found: str, declared: str) -> PrivacyError:
     return PrivacyError(
-        f'the loss is a {found} over the batch, but attach was told loss_reduction="{declared}": gradients would be clipped '
-        f'at the wrong scale. Fix: loss_reduction="{found}"; or private.backward(losses) with one loss for each record '
+        f'the loss is a {found} over the batch, but attach was told loss_reduction="{declared}": '
+        "gradients would be clipped "
+        f'at the wrong scale. Fix: loss_reduction="{found}"; or private.backward(losses) with '
+        "one loss for each record "
         '(reduction="none"), which needs no such argument.'
     )
 
@@ -184,7 +218,8 @@ def agreed_reduction(reading: Reading | None, declared: Reduction | None) -> Red
     reduction = declared if reading is None else reading.reduction
     if reduction is None:
         raise PrivacyError(
-            "private.backward was given a scalar, and its graph does not show whether it is the mean or the sum of the "
+            "private.backward was given a scalar, and its graph does not show whether it is the "
+            "mean or the sum of the "
             f"records' losses. {ONE_BY_ONE} Or say it: dpoptim.attach(..., loss_reduction=...)."
         )
     return reduction

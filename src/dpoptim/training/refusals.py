@@ -31,13 +31,21 @@ def refuse_unsupported(
 ) -> None:
     """Errors that need no look at the model's layers."""
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with DPSGD(...).plan(...).")
+        raise TypeError(
+            f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with "
+            "DPSGD(...).plan(...)."
+        )
     if loss_reduction not in (None, "mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean', 'sum' or None, got {loss_reduction!r}.")
     if ledger is not None and not isinstance(ledger, Ledger):
-        raise TypeError(f"ledger must be a dpoptim.Ledger, got {type(ledger).__name__}; write dpoptim.Ledger(path).")
+        raise TypeError(
+            f"ledger must be a dpoptim.Ledger, got {type(ledger).__name__}; write "
+            "dpoptim.Ledger(path)."
+        )
     if plan.noise_multiplier == 0 and ledger is not None:
-        raise ValueError("ledger was given, but the plan has no noise: nothing finite can be charged.")
+        raise ValueError(
+            "ledger was given, but the plan has no noise: nothing finite can be charged."
+        )
     refuse_model(model)
     refuse_optimizers(optimizers)
     refuse_data(train_set)
@@ -49,8 +57,10 @@ def refuse_model(model: nn.Module) -> None:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if isinstance(model, nn.DataParallel):
         raise PrivacyError(
-            "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: attach the bare module "
-            "(model.module), and start one process for each device: see docs/guides/many-processes.md."
+            "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: "
+            "attach the bare module "
+            "(model.module), and start one process for each device: see "
+            "docs/guides/many-processes.md."
         )
     refuse_sharded_parameters(model)
     for name, module in model.named_modules():
@@ -61,15 +71,20 @@ def refuse_model(model: nn.Module) -> None:
 
 def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     if not isinstance(optimizers, Sequence) or not optimizers:
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, or a list of several, got {type(optimizers).__name__}.")
+        raise TypeError(
+            "optimizer must be a torch.optim.Optimizer, or a list of several, got "
+            f"{type(optimizers).__name__}."
+        )
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
-                f"optimizer must be a torch.optim.Optimizer, or a list of several, got {type(optimizer).__name__}."
+                "optimizer must be a torch.optim.Optimizer, or a list of several, got "
+                f"{type(optimizer).__name__}."
             )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise PrivacyError(
-                "LBFGS evaluates its closure several times a step, and every evaluation would need noise of its own. "
+                "LBFGS evaluates its closure several times a step, and every evaluation would "
+                "need noise of its own. "
                 "Fix: use a first-order optimizer such as SGD or Adam."
             )
 
@@ -78,33 +93,41 @@ def refuse_data(train_set: Dataset[Any]) -> None:
     """Data that the plan's sampler cannot draw from."""
     if isinstance(train_set, DataLoader):
         raise TypeError(
-            "train_set must be the data set itself, got a DataLoader: batches are drawn by the plan's sampler. Fix: pass "
+            "train_set must be the data set itself, got a DataLoader: batches are drawn by the "
+            "plan's sampler. Fix: pass "
             "loader.dataset, and iterate over private.batches()."
         )
     if not hasattr(train_set, "__len__") or not hasattr(train_set, "__getitem__"):
-        raise TypeError(f"train_set must be a data set or a stream of records, got {type(train_set).__name__}.")
+        raise TypeError(
+            f"train_set must be a data set or a stream of records, got {type(train_set).__name__}."
+        )
     if len(train_set) == 0:
         raise ValueError("train_set is empty; there is nothing to train on.")
 
 
 def refuse_other_unit(plan: Plan, units: Units) -> None:
     """A plan that promises persons something, without a word of who they are."""
-    if plan.unit != RECORD and (units.name != plan.unit.name or units.rows.per_record > plan.unit.most_rows):
+    if plan.unit != RECORD and (
+        units.name != plan.unit.name or units.rows.per_record > plan.unit.most_rows
+    ):
         raise ValueError(
-            f"the plan protects {plan.unit.name}s with at most {plan.unit.most_rows} rows each. Fix: "
+            f"the plan protects {plan.unit.name}s with at most {plan.unit.most_rows} rows each. "
+            "Fix: "
             f"attach(..., persons=..., rows_per_record={plan.unit.most_rows})."
         )
 
 
 def refuse_other_size(plan: Plan, count: int, name: str) -> None:
-    """Where n is public, data of another size than planned, in all processes; and so is this comparison.
+    """Where n is public, data of another size than planned, in all processes; and so is this
+    comparison.
 
     Args:
         count: records or persons; ``name`` says which.
     """
     if plan.neighboring != "add-or-remove-one" and count != plan.n:
         raise ValueError(
-            f"train_set has {count} {name}s but the plan was made for n={plan.n}; under {plan.neighboring} they must agree. "
+            f"train_set has {count} {name}s but the plan was made for n={plan.n}; under "
+            f"{plan.neighboring} they must agree. "
             f"Fix: plan(n={count}, ...)."
         )
 
@@ -113,13 +136,16 @@ def refuse_to_save(processes: int, *, sharded: bool) -> None:
     """Records that each process numbers for itself could not be found again by other processes."""
     if processes > 1 and sharded:
         raise PrivacyError(
-            "checkpoints of runs with sharded=True in several processes are not supported yet. Fix: the same data set on "
+            "checkpoints of runs with sharded=True in several processes are not supported yet. "
+            "Fix: the same data set on "
             "every process (a memory-mapped array, say), without sharded."
         )
 
 
 def refuse_devices(plan: Plan, engine: Engine) -> None:
-    """Much noise is drawn where it is added, after the run was charged; so a device is first asked whether it can."""
+    """Much noise is drawn where it is added, after the run was charged; so a device is first asked
+    whether it can.
+    """
     entries: Counter[torch.device] = Counter()
     for p in engine.parameters:
         entries[p.device] += p.numel()
@@ -129,37 +155,59 @@ def refuse_devices(plan: Plan, engine: Engine) -> None:
 
 
 def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """The optimizers together must hold exactly the trainable parameters: others would move, or leak, without the gate."""
-    holders = Counter(id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
+    """The optimizers together must hold exactly the trainable parameters: others would move, or
+    leak, without the gate.
+    """
+    holders = Counter(
+        id(p)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    )
     known = {id(p) for p in engine.parameters}
-    missing = [name for name, p in zip(engine.names, engine.parameters, strict=True) if id(p) not in holders]
+    missing = [
+        name
+        for name, p in zip(engine.names, engine.parameters, strict=True)
+        if id(p) not in holders
+    ]
     if missing:
         raise PrivacyError(
-            f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is not in the optimizer. "
-            "Fix: add it to the optimizer, give attach a list of the optimizers that hold all trainable parameters, or "
+            f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is "
+            "not in the optimizer. "
+            "Fix: add it to the optimizer, give attach a list of the optimizers that hold all "
+            "trainable parameters, or "
             "freeze it with requires_grad_(False)."
         )
-    twice = [name for name, p in zip(engine.names, engine.parameters, strict=True) if holders[id(p)] > 1]
+    twice = [
+        name for name, p in zip(engine.names, engine.parameters, strict=True) if holders[id(p)] > 1
+    ]
     if twice:
         raise PrivacyError(
-            f"parameter {twice[0]!r} is in two optimizers, of which only the first to step would find its gradient. "
+            f"parameter {twice[0]!r} is in two optimizers, of which only the first to step would "
+            "find its gradient. "
             "Fix: put each parameter in one."
         )
-    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    held = [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
     if any(p.requires_grad for p in held if id(p) not in known):
         raise PrivacyError(
-            "the optimizer holds trainable parameters that are not the model's: they would be trained without privacy. "
+            "the optimizer holds trainable parameters that are not the model's: they would be "
+            "trained without privacy. "
             "Fix: give it model.parameters() only."
         )
 
 
 def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> None:
-    """Parameters and buffers must be the ones that were attached, and those that do not train as they were."""
+    """Parameters and buffers must be the ones that were attached, and those that do not train as
+    they were.
+    """
     for name, p in engine.model.named_parameters():
         if p.requires_grad != (id(p) in engine.places):
             change = "unfrozen" if p.requires_grad else "frozen"
             raise PrivacyError(
-                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before dpoptim.attach, or "
+                f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before "
+                "dpoptim.attach, or "
                 "attach again."
             )
     engine.refuse_changes(everything=everything)

@@ -1,4 +1,6 @@
-"""From the gate to the optimizers: each finds its share of a release in ``.grad``, as it was written, and uses it once."""
+"""From the gate to the optimizers: each finds its share of a release in ``.grad``, as it was
+written, and uses it once.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -20,15 +22,19 @@ class ReleasedGradients:
         engine: whose parameters they move.
         optimizers: that share these out.
 
-    **Guarantee.** No optimizer steps while a ``.grad`` is there that the gate did not write for it, or while the model or an
-    optimizer holds other trainable parameters than when it was attached.
+    **Guarantee.** No optimizer steps while a ``.grad`` is there that the gate did not write for
+    it, or while the model or an optimizer holds other trainable parameters than when it was
+    attached.
     """
 
     def __init__(self, engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._engine, self._optimizers = engine, tuple(optimizers)
-        self._waiting: set[torch.optim.Optimizer] = set()  # that have not used their share of the last release
-        self._released: dict[int, tuple[Tensor, int]] = {}  # their gradients and these's versions, by the parameter's id
-        self._moving: Moving | None = None  # what made the gate release, until it has used its share
+        # that have not used their share of the last release
+        self._waiting: set[torch.optim.Optimizer] = set()
+        # their gradients and these's versions, by the parameter's id
+        self._released: dict[int, tuple[Tensor, int]] = {}
+        # what made the gate release, until it has used its share
+        self._moving: Moving | None = None
 
     def begin(self, first: torch.optim.Optimizer, *, moves: bool = True) -> None:
         """``first`` made the gate release, and is about to step; the others may do so later.
@@ -57,7 +63,9 @@ class ReleasedGradients:
         return True
 
     def used(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped: the next step must not find its gradients, whether or not zero_grad() is called."""
+        """It has stepped: the next step must not find its gradients, whether or not zero_grad() is
+        called.
+        """
         if self._moving is not None and self._moving.optimizer is optimizer:
             self._moving = None
         for group in optimizer.param_groups:
@@ -80,13 +88,17 @@ class ReleasedGradients:
             return
         state = "may have moved in part" if self._moving.clean_up() else "are where they were"
         raise PrivacyError(
-            "the optimizer failed after the step's noisy sum was released: the step is counted, and the weights "
-            f"{state}. Fix: free memory and call optimizer.step() again, which redoes the update from the noisy gradient "
+            "the optimizer failed after the step's noisy sum was released: the step is counted, "
+            "and the weights "
+            f"{state}. Fix: free memory and call optimizer.step() again, which redoes the update "
+            "from the noisy gradient "
             "in .grad; or private.save(path), and attach(..., resume=path) redoes it."
         )
 
     def unfinished(self) -> dict[str, Any] | None:
-        """What an update that failed would need again, for a checkpoint: noisy gradients, which are public."""
+        """What an update that failed would need again, for a checkpoint: noisy gradients, which
+        are public.
+        """
         if self._moving is None:
             return None
         left = {self._moving.optimizer, *self._waiting}
@@ -103,7 +115,8 @@ class ReleasedGradients:
             return
         if unfinished["touched"]:
             warnings.warn(
-                "the update that is done again had begun before: some weights or averages of the optimizer may move twice. "
+                "the update that is done again had begun before: some weights or averages of the "
+                "optimizer may move twice. "
                 "The guarantee is unaffected.",
                 RuntimeWarning,
                 stacklevel=4,
@@ -118,7 +131,9 @@ class ReleasedGradients:
             optimizer.step()
 
     def refuse_changes(self) -> None:
-        """Refuse foreign gradients, and parameters or buffers that are not those that were attached."""
+        """Refuse foreign gradients, and parameters or buffers that are not those that were
+        attached.
+        """
         self._refuse_other_gradients()
         refuse_changed_parameters(self._engine)
         refuse_foreign_parameters(self._engine, self._optimizers)
@@ -128,8 +143,10 @@ class ReleasedGradients:
             released, version = self._released.get(id(p), (None, None))
             if p.grad is not None and (p.grad is not released or version_of(p.grad) != version):
                 raise PrivacyError(
-                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: let only "
-                    "private.backward(losses) make gradients, inside the loop, and do not write to .grad."
+                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: "
+                    "let only "
+                    "private.backward(losses) make gradients, inside the loop, and do not write "
+                    "to .grad."
                 )
 
 
@@ -146,8 +163,8 @@ class Moving:
         self._before = versions(optimizer)
 
     def clean_up(self) -> bool:
-        """Take out what the optimizer began to remember, since it cannot go on with half of it. Returns whether a
-        parameter, or what was remembered of one before, was written.
+        """Take out what the optimizer began to remember, since it cannot go on with half of it.
+        Returns whether a parameter, or what was remembered of one before, was written.
         """
         for p in list(self.optimizer.state):
             if p not in self._remembered:
@@ -160,7 +177,9 @@ class Moving:
 
 
 def versions(optimizer: torch.optim.Optimizer) -> list[int]:
-    """How often each tensor of an optimizer has been written: parameters, and what is remembered of each."""
+    """How often each tensor of an optimizer has been written: parameters, and what is remembered
+    of each.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     states = [value for p in parameters for value in optimizer.state.get(p, {}).values()]
     return [version_of(tensor) for tensor in (*parameters, *states) if isinstance(tensor, Tensor)]

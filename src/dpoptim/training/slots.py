@@ -1,24 +1,28 @@
-"""Physical batches of a public number of rows: records take free slots at random, and what stays empty counts as zero.
+"""Physical batches of a public number of rows: records take free slots at random, and what stays
+empty counts as zero.
 
-**Theorem.** Suppose that forward pass, backward pass and the engine compute each row's part as a function of
-that row, of its place, and of the shapes alone (deterministic kernels that treat rows apart). Let every physical
-batch have the same public shape, let a batch of B records be placed by a uniformly random injection into S >= B
-slots, and let empty slots hold made-up records whose gradients count as exactly zero. Then, as long as no batch
-outgrows its slots, one record more or less moves the sum by at most C, rounding included.
+**Theorem.** Suppose that forward pass, backward pass and the engine compute each row's part as a
+function of that row, of its place, and of the shapes alone (deterministic kernels that treat rows
+apart). Let every physical batch have the same public shape, let a batch of B records be placed by
+a uniformly random injection into S >= B slots, and let empty slots hold made-up records whose
+gradients count as exactly zero. Then, as long as no batch outgrows its slots, one record more or
+less moves the sum by at most C, rounding included.
 
-*Proof.* Deleting a given record from a uniformly random injection of B + 1 records leaves a uniformly random
-injection of B. So the coins of two data sets that differ in one record can be coupled such that every other
-record has the same slot in both, and the record's own slot is empty in the one that lacks it. Then all shapes are
-equal, every other row is equal and in its place, and so is all that is computed from it: conditions 1 to 3 of the
-theorem in `gradients.products` hold (groups are runs of slots), for any such kernel. A mean is over a public number
-of rows, so its factor is a constant. QED.
+*Proof.* Deleting a given record from a uniformly random injection of B + 1 records leaves a
+uniformly random injection of B. So the coins of two data sets that differ in one record can be
+coupled such that every other record has the same slot in both, and the record's own slot is empty
+in the one that lacks it. Then all shapes are equal, every other row is equal and in its place, and
+so is all that is computed from it: conditions 1 to 3 of the theorem in `gradients.products` hold
+(groups are runs of slots), for any such kernel. A mean is over a public number of rows, so its
+factor is a constant. QED.
 
-A batch outgrows its slots where at least S of the *other* records join, an event E that neither the record nor
-anything released decides. Given the others' coins outside of E, each step is the sampled Gaussian that was
-accounted, so by joint convexity of the hockey-stick divergence the run is (epsilon(delta - P(E)), delta)-private.
-P(E) <= T P(Binomial(n - 1, q) >= S), if the data set has at most n records: S is the smallest for which this is
-at most `SHARE` of delta, and the guarantee is stated at what is left. Inside E one more physical batch of the same
-shape is made: nothing is dropped, and nobody is told.
+A batch outgrows its slots where at least S of the *other* records join, an event E that neither
+the record nor anything released decides. Given the others' coins outside of E, each step is the
+sampled Gaussian that was accounted, so by joint convexity of the hockey-stick divergence the run
+is (epsilon(delta - P(E)), delta)-private. P(E) <= T P(Binomial(n - 1, q) >= S), if the data set
+has at most n records: S is the smallest for which this is at most `SHARE` of delta, and the
+guarantee is stated at what is left. Inside E one more physical batch of the same shape is made:
+nothing is dropped, and nobody is told.
 """
 
 import math
@@ -39,7 +43,8 @@ from dpoptim.sampling import FixedBatches, Indices, PoissonSampling
 from dpoptim.training.microbatches import BatchQueue, Microbatch
 from dpoptim.training.units import NO_ROW, present_rows
 
-WORTH_PADDING = 0.06  # empty slots for each record, up to which steps were measured to take under 5 % longer
+# empty slots for each record, up to which steps were measured to take under 5 % longer
+WORTH_PADDING = 0.06
 SHARE = 2.0**-20  # of delta, for batches that outgrow their slots
 
 
@@ -67,7 +72,10 @@ def slots_needed(plan: Plan) -> int:
     """The least S of the theorem: public, from the plan alone."""
     sampler = plan.sampler
     if not isinstance(sampler, PoissonSampling | FixedBatches):
-        raise ValueError(f"fixed_shape=True is not for batches drawn by {type(sampler).__name__}. Fix: leave it out.")
+        raise ValueError(
+            "fixed_shape=True is not for batches drawn by "
+            f"{type(sampler).__name__}. Fix: leave it out."
+        )
     if not isinstance(sampler, PoissonSampling) or sampler.sample_rate == 1:
         return sampler.capacity(plan.n)  # a batch holds no more
     allowed = math.log(lost_delta(plan) / plan.steps)
@@ -82,7 +90,9 @@ def slots_needed(plan: Plan) -> int:
 
 
 def costs_little(plan: Plan) -> bool:
-    """Whether a plan's steps take hardly longer with a fixed shape (``benchmarks/fixed_shape.py``)."""
+    """Whether a plan's steps take hardly longer with a fixed shape
+    (``benchmarks/fixed_shape.py``).
+    """
     sampled = isinstance(plan.sampler, PoissonSampling) and plan.sampler.sample_rate < 1
     return sampled and slots_needed(plan) <= (1 + WORTH_PADDING) * plan.batch_size
 
@@ -105,15 +115,22 @@ def less_lost_delta(plan: Plan, guarantee: Guarantee) -> Guarantee:
 
 def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
     """What the guarantee of a run rests on whose physical batches all had a fixed shape."""
-    alike = "shapes, and every record's place in them, are the same whether or not another record takes part"
+    alike = (
+        "shapes, and every record's place in them, are the same whether or not another record "
+        "takes part"
+    )
     apart = "kernels are deterministic and treat the rows of a batch apart"
-    most = f"the data set has at most {plan.n} records, so that delta includes batches that outgrow their slots"
+    most = (
+        f"the data set has at most {plan.n} records, so that delta includes batches that outgrow "
+        "their slots"
+    )
     items = [Assumption("enforced", alike), Assumption("trusted", apart)]
     return (*items, Assumption("trusted", most)) if lost_delta(plan) else tuple(items)
 
 
 class SlotSampler:
-    """Places batches into slots, and yields the items of each physical batch: `NO_ROW` where a slot is empty.
+    """Places batches into slots, and yields the items of each physical batch: `NO_ROW` where a
+    slot is empty.
 
     Args:
         batches: where the batches come from.
@@ -121,8 +138,8 @@ class SlotSampler:
         coins: decide the slots.
         rows: of a record.
 
-    **Guarantee.** How many rows a physical batch has is public, and a record's slot is the uniformly random injection
-    of the theorem above.
+    **Guarantee.** How many rows a physical batch has is public, and a record's slot is the
+    uniformly random injection of the theorem above.
     """
 
     def __init__(self, batches: BatchQueue, slots: Slots, coins: KeyStream, rows: int) -> None:
@@ -146,5 +163,7 @@ class SlotSampler:
                 items, present = present_rows(piece)
                 if present is None:
                     present = torch.from_numpy(piece != NO_ROW)[:, None].expand(size, self._rows)
-                self.drawn.append(Microbatch(groups, null=False, last=number == pieces, present=present))
+                self.drawn.append(
+                    Microbatch(groups, null=False, last=number == pieces, present=present)
+                )
                 yield items

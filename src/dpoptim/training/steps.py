@@ -10,7 +10,8 @@ from dpoptim.plan import Plan
 from dpoptim.training.engines import training_method
 from dpoptim.training.microbatches import BatchQueue, Microbatch
 
-# "open" while a batch's microbatches arrive, "complete" when the last one has, "released" until all is written down.
+# "open" while a batch's microbatches arrive, "complete" when the last one has, "released" until
+# all is written down.
 State = Literal["idle", "open", "complete", "released"]
 
 
@@ -27,13 +28,16 @@ class Steps:
     Attributes:
         done: noisy steps taken so far (public), those that only looked for the clip norm included.
         moved: whether the last ``optimizer.step()`` moved the model.
-        noise_std: of the noise in every entry of the last gradients that the gate released; before the first, of those to
-            come; ``nan`` if the mechanism does not tell.
+        noise_std: of the noise in every entry of the last gradients that the gate released; before
+            the first, of those to come; ``nan`` if the mechanism does not tell.
 
-    **Guarantee.** Each batch's sum goes to the gate once, and nothing remembers a step before its noise is drawn.
+    **Guarantee.** Each batch's sum goes to the gate once, and nothing remembers a step before its
+    noise is drawn.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, queue: BatchQueue, gate: Gate, ranks: Ranks) -> None:
+    def __init__(
+        self, plan: Plan, engine: Engine, queue: BatchQueue, gate: Gate, ranks: Ranks
+    ) -> None:
         self._plan, self._engine, self._queue, self.gate = plan, engine, queue, gate
         self.done, self.moved = 0, False
         self._ranks = ranks
@@ -53,8 +57,8 @@ class Steps:
         return self._state
 
     def restart(self) -> None:
-        """A loop begins. One that was left in mid-step starts that step again, with the same records; nothing of it was
-        released.
+        """A loop begins. One that was left in mid-step starts that step again, with the same
+        records; nothing of it was released.
         """
         self.refuse_interrupted()
         self._engine.restart()
@@ -65,14 +69,18 @@ class Steps:
     def begin(self, microbatch: Microbatch) -> None:
         """A part of the step's batch, or all of it, is delivered."""
         self._engine.begin_microbatch(
-            microbatch.records, null=microbatch.null, groups=microbatch.groups, present=microbatch.present
+            microbatch.records,
+            null=microbatch.null,
+            groups=microbatch.groups,
+            present=microbatch.present,
         )
         self._state = "complete" if microbatch.last else "open"
 
     def release(self) -> None:
         """Let the gate release this step's sums, and write the noisy mean into ``.grad``.
 
-        Nothing remembers the step before its noise is drawn: if that is interrupted, the step is done again.
+        Nothing remembers the step before its noise is drawn: if that is interrupted, the step is
+        done again.
         """
         self._ranks.begin_release(self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
@@ -84,7 +92,8 @@ class Steps:
         if self.choice is not None:
             query = self.choice.query(query)
         noisy = self.gate.release_sum(query)
-        self._state = "released"  # if what follows is interrupted, the run is over: the step must not happen twice
+        # if what follows is interrupted, the run is over: the step must not happen twice
+        self._state = "released"
         if self._side is not None and trains:
             self._side.released(sums)
         elif self._side is not None:
@@ -95,7 +104,8 @@ class Steps:
             self._engine.clipping = self.choice.rule
         self._queue.released()
         self.done += 1
-        if released is not None:  # else the step was for the clip norm: optimizers find no gradients, and move nothing
+        # else the step was for the clip norm: optimizers find no gradients, and move nothing
+        if released is not None:
             self._engine.write_means(released, self._plan.batch_size)
             self.noise_std = self._noise_of(self.done - 1, gain)
             self.moved = True
@@ -107,8 +117,10 @@ class Steps:
     def refuse_interrupted(self) -> None:
         if self._state == "released":
             raise PrivacyError(
-                "a step was interrupted just after its noisy sum was released, so it is unknown what the run remembers. "
-                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start a new run."
+                "a step was interrupted just after its noisy sum was released, so it is unknown "
+                "what the run remembers. "
+                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start "
+                "a new run."
             )
 
     def secret_state(self) -> dict[str, Any]:
@@ -123,7 +135,9 @@ class Steps:
         }
 
     def restore(self, secret: dict[str, Any]) -> None:
-        """Go on, from a fresh start, where `secret_state` was taken; the gate was made with its part."""
+        """Go on, from a fresh start, where `secret_state` was taken; the gate was made with its
+        part.
+        """
         self.done = secret["steps_done"]
         self._queue.restore(secret["queue"])
         if self._side is not None:

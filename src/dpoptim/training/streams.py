@@ -11,9 +11,13 @@ from dpoptim.sampling import FixedBatches
 
 
 def is_stream(train_set: Any) -> bool:
-    """Whether records can be had in order only: an ``IterableDataset`` (WebDataset's too), or an iterator."""
+    """Whether records can be had in order only: an ``IterableDataset`` (WebDataset's too), or an
+    iterator.
+    """
     by_index = hasattr(train_set, "__getitem__") or isinstance(train_set, DataLoader)
-    return isinstance(train_set, IterableDataset) or (hasattr(train_set, "__iter__") and not by_index)
+    return isinstance(train_set, IterableDataset) or (
+        hasattr(train_set, "__iter__") and not by_index
+    )
 
 
 def records_of_stream(plan: Plan, stream: Any) -> "StreamRecords":
@@ -23,11 +27,18 @@ def records_of_stream(plan: Plan, stream: Any) -> "StreamRecords":
         PrivacyError: the plan samples, shuffles, or takes more than one pass.
     """
     sampler = plan.sampler
-    if not isinstance(sampler, FixedBatches) or sampler.order != "given" or plan.steps > sampler.steps_per_pass:
+    if (
+        not isinstance(sampler, FixedBatches)
+        or sampler.order != "given"
+        or plan.steps > sampler.steps_per_pass
+    ):
         raise PrivacyError(
-            "train_set is a stream, whose records come in order and once, and the plan draws records by index. Fix: "
-            'dpoptim.DPFTRL(..., order="given").plan(epochs=1, ...), which takes them as they come; or a map-style data '
-            "set (a memory-mapped array, or an Arrow table of Hugging Face's datasets, of any size on disk)."
+            "train_set is a stream, whose records come in order and once, and the plan draws "
+            "records by index. Fix: "
+            'dpoptim.DPFTRL(..., order="given").plan(epochs=1, ...), which takes them as they '
+            "come; or a map-style data "
+            "set (a memory-mapped array, or an Arrow table of Hugging Face's datasets, of any "
+            "size on disk)."
         )
     return StreamRecords(stream, plan.n, keep=2 * sampler.batch_size)
 
@@ -38,7 +49,8 @@ class StreamRecords(Dataset[Any]):
     Args:
         stream: iterated over once.
         records: how many there are; public.
-        keep: records that stay in memory behind the last one that was read, so that an interrupted step finds its own.
+        keep: records that stay in memory behind the last one that was read, so that an interrupted
+            step finds its own.
     """
 
     def __init__(self, stream: Any, records: int, *, keep: int) -> None:
@@ -58,7 +70,9 @@ class StreamRecords(Dataset[Any]):
         """
         self._read_up_to(index)
         if index not in self._kept:
-            raise ValueError("a stream was asked for records that it gave long ago. Fix: a map-style data set.")
+            raise ValueError(
+                "a stream was asked for records that it gave long ago. Fix: a map-style data set."
+            )
         return self._kept[index]
 
     def _read_up_to(self, index: int) -> None:
@@ -69,7 +83,8 @@ class StreamRecords(Dataset[Any]):
                 self._kept[self._read] = next(self._iterator)
             except StopIteration:
                 raise ValueError(
-                    f"the stream ended before the plan's n={self._records} records. Fix: plan(n=...) for as many as it has."
+                    f"the stream ended before the plan's n={self._records} records. Fix: "
+                    "plan(n=...) for as many as it has."
                 ) from None
             self._kept.pop(self._read - self._keep, None)
             self._read += 1

@@ -7,7 +7,9 @@ from torch import nn
 
 
 class TailAverage:
-    """The mean of the iterates after a given step: less noise for nothing, since iterates are released anyway."""
+    """The mean of the iterates after a given step: less noise for nothing, since iterates are
+    released anyway.
+    """
 
     def __init__(self, model: nn.Module, start: int) -> None:
         self._model, self._start, self._count = model, start, 0

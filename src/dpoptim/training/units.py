@@ -1,8 +1,9 @@
-"""What one index of the sampler stands for: a row, a record of several rows, or a person who owns some of the rows.
+"""What one index of the sampler stands for: a row, a record of several rows, or a person who owns
+some of the rows.
 
-A *unit* is what the guarantee protects. Units are sampled, never rows; in a batch every unit has K rows,
-one after the other, of which some may not be there; its gradient is the mean (or sum) of those that
-are, clipped once.
+A *unit* is what the guarantee protects. Units are sampled, never rows; in a batch every unit has K
+rows, one after the other, of which some may not be there; its gradient is the mean (or sum) of
+those that are, clipped once.
 """
 
 import hashlib
@@ -43,7 +44,8 @@ class Persons:
 
     @classmethod
     def of(cls, owners: Any, rows: int, most: int) -> "Persons":
-        """From the owner of each row, numbers or strings, shape (rows,). Persons are numbered in the order of their names.
+        """From the owner of each row, numbers or strings, shape (rows,). Persons are numbered in
+        the order of their names.
 
         Raises:
             ValueError: not one owner for each row. No message quotes one.
@@ -53,13 +55,16 @@ class Persons:
             names = names.astype(str)
         if names.ndim != 1 or len(names) != rows:
             raise ValueError(
-                "persons must name the owner of each item of train_set: one axis, as long as train_set. Fix: "
+                "persons must name the owner of each item of train_set: one axis, as long as "
+                "train_set. Fix: "
                 "persons=[... one number or string for each item ...]."
             )
         if names.dtype.kind not in "iuUS":
             raise ValueError(
-                f"persons must be whole numbers or strings, got {names.dtype}: what else is equal, or missing, is unclear. "
-                "Fix: persons=[str(name) for name in names], after giving each row without an owner one of its own."
+                f"persons must be whole numbers or strings, got {names.dtype}: what else is "
+                "equal, or missing, is unclear. "
+                "Fix: persons=[str(name) for name in names], after giving each row without an "
+                "owner one of its own."
             )
         order = np.argsort(names, kind="stable").astype(np.int64)
         _, counts = np.unique(names, return_counts=True)
@@ -69,15 +74,18 @@ class Persons:
         return len(self.ends)
 
     def bring(self, coins: KeyStream, persons: Indices) -> Indices:
-        """Row numbers of some persons, shape (persons, most); `NO_ROW` after the last one of those who have fewer.
+        """Row numbers of some persons, shape (persons, most); `NO_ROW` after the last one of those
+        who have fewer.
 
-        **Guarantee.** Which rows a person brings depends on that person's own rows and coins: all of them, or as many as
-        may be, each choice as likely. The values of rows are not looked at. Private.
+        **Guarantee.** Which rows a person brings depends on that person's own rows and coins: all
+        of them, or as many as may be, each choice as likely. The values of rows are not looked at.
+        Private.
         """
         starts = np.concatenate([[0], self.ends[:-1]])[persons]
         counts = self.ends[persons] - starts
         owner = np.repeat(np.arange(len(persons)), counts)
-        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # among the owner's rows
+        # among the owner's rows
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         own = self.rows[starts[owner] + place]
         words = np.empty(len(owner), dtype=np.uint64)
         coins.words(words)
@@ -114,11 +122,17 @@ class Units:
     @property
     def digest(self) -> str:
         """Who owns which rows, hashed; as private as that. For processes to compare."""
-        owners = b"" if self.persons is None else self.persons.rows.tobytes() + self.persons.ends.tobytes()
+        owners = (
+            b""
+            if self.persons is None
+            else self.persons.rows.tobytes() + self.persons.ends.tobytes()
+        )
         return hashlib.sha256(owners).hexdigest()
 
     def bring(self, coins: KeyStream, units: Indices) -> Indices:
-        """What these units bring to a step: items of the data set, shape (units,), or each person's, (units, K)."""
+        """What these units bring to a step: items of the data set, shape (units,), or each
+        person's, (units, K).
+        """
         return units if self.persons is None else self.persons.bring(coins, units)
 
     def items_of(self, units: int) -> int:
@@ -144,14 +158,28 @@ class Units:
     def basis(self, planned: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
         """What the guarantee rests on, with what is known of the unit beside the plan."""
         K, how = self.rows.per_record, self.rows.reduction
-        once = Assumption("enforced", f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}")
+        once = Assumption(
+            "enforced",
+            f"a {self.name}'s rows, at most {K} a step, are clipped as one gradient, their {how}",
+        )
         if self.persons is None:
             return (*planned, once) if K > 1 else planned
-        own = Assumption("enforced", "persons are sampled, not rows, and choose their rows by coins of their own")
-        return (*(OWNERS_ARE_NAMED if item == ONE_RECORD_A_PERSON else item for item in planned), own, once)
+        own = Assumption(
+            "enforced", "persons are sampled, not rows, and choose their rows by coins of their own"
+        )
+        return (
+            *(OWNERS_ARE_NAMED if item == ONE_RECORD_A_PERSON else item for item in planned),
+            own,
+            once,
+        )
 
 
-def units_of(train_set: Dataset[Any], rows_per_record: int, rows_reduction: str, persons: Sequence[Any] | None) -> Units:
+def units_of(
+    train_set: Dataset[Any],
+    rows_per_record: int,
+    rows_reduction: str,
+    persons: Sequence[Any] | None,
+) -> Units:
     """What a data set's units are.
 
     Raises:
@@ -170,17 +198,22 @@ def units_of(train_set: Dataset[Any], rows_per_record: int, rows_reduction: str,
 
 
 def split_rows(item: Any, K: int) -> list[Any]:
-    """The K rows of a record: of each tensor or array of shape (K, ...), its k-th; of anything else, the same for all.
+    """The K rows of a record: of each tensor or array of shape (K, ...), its k-th; of anything
+    else, the same for all.
 
     Raises:
         ValueError: a tensor or array has another first axis.
     """
     leaves, structure = pytree.tree_flatten(item)
     stacked = [isinstance(leaf, Tensor | np.ndarray) and leaf.ndim > 0 for leaf in leaves]
-    if not any(stacked) or any(len(leaf) != K for leaf, each in zip(leaves, stacked, strict=True) if each):
+    if not any(stacked) or any(
+        len(leaf) != K for leaf, each in zip(leaves, stacked, strict=True) if each
+    ):
         raise ValueError(
-            f"rows_per_record={K}, but an item of the data set does not hold {K} rows: every tensor or "
-            "array in it must have them on its first axis, unless it is a single value that they share. "
+            f"rows_per_record={K}, but an item of the data set does not hold {K} rows: every "
+            "tensor or "
+            "array in it must have them on its first axis, unless it is a single value that they "
+            "share. "
             f"Fix: dpoptim.data.views(dataset, transform, {K}), or stack the rows of a record."
         )
     columns = [leaf if each else [leaf] * K for leaf, each in zip(leaves, stacked, strict=True)]
@@ -195,7 +228,9 @@ class CollateRows:
     collate: Callable[[list[Any]], Any] | None
 
     def __call__(self, items: list[Any]) -> Any:
-        return (self.collate or default_collate)([row for item in items for row in split_rows(item, self.K)])
+        return (self.collate or default_collate)(
+            [row for item in items for row in split_rows(item, self.K)]
+        )
 
 
 def rows_of_tensors(tensors: Sequence[Tensor], index: Tensor, K: int) -> list[Tensor]:
@@ -216,8 +251,8 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def made_up(like: Tensor) -> Tensor:
-    """The number of which records for empty slots are made: 1, and 0 where integers may be indices. Rows of zeros
-    would be measured the slow way.
+    """The number of which records for empty slots are made: 1, and 0 where integers may be
+    indices. Rows of zeros would be measured the slow way.
     """
     return torch.full((), float(like.is_floating_point()), dtype=like.dtype, device=like.device)
 

@@ -1,6 +1,8 @@
-"""Hyperparameters chosen on private data, at a price that does not grow with the number of candidates.
+"""Hyperparameters chosen on private data, at a price that does not grow with the number of
+candidates.
 
-Before spending anything, tune on public or made-up data like yours: that is free, and usually as good.
+Before spending anything, tune on public or made-up data like yours: that is free, and usually as
+good.
 """
 
 import math
@@ -37,16 +39,17 @@ LEFT = 1 - 1e-9
 class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
     """Search over settings of a linear estimator, with scikit-learn's manners.
 
-    Each trial draws a candidate, trains on one part of the records, and scores on the rest with noise. The number of trials
-    is random and stays unknown; the best trial's model, settings and score are all that is kept. There is no refit: it
-    would cost again.
+    Each trial draws a candidate, trains on one part of the records, and scores on the rest with
+    noise. The number of trials is random and stays unknown; the best trial's model, settings and
+    score are all that is kept. There is no refit: it would cost again.
 
     Args:
-        estimator: `DPLogisticRegression` or `DPLinearRegression`: every candidate's fit must be one Gaussian event at the
-            same epsilon, whatever else it sets.
+        estimator: `DPLogisticRegression` or `DPLinearRegression`: every candidate's fit must be
+            one Gaussian event at the same epsilon, whatever else it sets.
         param_grid: as for ``GridSearchCV``; public, and not of the estimator's budget.
         epsilon, delta: of the whole search; delta ``"auto"``: n^-1.1.
-        mean_trials: expected number of trials, > 1. Twice the candidates find the best of them in most searches.
+        mean_trials: expected number of trials, > 1. Twice the candidates find the best of them in
+            most searches.
         holdout: share of the records that score, in (0, 1).
         random_state: of the division into parts, a whole number; public.
         ledger: where the search is charged, as one event; None: nowhere.
@@ -54,14 +57,15 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
 
     Attributes:
         best_estimator_, best_params_: of the winner, trained on ``1 - holdout`` of the records.
-        best_score_: its noisy score (accuracy, or minus the squared error in units of the target's bound); as the best
-            of several it is more likely too high than too low.
+        best_score_: its noisy score (accuracy, or minus the squared error in units of the target's
+            bound); as the best of several it is more likely too high than too low.
         privacy_: `Guarantee` of all of these.
 
-    **Guarantee.** ``privacy_``, for every table (Papernot and Steinke 2022, Theorem 2, by dp_accounting's
-    ``RepeatAndSelectDpEvent``, reserved before the first trial). A trial is mu-GDP: which part a record is in depends on
-    its place alone. One in the training part is seen by the fit, mu-GDP, of which the score is a post-processing for it;
-    one in the hold-out is seen by the score alone, a Gaussian of mu. So the trial costs mu once, not twice.
+    **Guarantee.** ``privacy_``, for every table (Papernot and Steinke 2022, Theorem 2, by
+    dp_accounting's ``RepeatAndSelectDpEvent``, reserved before the first trial). A trial is
+    mu-GDP: which part a record is in depends on its place alone. One in the training part is seen
+    by the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen
+    by the score alone, a Gaussian of mu. So the trial costs mu once, not twice.
     """
 
     privacy_: Guarantee
@@ -93,18 +97,25 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         """Search. Args: X of shape (n, features); y of shape (n,).
 
         Raises:
-            ValueError: an estimator, a grid or a setting that the guarantee does not cover; before anything is spent.
+            ValueError: an estimator, a grid or a setting that the guarantee does not cover; before
+                anything is spent.
         """
         x, targets = np.asarray(X), np.asarray(y)
         relation = self._relation()
         candidates = self._candidates()
         train, test = self._parts(len(x))
         delta, _ = stated_delta(self.delta, len(x))
-        event = search_event(positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials)
+        event = search_event(
+            positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials
+        )
         base = (2.0 if relation == "replace-one" else 1.0) / event.event.noise_multiplier
         best: tuple[float, Any, dict[str, Any]] | None = None
         with Ledger(neighboring=relation) as own:
-            noise = KeyStream() if self.noise_seed is None else KeyStream.from_seed(self.noise_seed, "trials")
+            noise = (
+                KeyStream()
+                if self.noise_seed is None
+                else KeyStream.from_seed(self.noise_seed, "trials")
+            )
             gate = TrialsGate(
                 event=event,
                 neighboring=relation,
@@ -114,8 +125,14 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             )
             for number, chosen in enumerate(gate.draw(len(candidates))):
                 seed = None if self.noise_seed is None else 1000 * self.noise_seed + number
-                settings: dict[str, Any] = {"epsilon": gdp_epsilon(base * LEFT, delta), "delta": delta, "noise_seed": seed}
-                model = clone(self.estimator).set_params(**candidates[chosen], **settings, ledger=None, warm_start=False)
+                settings: dict[str, Any] = {
+                    "epsilon": gdp_epsilon(base * LEFT, delta),
+                    "delta": delta,
+                    "noise_seed": seed,
+                }
+                model = clone(self.estimator).set_params(
+                    **candidates[chosen], **settings, ledger=None, warm_start=False
+                )
                 model.fit(x[train], targets[train])
                 score = self._score(model, x[test], targets[test], base, delta, relation, seed)
                 if best is None or score > best[0]:
@@ -136,21 +153,40 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         settings = self.estimator.get_params(deep=False)
         if not {"epsilon", "delta", "solver", "neighboring", "ledger"} <= settings.keys():
             raise ValueError(
-                f"estimator must be DPLogisticRegression or DPLinearRegression, got {type(self.estimator).__name__}: the "
+                "estimator must be DPLogisticRegression or DPLinearRegression, got "
+                f"{type(self.estimator).__name__}: the "
                 "search needs fits that are one Gaussian event each."
             )
         if settings.get("classes", ()) is None:
-            raise ValueError("estimator needs classes=, all classes as public knowledge: a trial may not read them off y.")
+            raise ValueError(
+                "estimator needs classes=, all classes as public knowledge: a trial "
+                "may not read them off y."
+            )
         relation = str(settings["neighboring"])
         if relation == "add-or-remove-one":
-            raise ValueError("neighboring must be 'zero-out' or 'replace-one': records are divided by their places.")
+            raise ValueError(
+                "neighboring must be 'zero-out' or 'replace-one': records are "
+                "divided by their places."
+            )
         return relation
 
     def _candidates(self) -> list[dict[str, Any]]:
         candidates = list(ParameterGrid(self.param_grid))
-        reserved = {"epsilon", "delta", "neighboring", "ledger", "noise_seed", "warm_start", "classes", "target_bound"}
+        reserved = {
+            "epsilon",
+            "delta",
+            "neighboring",
+            "ledger",
+            "noise_seed",
+            "warm_start",
+            "classes",
+            "target_bound",
+        }
         if named := reserved & {name for candidate in candidates for name in candidate}:
-            raise ValueError(f"param_grid may not set {sorted(named)}: they belong to the promise, not to the search.")
+            raise ValueError(
+                f"param_grid may not set {sorted(named)}: they belong to the "
+                "promise, not to the search."
+            )
         return candidates
 
     def _parts(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -158,7 +194,9 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         share = real_number("holdout", self.holdout)
         if not 0 < share < 1:
             raise ValueError(f"holdout must be in (0, 1), got {share:g}.")
-        public = KeyStream.from_seed(whole_number("random_state", self.random_state, least=0), "public parts")
+        public = KeyStream.from_seed(
+            whole_number("random_state", self.random_state, least=0), "public parts"
+        )
         words = np.empty(n, np.uint64)
         public.words(words)
         order = np.argsort(words, kind="stable")
@@ -177,7 +215,9 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         relation: str,
         seed: int | None,
     ) -> float:
-        """A noisy mean over the hold-out. A record adds 1/2 or -1/2 (right or wrong), or 1/2 less its squared error."""
+        """A noisy mean over the hold-out. A record adds 1/2 or -1/2 (right or wrong), or 1/2 less
+        its squared error.
+        """
         predicted = model.predict(x)
         if is_classifier(model):
             values = np.where(predicted == y, 0.5, -0.5)
@@ -217,7 +257,9 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
 
 
 def search_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:
-    """The event of a search within (epsilon, delta): its trials are Gaussians, as sharp as that allows."""
+    """The event of a search within (epsilon, delta): its trials are Gaussians, as sharp as that
+    allows.
+    """
     mean = positive_number("mean_trials", mean_trials)
     if not 1 < mean <= 1e4:
         raise ValueError(f"mean_trials must be above 1 and at most 10,000, got {mean_trials!r}.")
@@ -226,4 +268,6 @@ def search_event(epsilon: float, delta: float, neighboring: str, mean_trials: fl
         return RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), mean, SHAPE)
 
     start = math.sqrt(mean) / epsilon
-    return event(calibrate_event(event, epsilon=epsilon, delta=delta, neighboring=neighboring, start=start))
+    return event(
+        calibrate_event(event, epsilon=epsilon, delta=delta, neighboring=neighboring, start=start)
+    )

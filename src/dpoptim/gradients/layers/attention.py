@@ -1,4 +1,6 @@
-"""nn.MultiheadAttention, which uses its weights functionally: the module as a whole, with its projections under hooks."""
+"""nn.MultiheadAttention, which uses its weights functionally: the module as a whole, with its
+projections under hooks.
+"""
 
 import math
 from collections.abc import Mapping
@@ -32,24 +34,41 @@ ARGUMENTS = (
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether the module is torch's attention, with the forward pass and the parameters that it has."""
-    if not isinstance(module, nn.MultiheadAttention) or type(module).forward is not nn.MultiheadAttention.forward:
+    """Whether the module is torch's attention, with the forward pass and the parameters that it
+    has.
+    """
+    if (
+        not isinstance(module, nn.MultiheadAttention)
+        or type(module).forward is not nn.MultiheadAttention.forward
+    ):
         return False
-    return not list(module.out_proj.children()) and [name for name, _ in module.named_children()] == ["out_proj"]
+    return not list(module.out_proj.children()) and [
+        name for name, _ in module.named_children()
+    ] == ["out_proj"]
 
 
 class AttentionLayer:
-    """Runs ``nn.MultiheadAttention`` with all its options. Takes the arguments of its ``forward``."""
+    """Runs ``nn.MultiheadAttention`` with all its options. Takes the arguments of its
+    ``forward``.
+    """
 
     hooks_children = False
 
-    def __init__(self, recorder: BackwardRecorder, module: nn.MultiheadAttention, label: str) -> None:
+    def __init__(
+        self, recorder: BackwardRecorder, module: nn.MultiheadAttention, label: str
+    ) -> None:
         self.recorder, self.module, self.label = recorder, module, label
-        names = ["in_proj_weight"] if module._qkv_same_embed_dim else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
+        names = (
+            ["in_proj_weight"]
+            if module._qkv_same_embed_dim
+            else ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
+        )
         self.projection = holder({name: getattr(module, name) for name in (*names, "in_proj_bias")})
         self.extra = {name: holder({name: getattr(module, name)}) for name in ("bias_k", "bias_v")}
 
-    def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
         given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
         inputs = [given[name] for name in ("query", "key", "value")]
         same = inputs[0] is inputs[1] is inputs[2]
@@ -69,15 +88,17 @@ class AttentionLayer:
     def _records_first(self, x: Tensor, rows: int | None) -> Tensor:
         if x.is_nested or x.dim() != 3:
             raise PrivacyError(
-                f"layer {self.label!r} (MultiheadAttention) got {'a nested tensor' if x.is_nested else 'an input'} of "
-                f"{x.dim()} axes, expected three: records, positions and features. Fix: keep the batch axis, and build "
+                f"layer {self.label!r} (MultiheadAttention) got "
+                f"{'a nested tensor' if x.is_nested else 'an input'} of "
+                f"{x.dim()} axes, expected three: records, positions and features. Fix: keep the "
+                "batch axis, and build "
                 "nn.TransformerEncoder with enable_nested_tensor=False."
             )
         if self.module.batch_first:
             return for_records(x, rows)
         return x.transpose(0, 1)
 
-    # ---- projections -----------------------------------------------------------------------------------------
+    # ---- projections ----------------------------------------------------------------------------
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Self-attention: one linear map makes queries, keys and values."""
@@ -86,20 +107,32 @@ class AttentionLayer:
             return self._project_apart(x, x, x)
 
         def per_sample_grads(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
-            return {"in_proj_weight": SequenceOuter(g, saved[0]), "in_proj_bias": Dense(sum_positions(g))}
+            return {
+                "in_proj_weight": SequenceOuter(g, saved[0]),
+                "in_proj_bias": Dense(sum_positions(g)),
+            }
 
         z = linear_of_constants(x, detached(module.in_proj_weight), detached(module.in_proj_bias))
-        q, k, v = tap(Use(self.recorder, self.label, self.projection, per_sample_grads), z, x).chunk(3, -1)
+        q, k, v = tap(
+            Use(self.recorder, self.label, self.projection, per_sample_grads), z, x
+        ).chunk(3, -1)
         return q, k, v
 
-    def _project_apart(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_apart(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """One linear map each for queries, keys and values."""
         module = self.module
         if module._qkv_same_embed_dim:
             matrices = list(module.in_proj_weight.detach().chunk(3))
         else:
-            matrices = [detached(w) for w in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)]
-        biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
+            matrices = [
+                detached(w)
+                for w in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            ]
+        biases = (
+            [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
+        )
         inputs = (query, key, value)
         lengths = [x.shape[1] for x in inputs]
 
@@ -109,19 +142,35 @@ class AttentionLayer:
                 "in_proj_bias": Dense(torch.cat([sum_positions(part) for part in gradients], 1))
             }
             if not module._qkv_same_embed_dim:
-                for name, left, x in zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), gradients, saved, strict=True):
+                for name, left, x in zip(
+                    ("q_proj_weight", "k_proj_weight", "v_proj_weight"),
+                    gradients,
+                    saved,
+                    strict=True,
+                ):
                     found[name] = SequenceOuter(left, x)
                 return found
 
             def form(part: slice, most: int) -> Tensor:
-                blocks = [record_products(left[part], x[part]) for left, x in zip(gradients, saved, strict=True)]
+                blocks = [
+                    record_products(left[part], x[part])
+                    for left, x in zip(gradients, saved, strict=True)
+                ]
                 return torch.cat(blocks, 1).flatten(1)
 
             entries = module.in_proj_weight.numel()
             return found | {"in_proj_weight": Lazy(form, len(g), entries, 2 * entries)}
 
-        z = torch.cat([linear_of_constants(x, w, b) for x, w, b in zip(inputs, matrices, biases, strict=True)], 1)
-        q, k, v = tap(Use(self.recorder, self.label, self.projection, per_sample_grads), z, *inputs).split(lengths, 1)
+        z = torch.cat(
+            [
+                linear_of_constants(x, w, b)
+                for x, w, b in zip(inputs, matrices, biases, strict=True)
+            ],
+            1,
+        )
+        q, k, v = tap(
+            Use(self.recorder, self.label, self.projection, per_sample_grads), z, *inputs
+        ).split(lengths, 1)
         return q, k, v
 
     def _append(self, x: Tensor, name: str) -> Tensor:
@@ -129,19 +178,30 @@ class AttentionLayer:
         parameter = getattr(self.module, name)
         if parameter is None:
             return x
-        use = Use(self.recorder, self.label, self.extra[name], lambda saved, g: {name: Dense(g.flatten(1))})
+        use = Use(
+            self.recorder,
+            self.label,
+            self.extra[name],
+            lambda saved, g: {name: Dense(g.flatten(1))},
+        )
         return torch.cat([x, tap(use, parameter.detach().expand(len(x), 1, -1))], 1)
 
-    # ---- attention itself ------------------------------------------------------------------------------------
+    # ---- attention itself -----------------------------------------------------------------------
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Softmax attention of projected queries (B, L, E), keys and values (B, S, E), and its weights if wanted."""
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Softmax attention of projected queries (B, L, E), keys and values (B, S, E), and its
+        weights if wanted.
+        """
         module = self.module
         heads, padding = module.num_heads, given.get("key_padding_mask")
         wants_weights, causal = given.get("need_weights", True), given.get("is_causal", False)
         mask = self._mask(given.get("attn_mask"), q)
         if causal and mask is None:
-            raise ValueError("is_causal is a hint about attn_mask, so attn_mask must be given with it.")
+            raise ValueError(
+                "is_causal is a hint about attn_mask, so attn_mask must be given with it."
+            )
         if causal and padding is None and not wants_weights:
             mask = None  # the kernel makes it
         else:
@@ -160,7 +220,9 @@ class AttentionLayer:
             output = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
             return output.transpose(1, 2).flatten(2), None
         scores = (q * math.sqrt(1 / q.shape[3])) @ k.transpose(2, 3)
-        weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout, dropout > 0)
+        weights = F.dropout(
+            (scores if mask is None else scores + mask).softmax(-1), dropout, dropout > 0
+        )
         output = (weights @ v).transpose(1, 2).flatten(2)
         return output, weights.mean(1) if given.get("average_attn_weights", True) else weights
 
@@ -171,7 +233,11 @@ class AttentionLayer:
         if isinstance(mask, SharedParameter):  # a learned bias
             return mask.per_record(len(q), 4)
         mask = additive(mask, q.dtype)
-        return mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (len(q), self.module.num_heads))
+        return (
+            mask[None, None]
+            if mask.dim() == 2
+            else mask.unflatten(0, (len(q), self.module.num_heads))
+        )
 
 
 def detached(parameter: Tensor | None) -> Any:

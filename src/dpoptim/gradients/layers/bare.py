@@ -1,4 +1,6 @@
-"""Modules that use parameters of their own: with every parameter shared among the records (see `shared`)."""
+"""Modules that use parameters of their own: with every parameter shared among the records (see
+`shared`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +15,9 @@ from dpoptim.torch_internals import pytree
 
 
 def for_records(x: Any, rows: int | None) -> Any:
-    """``x``, or one row per record where it is a shared parameter that a hooked layer is applied to."""
+    """``x``, or one row per record where it is a shared parameter that a hooked layer is applied
+    to.
+    """
     if not isinstance(x, SharedParameter):
         return x
     count = x.shape[0] if x.alike else rows
@@ -23,10 +27,12 @@ def for_records(x: Any, rows: int | None) -> Any:
 
 
 class BareParameters:
-    """Runs a module that uses parameters of its own, which are shared among the records of its input.
+    """Runs a module that uses parameters of its own, which are shared among the records of its
+    input.
 
     Args:
-        sees_records: whether its input has records; else it is made of constants, and what comes out is shared as well.
+        sees_records: whether its input has records; else it is made of constants, and what comes
+            out is shared as well.
     """
 
     hooks_children = True
@@ -44,7 +50,8 @@ class BareParameters:
         self.owner = Owner(recorder, label, module)
         self.fallback = VmapLayer(recorder, module, label, trainable)
         self.sees_records = sees_records
-        self.falls_back: bool | None = None  # decided by the first call, on public grounds: which operations there are
+        # decided by the first call, on public grounds: which operations there are
+        self.falls_back: bool | None = None
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.falls_back:

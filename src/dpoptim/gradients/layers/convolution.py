@@ -1,4 +1,6 @@
-"""nn.Conv1d, nn.Conv2d and nn.Conv3d: each record's weight gradient, formed for many records at once."""
+"""nn.Conv1d, nn.Conv2d and nn.Conv3d: each record's weight gradient, formed for many records at
+once.
+"""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +22,8 @@ from dpoptim.torch_internals import convolution_backward
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
 PIECES = 4  # that the largest pass is cut into, so that zeros are few
 TOGETHER_ENTRIES = 5 << 17  # of its result: fresh memory costs more than calls
-WORTH_PATCHES = 1 << 16  # entries of a kernel for which oneDNN's products of patches are the faster way
+# entries of a kernel for which oneDNN's products of patches are the faster way
+WORTH_PATCHES = 1 << 16
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -34,7 +37,8 @@ class ConvolutionRule:
         assert isinstance(module, Convolution)
         if x.dim() != len(module.kernel_size) + 2:
             raise PrivacyError(
-                f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without a "
+                f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without "
+                "a "
                 "record axis. Fix: keep the batch axis first, e.g. x[None] for a single record."
             )
         if padding_outside(module):
@@ -73,7 +77,9 @@ class ConvolutionRule:
             [True, False, False],
         )[0]
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, Convolution)
         x, (like,) = saved[0], widened([saved[0][:0]])
         T = g[0, 0].numel() if len(g) else 0
@@ -82,31 +88,40 @@ class ConvolutionRule:
         per_record = 0 if by_groups else T * x.shape[1] * module.weight[0, 0].numel()
         entries = module.weight.numel()
         singly: OneByOne | None = None
-        if entries >= WORTH_PATCHES and module.groups == 1 and onednn_multiplies(like, *module.weight.flatten(1).shape):
+        if (
+            entries >= WORTH_PATCHES
+            and module.groups == 1
+            and onednn_multiplies(like, *module.weight.flatten(1).shape)
+        ):
             singly = ByPatches(module, x, g)
         elif by_groups:
             singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST))
         weight = Lazy(form, len(g), entries, per_record, singly=singly)
         if module.bias is None:
             return {"weight": weight}
-        return {"weight": weight, "bias": Dense(in_company(*widened([g])).flatten(2).sum(2)[: len(g)])}
+        return {
+            "weight": weight,
+            "bias": Dense(in_company(*widened([g])).flatten(2).sum(2)[: len(g)]),
+        }
 
 
 def batch_invariant_in_groups(module: Convolution, x: Tensor) -> bool:
-    """Whether grouped convolutions round each group alike: oneDNN's kernels do, others multiply matrices where they lie.
+    """Whether grouped convolutions round each group alike: oneDNN's kernels do, others multiply
+    matrices where they lie.
 
-    Convolutions of a single place are matrix products anyway; so are some of three axes (up to 78 clip norms), and all in
-    float64 (up to 37).
+    Convolutions of a single place are matrix products anyway; so are some of three axes (up to 78
+    clip norms), and all in float64 (up to 37).
     """
     onednn = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.enabled
     return bool(onednn) and math.prod(module.kernel_size) > 1 and len(module.kernel_size) < 3
 
 
 def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:
-    """The records' weight gradients as those of convolutions that have every record in groups of its own.
+    """The records' weight gradients as those of convolutions that have every record in groups of
+    its own.
 
-    Always as many records at once, by public numbers, zeros making up the number: the kernel, and so its rounding, must not
-    depend on how many others there are.
+    Always as many records at once, by public numbers, zeros making up the number: the kernel, and
+    so its rounding, must not depend on how many others there are.
     """
     x, g = widened([x[part], g[part]])
     entries = module.weight.numel()
@@ -123,7 +138,9 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, mos
 
 
 def together(entries: int, most: int) -> int:
-    """How many records are convolved at once, of as many entries, in passes of at most ``most``."""
+    """How many records are convolved at once, of as many entries, in passes of at most
+    ``most``.
+    """
     return power_of_two(min(max(AT_LEAST, most // PIECES), AT_MOST, TOGETHER_ENTRIES // entries))
 
 
@@ -139,7 +156,8 @@ def filled(x: Tensor, records: int) -> Tensor:
 
 def grouped_weight_gradient(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
     axes = len(module.kernel_size)
-    weight = x.new_empty(1).expand(len(x) * module.out_channels, *module.weight.shape[1:])  # only its shape is used
+    # only its shape is used
+    weight = x.new_empty(1).expand(len(x) * module.out_channels, *module.weight.shape[1:])
     gradients = convolution_backward(
         g.reshape(1, -1, *g.shape[2:]),
         x.reshape(1, -1, *x.shape[2:]),
@@ -157,7 +175,8 @@ def grouped_weight_gradient(module: Convolution, x: Tensor, g: Tensor) -> Tensor
 
 
 def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
-    """As `grouped_weight_gradient`, for inputs of one channel: output gradients slid over their own record, as kernels.
+    """As `grouped_weight_gradient`, for inputs of one channel: output gradients slid over their
+    own record, as kernels.
 
     A fifth to two fifths faster; with more channels it is slower.
     """
@@ -165,7 +184,8 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
         x.transpose(0, 1),  # (1, b, space...)
         g.flatten(0, 1)[:, None],  # (b * p, 1, positions...)
         None,
-        module.dilation,  # what lies between entries of the kernel and between positions changes roles
+        # what lies between entries of the kernel and between positions changes roles
+        module.dilation,
         padding_inside(module),
         module.stride,
         groups=len(x),
@@ -176,11 +196,15 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
 
 
 def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:
-    """The records' weight gradients as products of output gradients and unfolded patches, each record's in the same way."""
+    """The records' weight gradients as products of output gradients and unfolded patches, each
+    record's in the same way.
+    """
     x, g = widened([x[part], g[part]])
-    left, right = g.flatten(2).transpose(1, 2), patches(x, module)  # (b, T, p), (b, T, G * features)
+    # (b, T, p), (b, T, G * features)
+    left, right = g.flatten(2).transpose(1, 2), patches(x, module)
     G = module.groups
     if G == 1:
         return flat(record_products(left, right))
-    lefts, rights = (t.unflatten(2, (G, -1)).transpose(1, 2).flatten(0, 1) for t in (left, right))  # (b * G, T, ...)
+    # (b * G, T, ...)
+    lefts, rights = (t.unflatten(2, (G, -1)).transpose(1, 2).flatten(0, 1) for t in (left, right))
     return record_products(lefts, rights).reshape(len(left), -1)

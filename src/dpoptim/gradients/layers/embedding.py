@@ -15,11 +15,15 @@ def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
     for option, reason in (
         ("max_norm", "it rewrites the table from private inputs during the forward pass"),
         ("scale_grad_by_freq", "it makes a record's gradient depend on the rest of the batch"),
-        ("sparse", "a sparse gradient shows which rows were looked up, and noise must reach every row"),
+        (
+            "sparse",
+            "a sparse gradient shows which rows were looked up, and noise must reach every row",
+        ),
     ):
         if getattr(module, option):
             raise PrivacyError(
-                f"layer {name!r} ({type(module).__name__}) has {option}={getattr(module, option)}: {reason}. "
+                f"layer {name!r} ({type(module).__name__}) has "
+                f"{option}={getattr(module, option)}: {reason}. "
                 f"Fix: build it without {option}."
             )
 
@@ -34,10 +38,12 @@ class EmbeddingRule:
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() == 0:
             raise PrivacyError(
-                f"layer {name!r} (Embedding) got a single index without a record axis. Fix: keep the batch axis first."
+                f"layer {name!r} (Embedding) got a single index without a record axis. Fix: keep "
+                "the batch axis first."
             )
         if x.dim() >= 2 and x.shape[0] == 1 and rows is not None and rows > 1:
-            # Position indices shared by all records: every record gets its own lookup, hence its own gradient.
+            # Position indices shared by all records: every record gets its own lookup, hence its
+            # own gradient.
             return x.expand(rows, *x.shape[1:])
         return x
 
@@ -48,7 +54,9 @@ class EmbeddingRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> None:
         return None  # indices have no gradient
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.Embedding)
         index = saved[0].reshape(g.shape[0], -1)
         g = g.reshape(index.shape[0], index.shape[1], module.embedding_dim)

@@ -22,7 +22,8 @@ def is_embedding_bag(module: nn.Module) -> bool:
 class EmbeddingBagLayer:
     """Runs ``nn.EmbeddingBag`` in all its modes, on a 2-D input or on bags given by offsets.
 
-    Weights of looked-up rows (``per_sample_weights``) count as data: they may not depend on trainable parameters.
+    Weights of looked-up rows (``per_sample_weights``) count as data: they may not depend on
+    trainable parameters.
     """
 
     hooks_children = False
@@ -38,7 +39,8 @@ class EmbeddingBagLayer:
         index, weights = given["input"], given.get("per_sample_weights")
         if weights is not None and weights.requires_grad:
             raise PrivacyError(
-                f"layer {self.label!r} (EmbeddingBag) got per_sample_weights that are trained. Fix: look the rows up with "
+                f"layer {self.label!r} (EmbeddingBag) got per_sample_weights that are trained. "
+                "Fix: look the rows up with "
                 "nn.Embedding and sum them, weighted, over the second axis."
             )
         flat, offsets = self._bags(index, given.get("offsets"))
@@ -46,7 +48,15 @@ class EmbeddingBagLayer:
         mode = ("sum", "mean", "max").index(module.mode)
         table = module.weight.detach()
         output, _, sizes, largest = torch.embedding_bag(
-            table, flat, offsets, False, mode, False, weights, module.include_last_offset, module.padding_idx
+            table,
+            flat,
+            offsets,
+            False,
+            mode,
+            False,
+            weights,
+            module.include_last_offset,
+            module.padding_idx,
         )
         bags = len(output)
         last = offsets.new_tensor([] if module.include_last_offset else [len(flat)])
@@ -58,10 +68,16 @@ class EmbeddingBagLayer:
             looked_up, starts, ends = saved[:3]
             flat = looked_up[starts[0] : ends[-1]]
             record = torch.arange(bags, device=flat.device).repeat_interleave(ends - starts)
-            counted = torch.ones_like(flat, dtype=torch.bool) if module.padding_idx is None else flat != module.padding_idx
+            counted = (
+                torch.ones_like(flat, dtype=torch.bool)
+                if module.padding_idx is None
+                else flat != module.padding_idx
+            )
             weight = counted.to(torch.float64)
             if module.mode == "mean":
-                counts = torch.zeros(bags, dtype=torch.float64, device=flat.device).index_add_(0, record, weight)
+                counts = torch.zeros(bags, dtype=torch.float64, device=flat.device).index_add_(
+                    0, record, weight
+                )
                 weight = weight / counts[record].clamp(min=1)
             elif len(saved) > 3:
                 weight = weight * saved[3][starts[0] : ends[-1]].double()
@@ -74,12 +90,16 @@ class EmbeddingBagLayer:
         """All indices in one row, and where each bag starts."""
         if index.dim() == 2:
             if offsets is not None:
-                raise ValueError(f"layer {self.label!r}: offsets must be None when the input is 2-D; each row is a bag.")
+                raise ValueError(
+                    f"layer {self.label!r}: offsets must be None when the input is "
+                    "2-D; each row is a bag."
+                )
             bags = index.shape[0] + self.module.include_last_offset
             return index.reshape(-1), torch.arange(bags, device=index.device) * index.shape[1]
         if index.dim() != 1 or offsets is None:
             raise ValueError(
-                f"layer {self.label!r} (EmbeddingBag) takes a 2-D input, or a 1-D input with offsets, "
+                f"layer {self.label!r} (EmbeddingBag) takes a 2-D input, or a 1-D input with "
+                "offsets, "
                 f"got {index.dim()} axes{'' if offsets is None else ' with offsets'}."
             )
         return index, offsets
@@ -89,4 +109,6 @@ class EmbeddingBagLayer:
         d = self.module.embedding_dim
         column = torch.arange(d, device=g.device)
         g = torch.where((sizes > 0)[:, None], g, torch.zeros((), dtype=g.dtype, device=g.device))
-        return Rows(largest.clamp(min=0).long() * d + column, g[:, :, None], self.module.num_embeddings * d)
+        return Rows(
+            largest.clamp(min=0).long() * d + column, g[:, :, None], self.module.num_embeddings * d
+        )

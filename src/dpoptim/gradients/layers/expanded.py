@@ -1,4 +1,6 @@
-"""One row per record of what all records share, and the way back: from each row's gradient to the parameters' own."""
+"""One row per record of what all records share, and the way back: from each row's gradient to the
+parameters' own.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError, quoted
-from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, narrow_dtype, refuse_nested_backward
+from dpoptim.gradients.backward_pass import (
+    BackwardRecorder,
+    LayerUse,
+    narrow_dtype,
+    refuse_nested_backward,
+)
 from dpoptim.gradients.batch_invariant import in_company, sum_over
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import LayerRule
@@ -21,8 +28,14 @@ Values = dict[int, Tensor]  # by id: parameters, and what was made of them so fa
 
 
 def places_of(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """A module's own trainable parameters and those in its lists and dictionaries of parameters: who holds them, as what."""
-    containers = [child for child in module.children() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
+    """A module's own trainable parameters and those in its lists and dictionaries of parameters:
+    who holds them, as what.
+    """
+    containers = [
+        child
+        for child in module.children()
+        if isinstance(child, nn.ParameterList | nn.ParameterDict)
+    ]
     return [
         (place, name, p)
         for place in (module, *containers)
@@ -45,10 +58,13 @@ class Owner:
         self._holders: dict[tuple[int, ...], nn.Module] = {}
 
     def may_be_records(self, rows: int) -> bool:
-        """Whether a first axis of this length may be the records': else it is another, or what looks like data is none."""
+        """Whether a first axis of this length may be the records': else it is another, or what
+        looks like data is none.
+        """
         if self.rows is None or rows == self.rows:
             return True
-        return rows != 1 and rows in self.first_axes  # the model's first input may have another axis first
+        # the model's first input may have another axis first
+        return rows != 1 and rows in self.first_axes
 
     def see_constants(self) -> None:
         """Tensors of the module that are no data: buffers and frozen parameters."""
@@ -62,8 +78,12 @@ class Owner:
             self._holders[key] = holder({str(i): p for i, p in enumerate(parameters)})
         return self._holders[key]
 
-    def layer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LayerRule, nn.Module, Tensor] | None:
-        """Rule, stand-in and input of the layer that a function call amounts to; the same stand-in every time."""
+    def layer(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[LayerRule, nn.Module, Tensor] | None:
+        """Rule, stand-in and input of the layer that a function call amounts to; the same stand-in
+        every time.
+        """
         found = layer_of(name, args, kwargs)
         if found is None:
             return None
@@ -86,10 +106,11 @@ class Parameter:
 
 
 class ExpandParameter(torch.autograd.Function):
-    """One row per record of what all records share. Inputs: owner, recipe, its parameters, value, the shape (rows first)
-    that it takes, and the parameters again (for the graph's edges).
+    """One row per record of what all records share. Inputs: owner, recipe, its parameters, value,
+    the shape (rows first) that it takes, and the parameters again (for the graph's edges).
 
-    Of the whole shape, so that positions are added up here (`alike`), not by autograd, which lets others change the order.
+    Of the whole shape, so that positions are added up here (`alike`), not by autograd, which lets
+    others change the order.
     """
 
     @staticmethod
@@ -116,7 +137,9 @@ class ExpandParameter(torch.autograd.Function):
         refuse_nested_backward(ctx.owner.label, ctx.forward_task)
         owner, make, parameters = ctx.owner, ctx.make, ctx.parameters
         values = ctx.saved_tensors
-        per_record = (sum_over(g, ctx.repeated) if ctx.repeated else g).reshape(g.shape[0], *ctx.shape)
+        per_record = (sum_over(g, ctx.repeated) if ctx.repeated else g).reshape(
+            g.shape[0], *ctx.shape
+        )
         owner.recorder.enter(
             LayerUse(
                 owner.label,
@@ -129,9 +152,15 @@ class ExpandParameter(torch.autograd.Function):
 
 
 def pull_back(
-    label: str, make: Callable[[Values], Tensor], parameters: Sequence[nn.Parameter], values: Sequence[Tensor], g: Tensor
+    label: str,
+    make: Callable[[Values], Tensor],
+    parameters: Sequence[nn.Parameter],
+    values: Sequence[Tensor],
+    g: Tensor,
 ) -> dict[str, PerSampleGrad]:
-    """Per-record gradients of the parameters, from those of what was made of them: ``g`` of shape (B, ...)."""
+    """Per-record gradients of the parameters, from those of what was made of them: ``g`` of shape
+    (B, ...).
+    """
     if isinstance(make, Parameter):
         return {"0": Dense(g.reshape(len(g), -1))}
 
@@ -145,7 +174,8 @@ def pull_back(
         rows = torch.func.vmap(one, randomness="error")(in_company(g))
     except RuntimeError as error:
         raise PrivacyError(
-            f"what module {label!r} makes of its parameters before they meet data cannot be differentiated record by "
+            f"what module {label!r} makes of its parameters before they meet data cannot be "
+            "differentiated record by "
             f"record: {quoted(error)}. Fix: apply dropout after parameters and data have met."
         ) from None
     return {str(i): Dense(row[: len(g)].reshape(len(g), -1)) for i, row in enumerate(rows)}

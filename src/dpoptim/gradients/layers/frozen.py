@@ -1,4 +1,6 @@
-"""Linear layers that do not train, as under low-rank adapters: not under hooks, but multiplied as fast as others."""
+"""Linear layers that do not train, as under low-rank adapters: not under hooks, but multiplied as
+fast as others.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +14,13 @@ from dpoptim.gradients.multiplication import linear_of_constants, onednn_multipl
 
 
 def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
-    """A forward pass that takes the place of a frozen module's own; None where nothing would be gained."""
+    """A forward pass that takes the place of a frozen module's own; None where nothing would be
+    gained.
+    """
     transposed = is_transposed_linear(module)
-    if not transposed and not (isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward):
+    if not transposed and not (
+        isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    ):
         return None
     weight = module._parameters.get("weight")
     if weight is None or weight.dim() != 2 or not onednn_multiplies(weight, *weight.shape):
@@ -24,7 +30,15 @@ def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
 
 def multiply(module: nn.Module, transposed: bool, *args: Any, **kwargs: Any) -> Tensor:
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
-    learns = any(p is not None and p.requires_grad for p in (weight, bias))  # others may have taken their place
-    if weight is None or learns or kwargs or len(args) != 1 or not torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+    # others may have taken their place
+    learns = any(p is not None and p.requires_grad for p in (weight, bias))
+    if (
+        weight is None
+        or learns
+        or kwargs
+        or len(args) != 1
+        or not torch.is_grad_enabled()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    ):
         return type(module).forward(module, *args, **kwargs)
     return linear_of_constants(args[0], weight.T if transposed else weight, bias)

@@ -1,4 +1,5 @@
-"""Functions that do what a layer does, applied to bare parameters: ``F.linear(x, self.weight)`` in a layer of one's own.
+"""Functions that do what a layer does, applied to bare parameters: ``F.linear(x, self.weight)`` in
+a layer of one's own.
 
 Each finds the layer's rule and a stand-in for the layer, which holds the very same parameters.
 """
@@ -28,7 +29,9 @@ def linear(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) ->
 
 def matmul(x: Tensor, weight: nn.Parameter) -> Found:
     return (
-        (TransposedLinearRule(), holder({"weight": weight}), x) if isinstance(weight, Tensor) and weight.dim() == 2 else None
+        (TransposedLinearRule(), holder({"weight": weight}), x)
+        if isinstance(weight, Tensor) and weight.dim() == 2
+        else None
     )
 
 
@@ -41,7 +44,12 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Found:
-    options = {"max_norm": max_norm, "norm_type": norm_type, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+    options = {
+        "max_norm": max_norm,
+        "norm_type": norm_type,
+        "scale_grad_by_freq": scale_grad_by_freq,
+        "sparse": sparse,
+    }
     layer = nn.Embedding(weight.shape[0], weight.shape[1], padding_idx, device="meta", **options)  # type: ignore[arg-type]
     layer.weight = weight
     return EmbeddingRule(), layer, x

@@ -13,12 +13,15 @@ def output_size(module: Convolution, padded: Sequence[int]) -> list[int]:
     """SequenceOuter along each axis of an input that is padded already."""
     return [
         (size - gap * (k - 1) - 1) // step + 1
-        for size, k, gap, step in zip(padded, module.kernel_size, module.dilation, module.stride, strict=True)
+        for size, k, gap, step in zip(
+            padded, module.kernel_size, module.dilation, module.stride, strict=True
+        )
     ]
 
 
 def patches(x: Tensor, module: Convolution) -> Tensor:
-    """Unfold (b, C, space...) into (b, positions, C * kernel entries), in the order of the flattened weight.
+    """Unfold (b, C, space...) into (b, positions, C * kernel entries), in the order of the
+    flattened weight.
 
     One strided copy: twice as fast as ``F.unfold``, which walks through the records one by one.
     """
@@ -29,13 +32,17 @@ def patches(x: Tensor, module: Convolution) -> Tensor:
     inside = [gap * stride for gap, stride in zip(module.dilation, space, strict=True)]
     between = [step * stride for step, stride in zip(module.stride, space, strict=True)]
     windows = image.as_strided(
-        (*image.shape[:2], *module.kernel_size, *positions), (records, channels, *inside, *between), image.storage_offset()
+        (*image.shape[:2], *module.kernel_size, *positions),
+        (records, channels, *inside, *between),
+        image.storage_offset(),
     )
     return windows.reshape(len(image), -1, math.prod(positions)).transpose(1, 2)
 
 
 def padding_outside(module: Convolution) -> bool:
-    """Whether the padding is done before the layer: other values than zero, or 'same', which may be lopsided."""
+    """Whether the padding is done before the layer: other values than zero, or 'same', which may
+    be lopsided.
+    """
     return module.padding_mode != "zeros" or isinstance(module.padding, str)
 
 

@@ -1,4 +1,5 @@
-"""Layers of Hugging Face transformers that have a rule, known by name: the library itself is never imported.
+"""Layers of Hugging Face transformers that have a rule, known by name: the library itself is never
+imported.
 
 Their RMSNorms need none: they scale normalised data by a bare parameter (see `shared`).
 """
@@ -16,7 +17,9 @@ from dpoptim.gradients.sequence_outer import positions
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """Whether the module is the linear layer of GPT-2, which is called Conv1D and keeps its weight as (in, out)."""
+    """Whether the module is the linear layer of GPT-2, which is called Conv1D and keeps its weight
+    as (in, out).
+    """
     kind = type(module)
     return (kind.__module__, kind.__qualname__) == ("transformers.pytorch_utils", "Conv1D")
 
@@ -44,7 +47,9 @@ class TransposedLinearRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
         return linear(g, saved[1])
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         x, weight = saved
         B, (d, p) = g.shape[0], weight.shape
         T = g[0].numel() // p if B else 1

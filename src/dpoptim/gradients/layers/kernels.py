@@ -20,7 +20,8 @@ class AFewAtOnce:
     """A few records are formed in one go.
 
     Attributes:
-        form: maps a slice of records, and how many go at once, to their gradients, shape (b, entries).
+        form: maps a slice of records, and how many go at once, to their gradients, shape (b,
+            entries).
         few: how many; a public constant.
     """
 
@@ -48,9 +49,11 @@ class AFewAtOnce:
 class ByPatches:
     """Products of output gradients and patches, channels last, so that a patch is copied in rows.
 
-    **Guarantee.** A record's gradient is a function of its own image and output gradients, to the last bit (tested).
+    **Guarantee.** A record's gradient is a function of its own image and output gradients, to the
+    last bit (tested).
 
-    For float32 on the CPU, without groups: x of shape (B, C, space...), g of shape (B, p, positions...).
+    For float32 on the CPU, without groups: x of shape (B, C, space...), g of shape (B, p,
+    positions...).
     """
 
     module: Convolution
@@ -63,14 +66,17 @@ class ByPatches:
         padding = padding_inside(module)
         padded = [size + 2 * side for size, side in zip(x.shape[2:], padding, strict=True)]
         image = x.new_zeros(*padded, channels, dtype=torch.float32)
-        inside = image[tuple(slice(side, side + size) for size, side in zip(x.shape[2:], padding, strict=True))]
+        inside = image[
+            tuple(slice(side, side + size) for size, side in zip(x.shape[2:], padding, strict=True))
+        ]
         places = output_size(module, padded)
         *space, _ = image.stride()
         steps = [step * stride for step, stride in zip(module.stride, space, strict=True)]
         gaps = [gap * stride for gap, stride in zip(module.dilation, space, strict=True)]
         windows = image.as_strided((*places, *kernel, channels), (*steps, *gaps, 1))
         features = math.prod(kernel) * channels
-        # Whole rows of places at a time, as many as memory allows; never by how many records there are.
+        # Whole rows of places at a time, as many as memory allows; never by how many records there
+        # are.
         rows = max(1, PATCH_ENTRIES // (features * math.prod(places[1:])))
 
         def form(record: int) -> Tensor:

@@ -33,16 +33,23 @@ class LinearRule:
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
         return linear(g, saved[1].T)
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.Linear)
         B = g.shape[0]
         # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
         T = g[0].numel() // module.out_features if B else 1
-        left, right = g.reshape(B, T, module.out_features), saved[0].reshape(B, T, module.in_features)
+        left, right = (
+            g.reshape(B, T, module.out_features),
+            saved[0].reshape(B, T, module.in_features),
+        )
         weight = positions(left, right, axis=g.dim() > 2)
         if module._parameters["bias"] is None:
             return {"weight": weight}
         return {
             "weight": weight,
-            "bias": Bias(weight) if isinstance(weight, Outer) else Dense(sum_positions(*widened([left]))),
+            "bias": Bias(weight)
+            if isinstance(weight, Outer)
+            else Dense(sum_positions(*widened([left]))),
         }

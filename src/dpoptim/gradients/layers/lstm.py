@@ -1,4 +1,6 @@
-"""A run of LSTM steps with few operations to a step: what depends on one step only is computed for all steps at once."""
+"""A run of LSTM steps with few operations to a step: what depends on one step only is computed for
+all steps at once.
+"""
 
 from typing import Any
 
@@ -10,17 +12,22 @@ from dpoptim.gradients.multiplication import linear
 
 
 def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
-    """What came before each step: x (B, T, H) one step later, with ``start`` (B, H) before the first."""
+    """What came before each step: x (B, T, H) one step later, with ``start`` (B, H) before the
+    first.
+    """
     pieces = [x[:, 1:], start[:, None]] if reverse else [start[:, None], x[:, :-1]]
     return torch.cat(pieces, 1)
 
 
 class LSTMRun(torch.autograd.Function):
-    """Inputs: what the gates get from the input (B, T, 4H), states h and c (B, H) to start from, the recurrent weight
-    (4H, H), which gets no gradient, and the direction. Outputs: h of all steps (B, T, H), and c after the last step."""
+    """Inputs: what the gates get from the input (B, T, 4H), states h and c (B, H) to start from,
+    the recurrent weight (4H, H), which gets no gradient, and the direction. Outputs: h of all
+    steps (B, T, H), and c after the last step."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, given: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, reverse: bool
+    ) -> tuple[Tensor, Tensor]:
         B, T, H = *given.shape[:2], h.shape[1]
         gates = given.new_empty(given.shape)
         by_step = [x.unbind(1) for x in (given, gates, gates[..., : 2 * H], *gates.chunk(4, 2))]
@@ -53,10 +60,15 @@ class LSTMRun(torch.autograd.Function):
         T, reverse = gates.shape[1], ctx.reverse
         i, f, g, o = gates.chunk(4, 2)
         # Derivatives of the gates by dc (i, f, g) and by dh (o), and of the cell by dh.
-        factors = torch.cat([g * i * (1 - i), shifted(cells, start, reverse) * f * (1 - f), i * (1 - g * g)], 2)
+        factors = torch.cat(
+            [g * i * (1 - i), shifted(cells, start, reverse) * f * (1 - f), i * (1 - g * g)], 2
+        )
         of_o, of_cell = tanhs * o * (1 - o), o * (1 - tanhs * tanhs)
         deltas = torch.empty_like(gates)
-        three = factors.unflatten(2, (3, -1)).unbind(1), deltas[..., : factors.shape[2]].unflatten(2, (3, -1)).unbind(1)
+        three = (
+            factors.unflatten(2, (3, -1)).unbind(1),
+            deltas[..., : factors.shape[2]].unflatten(2, (3, -1)).unbind(1),
+        )
         last, all_deltas = deltas.chunk(4, 2)[3].unbind(1), deltas.unbind(1)
         by_step = [x.unbind(1) for x in (from_outputs, of_o, of_cell, f)]
         dh: Tensor | None = None

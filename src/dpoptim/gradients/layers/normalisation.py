@@ -1,4 +1,6 @@
-"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: records are normalised one by one, so gradients are sums over positions."""
+"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: records are normalised one by one, so gradients are
+sums over positions.
+"""
 
 from collections.abc import Mapping
 
@@ -31,8 +33,9 @@ def sum_middle(values: Tensor, kept_axes: int) -> Tensor:
 
 
 def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_axes: int) -> Tensor:
-    """Sum ``(x * scale - shift) * g`` over the positions, a few records at a time: large temporaries cost more than the
-    arithmetic. ``scale`` and ``shift`` have size 1 in the kept axes."""
+    """Sum ``(x * scale - shift) * g`` over the positions, a few records at a time: large
+    temporaries cost more than the arithmetic. ``scale`` and ``shift`` have size 1 in the kept
+    axes."""
     step = max(1, IN_CACHE // max(1, x[0].numel())) if len(x) else 1
     parts = []
     for start in range(0, max(1, len(x)), step):
@@ -57,15 +60,21 @@ class LayerNormRule:
 
     def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         assert isinstance(module, nn.LayerNorm)
-        output, mean, rstd = torch.native_layer_norm(x, module.normalized_shape, module.weight, module.bias, module.eps)
+        output, mean, rstd = torch.native_layer_norm(
+            x, module.normalized_shape, module.weight, module.bias, module.eps
+        )
         return output, (x, mean, rstd, module.weight)
 
     def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
         assert isinstance(module, nn.LayerNorm)
         x, mean, rstd, weight = saved
-        return layer_norm_backward(g, x, module.normalized_shape, mean, rstd, weight, None, [True, False, False])[0]
+        return layer_norm_backward(
+            g, x, module.normalized_shape, mean, rstd, weight, None, [True, False, False]
+        )[0]
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.LayerNorm)
         x, mean, rstd, _ = saved
         kept = len(module.normalized_shape)
@@ -100,14 +109,18 @@ class RMSNormRule:
         scaled, normalised = g * weight, x * rstd
         return rstd * (scaled - normalised * (scaled * normalised).mean(axes, keepdim=True))
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         assert isinstance(module, nn.RMSNorm)
         x, rstd, _ = saved
         return {"weight": Dense(sum_scaled(x, rstd, None, g, len(module.normalized_shape)))}
 
 
 def groups_of(module: nn.Module) -> int:
-    """Groups of channels that are normalised together; InstanceNorm takes each channel by itself."""
+    """Groups of channels that are normalised together; InstanceNorm takes each channel by
+    itself.
+    """
     assert isinstance(module, nn.GroupNorm | InstanceNorm)
     return module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
 
@@ -140,15 +153,28 @@ class GroupNormRule:
         x, mean, rstd, weight = saved
         B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel()
         return group_norm_backward(
-            g.contiguous(), x, mean, rstd, weight, B, C, positions, groups_of(module), [True, False, False]
+            g.contiguous(),
+            x,
+            mean,
+            rstd,
+            weight,
+            B,
+            C,
+            positions,
+            groups_of(module),
+            [True, False, False],
         )[0]
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         x, mean, rstd, _ = saved
         B, C = x.shape[:2]
         x, g = (in_company(each.reshape(B, C, -1)) for each in (x, g))
         bias = g.sum(2)[:B]
         in_channels = (B, groups_of(module), C // groups_of(module))
-        mean, rstd = (value.view(B, -1, 1).expand(in_channels).reshape(B, C) for value in (mean, rstd))
+        mean, rstd = (
+            value.view(B, -1, 1).expand(in_channels).reshape(B, C) for value in (mean, rstd)
+        )
         weight = (torch.linalg.vecdot(x, g)[:B] - mean * bias) * rstd
         return {"weight": Dense(weight), "bias": Dense(bias)}

@@ -1,7 +1,9 @@
-"""nn.LSTM, nn.GRU and nn.RNN: step by step with detached weights; the hooks see the gradients of all steps at once.
+"""nn.LSTM, nn.GRU and nn.RNN: step by step with detached weights; the hooks see the gradients of
+all steps at once.
 
-Every weight of a recurrent layer is a linear map that is used in each step. Its per-record gradient is the sum over
-steps of (gradient of the map's output) x (its input), so it needs one tap on the outputs of all steps.
+Every weight of a recurrent layer is a linear map that is used in each step. Its per-record
+gradient is the sum over steps of (gradient of the map's output) x (its input), so it needs one tap
+on the outputs of all steps.
 """
 
 from collections.abc import Mapping
@@ -26,7 +28,9 @@ KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Whether the module is one of torch's recurrent layers, with the forward pass and the parameters that these have."""
+    """Whether the module is one of torch's recurrent layers, with the forward pass and the
+    parameters that these have.
+    """
     kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
     return kind is not None and type(module).forward is kind.forward and not list(module.children())
 
@@ -34,18 +38,24 @@ def is_recurrent(module: nn.Module) -> bool:
 class Direction:
     """One layer in one direction: its weights, and how it runs over a sequence."""
 
-    def __init__(self, recorder: BackwardRecorder, module: nn.RNNBase, label: str, suffix: str) -> None:
+    def __init__(
+        self, recorder: BackwardRecorder, module: nn.RNNBase, label: str, suffix: str
+    ) -> None:
         self.recorder, self.module, self.label, self.suffix = recorder, module, label, suffix
         self.reverse = suffix.endswith("_reverse")
         self.names = {
-            key: name for key in ("w_ih", "w_hh", "b_ih", "b_hh", "w_hr") if (name := self._name(key)) in module._parameters
+            key: name
+            for key in ("w_ih", "w_hh", "b_ih", "b_hh", "w_hr")
+            if (name := self._name(key)) in module._parameters
         }
-        # An LSTM or RNN adds what comes from the input and from its state: one gradient serves both.
+        # An LSTM or RNN adds what comes from the input and from its state: one gradient serves
+        # both.
         together = ("w_ih", "b_ih", "w_hh", "b_hh")
         self.gates_of_input = together[:2] if isinstance(module, nn.GRU) else together
         self.gates_of_hidden = together[2:]
         self.held: dict[tuple[str, ...], nn.Module] = {
-            keys: self._holder(keys) for keys in (self.gates_of_input, self.gates_of_hidden, ("w_hr",))
+            keys: self._holder(keys)
+            for keys in (self.gates_of_input, self.gates_of_hidden, ("w_hr",))
         }
 
     def _name(self, key: str) -> str:
@@ -53,9 +63,13 @@ class Direction:
         return f"{kind}_{key[2:]}_{self.suffix}"
 
     def _holder(self, keys: tuple[str, ...]) -> nn.Module:
-        return holder({key: self.module._parameters[self.names[key]] for key in keys if key in self.names})
+        return holder(
+            {key: self.module._parameters[self.names[key]] for key in keys if key in self.names}
+        )
 
-    def run(self, x: Tensor, h: Tensor, c: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(
+        self, x: Tensor, h: Tensor, c: Tensor | None, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run over ``x`` (B, T, d) from the states (B, ...); ``valid`` (B, T): steps that exist.
 
         Returns:
@@ -63,7 +77,11 @@ class Direction:
         """
         module = self.module
         # Detached: their gradients are the hooks' affair.
-        weights = {key: p.detach() for key, name in self.names.items() if (p := module._parameters[name]) is not None}
+        weights = {
+            key: p.detach()
+            for key, name in self.names.items()
+            if (p := module._parameters[name]) is not None
+        }
         steps = Steps(h.detach(), self.reverse)
         bias = weights.get("b_ih")
         if bias is not None and "b_hh" in self.gates_of_input:
@@ -82,7 +100,9 @@ class Direction:
             bias = weights.get("b_hh", x.new_zeros(3 * module.hidden_size))
             hidden = tap(self._use(self.gates_of_hidden, steps), bias.expand(B, T, -1)).unbind(1)
         if "w_hr" in weights:
-            projected = tap(self._use(("w_hr",), steps), x.new_zeros(()).expand(B, T, module.proj_size)).unbind(1)
+            projected = tap(
+                self._use(("w_hr",), steps), x.new_zeros(()).expand(B, T, module.proj_size)
+            ).unbind(1)
         w_hh = weights["w_hh"].T
         outputs: list[Tensor] = []
         for t in reversed(range(T)) if self.reverse else range(T):
@@ -99,7 +119,11 @@ class Direction:
                 h = h.relu() if module.mode == "RNN_RELU" else h.tanh()
             if valid is not None:
                 h = torch.where(valid[:, t, None], h, before)
-                c = None if c is None or c_before is None else torch.where(valid[:, t, None], c, c_before)
+                c = (
+                    None
+                    if c is None or c_before is None
+                    else torch.where(valid[:, t, None], c, c_before)
+                )
             outputs.append(h)
         output = torch.stack(outputs[::-1] if self.reverse else outputs, 1)
         steps.outputs = output.detach()
@@ -112,7 +136,11 @@ class Direction:
                 if key in ("b_ih", "b_hh"):
                     found[key] = Dense(sum_positions(g))
                 else:
-                    inputs = {"w_ih": lambda: saved[0], "w_hh": steps.previous, "w_hr": steps.inner}[key]()
+                    inputs = {
+                        "w_ih": lambda: saved[0],
+                        "w_hh": steps.previous,
+                        "w_hr": steps.inner,
+                    }[key]()
                     found[key] = SequenceOuter(g, inputs)
             return found
 
@@ -120,7 +148,9 @@ class Direction:
 
 
 class Steps:
-    """What the weights of a recurrence were applied to, step by step: known when the forward pass is over."""
+    """What the weights of a recurrence were applied to, step by step: known when the forward pass
+    is over.
+    """
 
     def __init__(self, start: Tensor, reverse: bool) -> None:
         self.start, self.reverse = start, reverse
@@ -152,7 +182,9 @@ def gru_step(from_input: Tensor, from_hidden: Tensor, h: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sequence:
-    """The input of a recurrent layer, records first and padded to one length, and the way back to its own layout."""
+    """The input of a recurrent layer, records first and padded to one length, and the way back to
+    its own layout.
+    """
 
     x: Tensor  # (B, T, d)
     valid: Tensor | None  # (B, T); None: every step of every record exists
@@ -184,7 +216,9 @@ def sequence(x: Any, batch_first: bool, label: str) -> Sequence:
 
 
 class RecurrentLayer:
-    """Runs one of torch's recurrent layers; packed sequences, projections, both directions and dropout included."""
+    """Runs one of torch's recurrent layers; packed sequences, projections, both directions and
+    dropout included.
+    """
 
     hooks_children = False
 
@@ -192,7 +226,8 @@ class RecurrentLayer:
         self.recorder, self.module, self.label = recorder, module, label
         ways = ("", "_reverse") if module.bidirectional else ("",)
         self.layers = [
-            [Direction(recorder, module, label, f"l{layer}{way}") for way in ways] for layer in range(module.num_layers)
+            [Direction(recorder, module, label, f"l{layer}{way}") for way in ways]
+            for layer in range(module.num_layers)
         ]
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,7 +238,9 @@ class RecurrentLayer:
             starts, cells = self._states(x, given.get("hx"))
             x, last, last_cells = self._run(x, starts, cells, taken.valid)
         h_n = torch.stack(last)
-        states = h_n if cells is None else (h_n, torch.stack([c for c in last_cells if c is not None]))
+        states = (
+            h_n if cells is None else (h_n, torch.stack([c for c in last_cells if c is not None]))
+        )
         return taken.restore(x), states
 
     def _run(
@@ -217,7 +254,9 @@ class RecurrentLayer:
         for number, directions in enumerate(self.layers):
             outputs = []
             for direction in directions:
-                output, h, c = direction.run(x, starts[place], None if cells is None else cells[place], valid)
+                output, h, c = direction.run(
+                    x, starts[place], None if cells is None else cells[place], valid
+                )
                 outputs.append(output)
                 last.append(h)
                 last_cells.append(c)
@@ -234,12 +273,15 @@ class RecurrentLayer:
         shape = (count, records, module.proj_size or module.hidden_size)
         lstm = isinstance(module, nn.LSTM)
         if given is None:
-            return x.new_zeros(shape), x.new_zeros(count, records, module.hidden_size) if lstm else None
+            return x.new_zeros(shape), x.new_zeros(
+                count, records, module.hidden_size
+            ) if lstm else None
         h, c = given if lstm else (given, None)
         h, c = h.to(x.dtype), None if c is None else c.to(x.dtype)
         if tuple(h.shape) != shape:
             raise PrivacyError(
-                f"layer {self.label!r} got an initial state that is not (layers, records, units). "
+                f"layer {self.label!r} got an initial state that is not (layers, records, "
+                "units). "
                 "Fix: give each record a row of its own on the second axis."
             )
         return h, c

@@ -1,4 +1,6 @@
-"""Which layers have a rule of their own. Everything else with parameters is vectorised by ``vmap``."""
+"""Which layers have a rule of their own. Everything else with parameters is vectorised by
+``vmap``.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -39,8 +41,9 @@ RULES: dict[type[nn.Module], LayerRule] = {
 def rule_for(module: nn.Module) -> LayerRule | None:
     """The rule of a layer, or None where it has none of this package's.
 
-    A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in submodules
-    (parametrisations) or under other names (old-style weight norm) is no longer that layer.
+    A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in
+    submodules (parametrisations) or under other names (old-style weight norm) is no longer that
+    layer.
     """
     if registered_rule(module) is not None:  # from outside: see `runner_for`
         return None
@@ -55,7 +58,9 @@ def rule_for(module: nn.Module) -> LayerRule | None:
 
 def takes_more_axes(rule: LayerRule) -> bool:
     """Whether any axes may lie between the records and what the layer works on."""
-    return isinstance(rule, LinearRule | TransposedLinearRule | LayerNormRule | RMSNormRule | EmbeddingRule)
+    return isinstance(
+        rule, LinearRule | TransposedLinearRule | LayerNormRule | RMSNormRule | EmbeddingRule
+    )
 
 
 # Layers that their runners know as a whole.
@@ -66,10 +71,15 @@ WHOLE: tuple[tuple[Callable[[nn.Module], bool], Callable[..., Runner]], ...] = (
 )
 
 
-def runner_for(recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]) -> Runner | None:
-    """What runs a module that has no rule; None where all parameters are in children that can be hooked."""
+def runner_for(
+    recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]
+) -> Runner | None:
+    """What runs a module that has no rule; None where all parameters are in children that can be
+    hooked.
+    """
     if is_parametrized(module):
-        return VmapLayer(recorder, module, label, trainable)  # its weights are computed by modules inside it
+        # its weights are computed by modules inside it
+        return VmapLayer(recorder, module, label, trainable)
     own = registered_rule(module)
     if own is not None:
         return RegisteredLayer(recorder, module, label, own)

@@ -1,4 +1,6 @@
-"""What the hooks need to know about a layer: its forward pass, its input's gradient, its parameters' gradients."""
+"""What the hooks need to know about a layer: its forward pass, its input's gradient, its
+parameters' gradients.
+"""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -9,7 +11,9 @@ from dpoptim.gradients.per_sample_grads import PerSampleGrad
 
 
 class LayerRule(Protocol):
-    """How a layer with one input and one output has its per-sample gradients taken. Stateless: one instance serves all."""
+    """How a layer with one input and one output has its per-sample gradients taken. Stateless: one
+    instance serves all.
+    """
 
     @property
     def narrow(self) -> bool:
@@ -18,13 +22,15 @@ class LayerRule(Protocol):
 
     @property
     def at_once(self) -> bool:
-        """Whether per-sample gradients are made in the backward pass: they take less memory than what they are made of."""
+        """Whether per-sample gradients are made in the backward pass: they take less memory than
+        what they are made of.
+        """
         ...
 
     @property
     def widens(self) -> bool:
-        """Whether per-sample gradients take what autocast made narrow as it is, and widen it to float32
-        where they are formed; else they are given float32."""
+        """Whether per-sample gradients take what autocast made narrow as it is, and widen it to
+        float32 where they are formed; else they are given float32."""
         ...
 
     def check(self, module: nn.Module, name: str) -> None:
@@ -32,7 +38,8 @@ class LayerRule(Protocol):
         ...
 
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        """Bring the input to the form that `forward` takes, by differentiable operations; refuse unbatched input.
+        """Bring the input to the form that `forward` takes, by differentiable operations; refuse
+        unbatched input.
 
         Args:
             rows: records in the model's current input, where known.
@@ -43,10 +50,14 @@ class LayerRule(Protocol):
         """The layer's output and the tensors to save. Runs without autograd."""
         ...
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor | None:
+    def input_gradient(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Tensor | None:
         """Gradient with respect to ``x``, given the output's gradient ``g``."""
         ...
 
-    def per_sample_grads(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(
+        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Mapping[str, PerSampleGrad]:
         """The per-record gradients of the parameters, by their names in the module."""
         ...

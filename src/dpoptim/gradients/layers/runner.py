@@ -1,4 +1,6 @@
-"""What takes the place of a whole module's forward pass, where one input and one output are not enough."""
+"""What takes the place of a whole module's forward pass, where one input and one output are not
+enough.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.backward_pass import BackwardRecorder, LayerUse, narrow_dtype, refuse_nested_backward
+from dpoptim.gradients.backward_pass import (
+    BackwardRecorder,
+    LayerUse,
+    narrow_dtype,
+    refuse_nested_backward,
+)
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.torch_internals import graph_task
 
@@ -24,12 +31,16 @@ class Runner(Protocol):
     hooks_children: bool
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the module on the caller's arguments; ``rows``: records in the model's current input, where known."""
+        """Run the module on the caller's arguments; ``rows``: records in the model's current
+        input, where known.
+        """
         ...
 
 
 def holder(parameters: Mapping[str, Tensor | None]) -> nn.Module:
-    """A module that owns just these parameters: for entries in the recorder that are about some of a module's parameters."""
+    """A module that owns just these parameters: for entries in the recorder that are about some of
+    a module's parameters.
+    """
     module = nn.Module()
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.Parameter):
@@ -43,7 +54,8 @@ class Use:
 
     Attributes:
         held: the module that owns them, and no others (see `holder`).
-        per_sample_grads: their per-record gradients by name, from what `tap` saved and the gradient of what it was put on.
+        per_sample_grads: their per-record gradients by name, from what `tap` saved and the
+            gradient of what it was put on.
     """
 
     recorder: BackwardRecorder
@@ -55,13 +67,16 @@ class Use:
 def tap(use: Use, z: Tensor, *saved: Tensor) -> Tensor:
     """``z`` (B, ...), whose gradient is entered in the recorder on its way back.
 
-    For a value that was computed from *detached* parameters: autograd takes care of everything else in the module.
+    For a value that was computed from *detached* parameters: autograd takes care of everything
+    else in the module.
     """
     return Tap.apply(use, z, len(saved), *(s.detach() for s in saved), *use.held.parameters())
 
 
 class Tap(torch.autograd.Function):
-    """The identity. Inputs: use, z, how many tensors to save, these, and the parameters (for the graph's edges)."""
+    """The identity. Inputs: use, z, how many tensors to save, these, and the parameters (for the
+    graph's edges).
+    """
 
     @staticmethod
     def forward(ctx: Any, use: Use, z: Tensor, count: int, *tensors: Tensor) -> Tensor:
@@ -77,6 +92,11 @@ class Tap(torch.autograd.Function):
         use, saved = ctx.use, ctx.saved_tensors
         refuse_nested_backward(use.label, ctx.forward_task)
         use.recorder.enter(
-            LayerUse(use.label, use.held, g.shape[0], lambda: use.per_sample_grads(widened(saved), *widened([g])))
+            LayerUse(
+                use.label,
+                use.held,
+                g.shape[0],
+                lambda: use.per_sample_grads(widened(saved), *widened([g])),
+            )
         )
         return (None, g, None, *[None] * ctx.tensors)

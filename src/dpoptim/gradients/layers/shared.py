@@ -1,18 +1,23 @@
-"""Parameters that a module uses in its own forward pass: class tokens, position embeddings, scales.
+"""Parameters that a module uses in its own forward pass: class tokens, position embeddings,
+scales.
 
-While the forward pass of their owner runs, such parameters are replaced by `SharedParameter`, a tensor that looks at
-every operation it takes part in:
+While the forward pass of their owner runs, such parameters are replaced by `SharedParameter`, a
+tensor that looks at every operation it takes part in:
 
-* with parameters and constants only, the result is again a `SharedParameter`, which remembers how it was made;
-* with data, in one of the operations where it is plain which row belongs to which record (elementwise ones, and joining
-  along another axis than the first), it is expanded to one row per record first, by `ExpandParameter`. What comes
-  of row i then depends on row i alone, so the gradient of that row is record i's own. (Which tensors are data, and
-  that the records are their first axis, is read off how long it is: in the first call, best one on made-up records
-  of a number unlike every other axis. Without those it is on trust, as for all layers.)
+* with parameters and constants only, the result is again a `SharedParameter`, which remembers how
+  it was made;
+* with data, in one of the operations where it is plain which row belongs to which record
+  (elementwise ones, and joining along another axis than the first), it is expanded to one row per
+  record first, by `ExpandParameter`. What comes of row i then depends on row i alone, so the
+  gradient of that row is record i's own. (Which tensors are data, and that the records are their
+  first axis, is read off how long it is: in the first call, best one on made-up records of a
+      number unlike every other axis. Without those it is on trust, as for all layers.)
 * with data, in a function that is a layer (``F.linear``), that layer's rule does it;
-* anything else raises `UnsupportedUseError`, upon which the whole module goes through the fallback.
+* anything else raises `UnsupportedUseError`, upon which the whole module goes through the
+  fallback.
 
-Nothing depends on having seen every use: whatever reaches the parameter by another way runs into its hook, and is refused.
+Nothing depends on having seen every use: whatever reaches the parameter by another way runs into
+its hook, and is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +31,16 @@ from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
-ELEMENTWISE = {  # names of functions and methods, without the underscores of operators and in-place variants
+# names of functions and methods, without the underscores of operators and in-place variants
+ELEMENTWISE = {
     *("add", "radd", "iadd", "sub", "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul"),
     *("div", "divide", "true_divide", "truediv", "rtruediv", "itruediv", "rdiv", "pow", "rpow"),
     *("where", "maximum", "minimum", "addcmul", "addcdiv", "lerp"),
 }
 IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 REPEATING = {"expand", "repeat", "broadcast_to", "tile"}
-SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}  # these keep row-major order
+# these keep row-major order
+SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}
 LIKE_ANOTHER: dict[str, Callable[[Tensor], Any]] = {
     "expand_as": lambda t: t.shape,
     "type_as": lambda t: t.dtype,
@@ -46,8 +53,10 @@ class UnsupportedUseError(PrivacyError):
 
     def __init__(self, label: str, operation: str, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(
-            f"a parameter of module {label!r} meets data in {operation!r}, where it cannot be told record from record. "
-            "Fix: use it inside its module's own forward pass, with tensors whose first axis is the batch."
+            f"a parameter of module {label!r} meets data in {operation!r}, where it cannot be "
+            "told record from record. "
+            "Fix: use it inside its module's own forward pass, with tensors whose first axis is "
+            "the batch."
         )
         self.parameters = parameters
 
@@ -79,7 +88,11 @@ class SharedParameter(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
@@ -102,15 +115,22 @@ class SharedParameter(torch.Tensor):
             if found is not None:
                 rule, layer, x = found
                 x = rule.prepare(layer, owner.label, x, owner.rows)
-                return RuleFunction.apply(owner.recorder, rule, layer, owner.label, x, *layer.parameters())
+                return RuleFunction.apply(
+                    owner.recorder, rule, layer, owner.label, x, *layer.parameters()
+                )
         spread = EXPANDED.get(name, expand_elementwise if name.strip("_") in ELEMENTWISE else None)
         rows = None if spread is None else spread(name, args, kwargs, shared, data)
         if rows is None or not owner.may_be_records(rows):
             raise unsupported
         axes = max(t.dim() for t in data)
-        joint = joint_shape(leaves, [*shared, *data], axes) if spread is expand_elementwise else None
+        joint = (
+            joint_shape(leaves, [*shared, *data], axes) if spread is expand_elementwise else None
+        )
         args, kwargs = pytree.tree_map(
-            lambda leaf: leaf.per_record(rows, axes, joint) if isinstance(leaf, SharedParameter) else leaf, (args, kwargs)
+            lambda leaf: (
+                leaf.per_record(rows, axes, joint) if isinstance(leaf, SharedParameter) else leaf
+            ),
+            (args, kwargs),
         )
         return func(*args, **kwargs)
 
@@ -119,20 +139,30 @@ class SharedParameter(torch.Tensor):
             return self.detach().as_subclass(Tensor)
 
     def per_record(self, rows: int, axes: int, joint: torch.Size | None = None) -> Tensor:
-        """One row per record: shape (rows, ...) of so many axes, under hooks; in an elementwise operation of a joint shape,
-        of that one."""
+        """One row per record: shape (rows, ...) of so many axes, under hooks; in an elementwise
+        operation of a joint shape, of that one."""
         value, make = self.plain(), self.make
         if value.dim() == axes and value.shape[0] == rows and rows != 1:
             value, original = value[:1], make  # all rows are equal
             make = lambda values: original(values)[:1]  # noqa: E731
         shape = joint or torch.broadcast_shapes(value.shape, (rows, *[1] * (axes - 1)))
-        return ExpandParameter.apply(self.owner, make, self.parameters, value, shape, *self.parameters)
+        return ExpandParameter.apply(
+            self.owner, make, self.parameters, value, shape, *self.parameters
+        )
 
 
-def joint_shape(leaves: Sequence[Tensor], without_constants: Sequence[Tensor], axes: int) -> torch.Size:
-    """What all operands are broadcast to, records first; a constant with an axis before the records' is left to autograd."""
+def joint_shape(
+    leaves: Sequence[Tensor], without_constants: Sequence[Tensor], axes: int
+) -> torch.Size:
+    """What all operands are broadcast to, records first; a constant with an axis before the
+    records' is left to autograd.
+    """
     joint = torch.broadcast_shapes(*(t.shape for t in leaves))
-    return joint if len(joint) == axes else torch.broadcast_shapes(*(t.shape for t in without_constants))
+    return (
+        joint
+        if len(joint) == axes
+        else torch.broadcast_shapes(*(t.shape for t in without_constants))
+    )
 
 
 def as_parameter(leaf: Any) -> Any:
@@ -177,15 +207,28 @@ def derive(
     leaves, structure = pytree.tree_flatten(result)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            repeated = name in REPEATING and leaf.dim() > 0 and (leaf.dim() > first.dim() or first.shape[0] == 1)
-            kept = name in SAME_ROWS and first.alike and leaf.dim() > 0 and leaf.shape[0] == first.shape[0]
+            repeated = (
+                name in REPEATING
+                and leaf.dim() > 0
+                and (leaf.dim() > first.dim() or first.shape[0] == 1)
+            )
+            kept = (
+                name in SAME_ROWS
+                and first.alike
+                and leaf.dim() > 0
+                and leaf.shape[0] == first.shape[0]
+            )
             make = lambda values, i=i: remake(values)[i]  # noqa: E731
             leaves[i] = SharedParameter._wrap(leaf, first.owner, make, parameters, repeated or kept)
     return pytree.tree_unflatten(leaves, structure)
 
 
 def expand_elementwise(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: Sequence[SharedParameter],
+    data: Sequence[Tensor],
 ) -> int | None:
     """How many records an elementwise operation has; None where axes do not tell."""
     axes = max(t.dim() for t in data)
@@ -196,29 +239,47 @@ def expand_elementwise(
     rows = max(sizes, default=0)
     fits = axes > 0 and sizes <= {1, rows}
     for s in shared:
-        fits = fits and (s.dim() < axes or (s.dim() == axes and (s.shape[0] == 1 or (s.shape[0] == rows and s.alike))))
+        fits = fits and (
+            s.dim() < axes
+            or (s.dim() == axes and (s.shape[0] == 1 or (s.shape[0] == rows and s.alike)))
+        )
     return rows if fits else None
 
 
 def expand_mask(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: Sequence[SharedParameter],
+    data: Sequence[Tensor],
 ) -> int | None:
     """How many records attention has whose bias is shared; None where something else is."""
     axes, rows = data[0].dim(), data[0].shape[0]
     bias = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-    only = all(s is bias and s.dim() <= axes and (s.dim() < axes or s.shape[0] == 1 or s.alike) for s in shared)
+    only = all(
+        s is bias and s.dim() <= axes and (s.dim() < axes or s.shape[0] == 1 or s.alike)
+        for s in shared
+    )
     return rows if only and all(t.dim() == axes and t.shape[0] == rows for t in data) else None
 
 
 def expand_joined(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shared: Sequence[SharedParameter], data: Sequence[Tensor]
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: Sequence[SharedParameter],
+    data: Sequence[Tensor],
 ) -> int | None:
     """How many records tensors have that are joined along another axis than the first."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
     axes = data[0].dim()
     dim = dim + axes + (name == "stack") if isinstance(dim, int) and dim < 0 else dim
     rows = data[0].shape[0] if axes else 0
-    fits = isinstance(dim, int) and dim > 0 and all(t.dim() == axes and t.shape[0] == rows for t in (*data, *shared))
+    fits = (
+        isinstance(dim, int)
+        and dim > 0
+        and all(t.dim() == axes and t.shape[0] == rows for t in (*data, *shared))
+    )
     return rows if fits and all(s.alike or rows == 1 for s in shared) else None
 
 

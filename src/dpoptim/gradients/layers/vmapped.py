@@ -1,7 +1,9 @@
-"""Modules that are vectorised as a whole: one call for all records, with a row of the parameters for each of them.
+"""Modules that are vectorised as a whole: one call for all records, with a row of the parameters
+for each of them.
 
-The module's parameters are expanded to one row a record, and ``vmap`` runs its forward pass over rows and records. A record
-cannot reach another one's numbers there, so the gradient of row i is record i's own, whatever the module does.
+The module's parameters are expanded to one row a record, and ``vmap`` runs its forward pass over
+rows and records. A record cannot reach another one's numbers there, so the gradient of row i is
+record i's own, whatever the module does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +34,10 @@ from dpoptim.torch_internals import graph_task, pytree
 # Whether layers inside a module that is vectorised run without hooks.
 AS_THEY_ARE = ContextVar("layers run as they are", default=False)
 TENSOR = object()  # marks the place of a tensor among a call's arguments or results
-PLAIN = (type(None), bool, int, float, complex, str, bytes)  # results that are the same for every record
-SHARED, FLATTENED, EACH = "shared", "flattened", "each"  # beside an axis: where a result has its records
+# results that are the same for every record
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+# beside an axis: where a result has its records
+SHARED, FLATTENED, EACH = "shared", "flattened", "each"
 
 
 @contextmanager
@@ -47,7 +51,9 @@ def as_they_are() -> Iterator[None]:
 
 
 class OwnForwardOf(nn.Module):
-    """Calls a module's own forward pass, so that ``functional_call`` can put other parameters in its place."""
+    """Calls a module's own forward pass, so that ``functional_call`` can put other parameters in
+    its place.
+    """
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -59,7 +65,9 @@ class OwnForwardOf(nn.Module):
 
 
 class OneRowARecord(torch.autograd.Function):
-    """Parameters as one row for each record. Inputs: recorder, label, who holds the parameters, records, parameters."""
+    """Parameters as one row for each record. Inputs: recorder, label, who holds the parameters,
+    records, parameters.
+    """
 
     @staticmethod
     def forward(
@@ -81,16 +89,24 @@ class OneRowARecord(torch.autograd.Function):
         refuse_nested_backward(ctx.label, ctx.forward_task)
         found: dict[str, PerSampleGrad] = {}
         for (name, p), g in zip(ctx.held.named_parameters(), gradients, strict=True):
-            found[name] = Dense(p.detach().new_zeros(1).expand(ctx.rows, p.numel()) if g is None else g)
+            found[name] = Dense(
+                p.detach().new_zeros(1).expand(ctx.rows, p.numel()) if g is None else g
+            )
         ctx.recorder.enter(LayerUse(ctx.label, ctx.held, ctx.rows, lambda: found))
         return (None,) * (4 + len(gradients))
 
 
 class PaddingByHand(TorchFunctionMode):
-    """Embeddings whose padding has no gradient: ``vmap`` over tables leaves the padding out of account."""
+    """Embeddings whose padding has no gradient: ``vmap`` over tables leaves the padding out of
+    account.
+    """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
@@ -108,8 +124,9 @@ class Layout:
 
     Attributes:
         inputs: each tensor's axis of records; None: all records share it.
-        outputs: each resulting tensor's axis of records; or `SHARED` (all records have the same), `FLATTENED` (records and
-            positions on the first axis), `EACH` (a number, which becomes one number for each record).
+        outputs: each resulting tensor's axis of records; or `SHARED` (all records have the same),
+            `FLATTENED` (records and positions on the first axis), `EACH` (a number, which becomes
+            one number for each record).
     """
 
     inputs: tuple[int | None, ...]
@@ -119,8 +136,9 @@ class Layout:
 class VmapLayer:
     """Runs a module for all records at once, each with its own row of the parameters.
 
-    Random numbers are drawn for each record by itself. Numbers that the module returns without any axis come back as one
-    for each record: shape (rows,). What it returns beside tensors and plain values (a cache, say) comes back as None.
+    Random numbers are drawn for each record by itself. Numbers that the module returns without any
+    axis come back as one for each record: shape (rows,). What it returns beside tensors and plain
+    values (a cache, say) comes back as None.
 
     Args:
         batch_axis: where records are looked for first in tensors with several axes.
@@ -142,8 +160,8 @@ class VmapLayer:
         named = dict(module.named_parameters())
         self._names = tuple(trainable)
         self._held = holder({str(i): named[key] for i, key in enumerate(self._names)})
-        # By what a call looks like: fixed by the first call that tells, best one on made-up records of a number unlike
-        # every other axis. A mask may later be as long as a batch.
+        # By what a call looks like: fixed by the first call that tells, best one on made-up
+        # records of a number unlike every other axis. A mask may later be as long as a batch.
         self._layouts: dict[Any, Layout] = {}
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,7 +177,9 @@ class VmapLayer:
             layout = self._layout(rows, tensors, skeleton, structure)
             return self._run(rows, tensors, skeleton, structure, layout)
 
-    def _layout(self, rows: int, tensors: list[Tensor], skeleton: list[Any], structure: pytree.TreeSpec) -> Layout:
+    def _layout(
+        self, rows: int, tensors: list[Tensor], skeleton: list[Any], structure: pytree.TreeSpec
+    ) -> Layout:
         looks = (structure, tuple((t.dim(), t.dtype) for t in tensors))
         known = self._layouts.get(looks)
         if known is not None:
@@ -197,25 +217,36 @@ class VmapLayer:
         layout: Layout,
     ) -> Any:
         named = dict(self.module.named_parameters())
-        parameters = OneRowARecord.apply(self.recorder, self.name, self._held, rows, *(named[name] for name in self._names))
+        parameters = OneRowARecord.apply(
+            self.recorder, self.name, self._held, rows, *(named[name] for name in self._names)
+        )
         found: list[Any] = []  # the results' structure, and what is no tensor among them
 
         def one(parameters: tuple[Tensor, ...], *record: Tensor) -> tuple[Tensor, ...]:
-            whole = [t if a is None else t.unsqueeze(a) for t, a in zip(record, layout.inputs, strict=True)]
+            whole = [
+                t if a is None else t.unsqueeze(a)
+                for t, a in zip(record, layout.inputs, strict=True)
+            ]
             args, kwargs = fill(skeleton, structure, whole)
             own = {f"inner.{n}": p for n, p in zip(self._names, parameters, strict=True)}
-            results, spec = pytree.tree_flatten(torch.func.functional_call(self.shim, own, args, kwargs))
+            results, spec = pytree.tree_flatten(
+                torch.func.functional_call(self.shim, own, args, kwargs)
+            )
             found[:] = [spec, [TENSOR if isinstance(r, Tensor) else plain(r) for r in results]]
             return tuple(r for r in results if isinstance(r, Tensor))
 
         in_front = (0, *layout.inputs)
         try:
             with as_they_are(), sdpa_kernel(SDPBackend.MATH), PaddingByHand():
-                results = torch.func.vmap(one, in_dims=in_front, randomness="different")(parameters, *tensors)
+                results = torch.func.vmap(one, in_dims=in_front, randomness="different")(
+                    parameters, *tensors
+                )
         except (RuntimeError, ValueError) as error:
             raise self._refusal(f"torch.func cannot vectorise it: {quoted(error)}") from None
         spec, others = found
-        back = [self._together(r, place, rows) for r, place in zip(results, layout.outputs, strict=True)]
+        back = [
+            self._together(r, place, rows) for r, place in zip(results, layout.outputs, strict=True)
+        ]
         fresh = iter(back)
         return pytree.tree_unflatten([next(fresh) if o is TENSOR else o for o in others], spec)
 
@@ -234,8 +265,10 @@ class VmapLayer:
 
     def _refusal(self, reason: str) -> PrivacyError:
         return PrivacyError(
-            f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own, and {reason}. Fix: keep the batch "
-            'axis first in what it is given and returns; or dpoptim.attach(..., isolation="alone").',
+            f"module {self.name!r} ({type(self.module).__name__}) has no rule of its own, and "
+            f"{reason}. Fix: keep the batch "
+            "axis first in what it is given and returns; or dpoptim.attach(..., "
+            'isolation="alone").',
             layer=self.name,
         )
 
@@ -251,5 +284,7 @@ def fill(
 
 
 def plain(value: Any) -> Any:
-    """A result that is no tensor; None where it might hold tensors, which mean nothing outside of ``vmap``."""
+    """A result that is no tensor; None where it might hold tensors, which mean nothing outside of
+    ``vmap``.
+    """
     return value if isinstance(value, PLAIN) else None

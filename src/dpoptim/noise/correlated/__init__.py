@@ -1,4 +1,6 @@
-"""Correlated noise: mechanisms that release all prefix sums of a stream of vectors with little noise in each."""
+"""Correlated noise: mechanisms that release all prefix sums of a stream of vectors with little
+noise in each.
+"""
 
 from dpoptim.noise.correlated.banded import BandedToeplitz
 from dpoptim.noise.correlated.best import BestStrategy

@@ -38,9 +38,13 @@ class BandedToeplitz:
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", whole_number("bands", self.bands, least=1))
         if self.separation is not None:
-            object.__setattr__(self, "separation", whole_number("separation", self.separation, least=1))
+            object.__setattr__(
+                self, "separation", whole_number("separation", self.separation, least=1)
+            )
             if self.bands > self.separation:
-                raise ValueError(f"bands={self.bands} must be at most separation={self.separation}.")
+                raise ValueError(
+                    f"bands={self.bands} must be at most separation={self.separation}."
+                )
         momentum = real_number("momentum", self.momentum)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum!r}.")
@@ -52,9 +56,15 @@ class BandedToeplitz:
         return fitted(steps, min(self.bands, separation), separation, self.momentum)
 
     def sensitivity(
-        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+        self,
+        steps: int,
+        participations: int = 1,
+        separation: int | None = None,
+        *,
+        regular: bool = False,
     ) -> float:
-        """Exact where participations are at least ``bands`` apart, else by the triangle inequality.
+        """Exact where participations are at least ``bands`` apart, else by the triangle
+        inequality.
 
         ``regular``: a record takes part in steps i, i + b, i + 2b, ... for some i, and no others.
         """
@@ -66,7 +76,9 @@ class BandedToeplitz:
         elif k == 1:
             worst = float(squares.max())
         elif regular:
-            worst = max(float(np.sort(squares[start::b])[-k:].sum()) for start in range(min(b, steps)))
+            worst = max(
+                float(np.sort(squares[start::b])[-k:].sum()) for start in range(min(b, steps))
+            )
         else:
             worst = most_with_gaps(squares, k, b)
         return rounded_up(math.sqrt(worst * ROUNDING_OF_SQUARES))
@@ -75,7 +87,9 @@ class BandedToeplitz:
         return self.errors(steps) * self.sensitivity(steps)
 
     def errors(self, steps: int) -> Floats:
-        """Standard deviation of the error of each prefix sum where z has standard deviation 1; shape (steps,)."""
+        """Standard deviation of the error of each prefix sum where z has standard deviation 1;
+        shape (steps,).
+        """
         column, rows = self.coefficients(steps)
         response = workload(inverse(column, steps), self.momentum)
         return np.sqrt(convolved(1 / rows, response**2))
@@ -87,7 +101,9 @@ class BandedToeplitz:
 class BandedState(NoiseState):
     """Remembers the last increments y, newest first: ``y_t = z_t / d_t - sum_k c_k y_{t-k}``."""
 
-    def __init__(self, steps: int, sizes: Sequence[int], stream: KeyStream, column: Floats, rows: Floats) -> None:
+    def __init__(
+        self, steps: int, sizes: Sequence[int], stream: KeyStream, column: Floats, rows: Floats
+    ) -> None:
         super().__init__(steps, sizes, stream)
         self._column, self._deviations = column, rows**-0.5
 
@@ -101,7 +117,9 @@ class BandedState(NoiseState):
 
 
 def most_with_gaps(values: Floats, count: int, gap: int) -> float:
-    """The largest sum of at most ``count`` values whose places are at least ``gap`` apart; values >= 0."""
+    """The largest sum of at most ``count`` values whose places are at least ``gap`` apart; values
+    >= 0.
+    """
     best = np.zeros(len(values) + gap)  # of the places from here on, with one choice fewer
     for _ in range(count):
         taken = values + best[gap : gap + len(values)]

@@ -1,4 +1,6 @@
-"""The strategy of least error that fits memory, for a run's length and pattern of participations; by public numbers."""
+"""The strategy of least error that fits memory, for a run's length and pattern of participations;
+by public numbers.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,7 +37,9 @@ class BestStrategy:
 
 
 @lru_cache(maxsize=64)
-def best_strategy(steps: int, participations: int, separation: int, buffers: int, momentum: float) -> Strategy:
+def best_strategy(
+    steps: int, participations: int, separation: int, buffers: int, momentum: float
+) -> Strategy:
     once = participations == 1 or separation >= steps
     span = steps if once else separation
     banded = BandedToeplitz(min(span, buffers + 1), None if once else separation, momentum)
@@ -43,11 +47,19 @@ def best_strategy(steps: int, participations: int, separation: int, buffers: int
         return banded  # nothing that fits is better
     candidates: list[BandedToeplitz | BufferedToeplitz] = [banded]
     candidates += [BufferedToeplitz(count) for count in (2, 3, 4) if count <= buffers]
-    return min(candidates, key=lambda strategy: mean_error(strategy, steps, participations, separation))
+    return min(
+        candidates, key=lambda strategy: mean_error(strategy, steps, participations, separation)
+    )
 
 
-def mean_error(strategy: BandedToeplitz | BufferedToeplitz, steps: int, participations: int, separation: int) -> float:
-    """Root of the mean squared error of the prefix sums at 1-GDP, for records in every ``separation``-th step."""
+def mean_error(
+    strategy: BandedToeplitz | BufferedToeplitz, steps: int, participations: int, separation: int
+) -> float:
+    """Root of the mean squared error of the prefix sums at 1-GDP, for records in every
+    ``separation``-th step.
+    """
     once = strategy.prefix_std(steps)  # at the sensitivity of one participation
-    several = strategy.sensitivity(steps, participations, separation, regular=True) / strategy.sensitivity(steps)
+    several = strategy.sensitivity(
+        steps, participations, separation, regular=True
+    ) / strategy.sensitivity(steps)
     return float(np.sqrt(np.mean(once**2)) * several)

@@ -1,8 +1,9 @@
-"""Buffered linear Toeplitz noise: nearly the square root's errors for a fixed number of vectors of memory.
+"""Buffered linear Toeplitz noise: nearly the square root's errors for a fixed number of vectors of
+memory.
 
-Strategy coefficients that are a sum of few exponentials, ``c_0 = 1, c_k = sum_j w_j d_j^(k-1)``, need no more memory than
-that (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024, "Efficient and near-optimal noise generation for streaming
-differential privacy"; McMahan, Xu and Zhang 2024).
+Strategy coefficients that are a sum of few exponentials, ``c_0 = 1, c_k = sum_j w_j d_j^(k-1)``,
+need no more memory than that (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024, "Efficient
+and near-optimal noise generation for streaming differential privacy"; McMahan, Xu and Zhang 2024).
 """
 
 import math
@@ -19,15 +20,18 @@ from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participa
 from dpoptim.noise.correlated.toeplitz import monotone_sensitivity
 from dpoptim.noise.stream import KeyStream
 
-_LONGEST_SEARCH = 1 << 16  # weights found for this many steps serve longer runs; errors are exact for any length
+# weights found for this many steps serve longer runs; errors are exact for any length
+_LONGEST_SEARCH = 1 << 16
 
 
 @dataclass(frozen=True)
 class BufferedToeplitz:
-    """Correlated noise with ``buffers`` vectors of memory and as many multiplications a step, however long the run.
+    """Correlated noise with ``buffers`` vectors of memory and as many multiplications a step,
+    however long the run.
 
-    The weights and decays are found by minimising the largest error of a prefix sum over the run's steps; sensitivity
-    and errors are then computed from what was found, so a poor minimum costs accuracy and never privacy.
+    The weights and decays are found by minimising the largest error of a prefix sum over the run's
+    steps; sensitivity and errors are then computed from what was found, so a poor minimum costs
+    accuracy and never privacy.
 
     Args:
         buffers: 1 to 4. Three reach the square root's errors within 1 % for a thousand steps.
@@ -40,25 +44,38 @@ class BufferedToeplitz:
             raise ValueError(f"buffers must be 1, 2, 3 or 4, got {self.buffers!r}.")
 
     def sensitivity(
-        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+        self,
+        steps: int,
+        participations: int = 1,
+        separation: int | None = None,
+        *,
+        regular: bool = False,
     ) -> float:
-        """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and decreasing."""
+        """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and
+        decreasing.
+        """
         k, b = most_participations(steps, participations, separation)
         weights, decays = fitted(self.buffers, steps)
         return monotone_sensitivity(coefficients(weights, decays, steps), k, b)
 
     def prefix_std(self, steps: int) -> Floats:
         weights, decays = fitted(self.buffers, steps)
-        return np.sqrt(np.cumsum(prefix_coefficients(weights, decays, steps) ** 2)) * self.sensitivity(steps)
+        return np.sqrt(
+            np.cumsum(prefix_coefficients(weights, decays, steps) ** 2)
+        ) * self.sensitivity(steps)
 
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
         return BufferedState(steps, sizes, stream, *fitted(self.buffers, steps))
 
 
 class BufferedState(NoiseState):
-    """Remembers ``s_j(t) = sum_{i<t} d_j^(t-1-i) y_i`` of increments y; C y = z gives ``y_t = z_t - sum_j w_j s_j(t)``."""
+    """Remembers ``s_j(t) = sum_{i<t} d_j^(t-1-i) y_i`` of increments y; C y = z gives ``y_t = z_t
+    - sum_j w_j s_j(t)``.
+    """
 
-    def __init__(self, steps: int, sizes: Sequence[int], stream: KeyStream, weights: Floats, decays: Floats) -> None:
+    def __init__(
+        self, steps: int, sizes: Sequence[int], stream: KeyStream, weights: Floats, decays: Floats
+    ) -> None:
         super().__init__(steps, sizes, stream)
         self._weights, self._decays = weights, decays
 
@@ -80,10 +97,11 @@ def coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
 
 
 def prefix_coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
-    """First column of A C^-1, shape (steps,): how the error of a prefix sum depends on the noise k steps back.
+    """First column of A C^-1, shape (steps,): how the error of a prefix sum depends on the noise k
+    steps back.
 
-    The generating function of C is ``1 + sum_j w_j x / (1 - d_j x)``, a ratio of polynomials, so that of A C^-1 is its
-    inverse over 1 - x: a recursive filter's answer to an impulse.
+    The generating function of C is ``1 + sum_j w_j x / (1 - d_j x)``, a ratio of polynomials, so
+    that of A C^-1 is its inverse over 1 - x: a recursive filter's answer to an impulse.
     """
     above, below = _polynomials(weights, decays)
     return np.cumsum(lfilter(below, above, _impulse(steps)))
@@ -114,20 +132,30 @@ def _product(decays: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def fitted(buffers: int, steps: int) -> tuple[Floats, Floats]:
-    """(weights, decays), each of shape (buffers,): weights positive with sum at most 1, decays in (0, 1)."""
+    """(weights, decays), each of shape (buffers,): weights positive with sum at most 1, decays in
+    (0, 1).
+    """
     horizon = max(2, min(steps, _LONGEST_SEARCH))
     # Start: half-lives spread evenly, on a logarithmic scale, from a step to the whole run.
     spread = (np.arange(buffers) + 0.5) / buffers
     rates = horizon**-spread / 1.5
-    start = np.concatenate([np.log(0.5 * rates**0.5 / np.sum(rates**0.5)), np.log(rates)])  # c_1 = 1/2
+    # c_1 = 1/2
+    start = np.concatenate([np.log(0.5 * rates**0.5 / np.sum(rates**0.5)), np.log(rates)])
     best = minimize(
         _log_error,
         start,
         args=(horizon,),
         method="Nelder-Mead",
-        options={"maxiter": 800 * buffers, "maxfev": 800 * buffers, "xatol": 1e-5, "fatol": 1e-9, "adaptive": True},
+        options={
+            "maxiter": 800 * buffers,
+            "maxfev": 800 * buffers,
+            "xatol": 1e-5,
+            "fatol": 1e-9,
+            "adaptive": True,
+        },
     )
-    weights, decays = _unpacked(np.round(best.x, 4))  # so that a run resumed elsewhere finds the same numbers
+    # so that a run resumed elsewhere finds the same numbers
+    weights, decays = _unpacked(np.round(best.x, 4))
     weights.flags.writeable = decays.flags.writeable = False  # cached
     return weights, decays
 
@@ -135,7 +163,9 @@ def fitted(buffers: int, steps: int) -> tuple[Floats, Floats]:
 def _unpacked(parameters: Floats) -> tuple[Floats, Floats]:
     logarithms, rates = np.split(parameters, 2)
     weights = np.exp(np.clip(logarithms, -50, 0))
-    return weights / max(1.0, float(weights.sum()) * (1 + 1e-12)), 1 - np.exp(np.clip(rates, -30, -1e-9))
+    return weights / max(1.0, float(weights.sum()) * (1 + 1e-12)), 1 - np.exp(
+        np.clip(rates, -30, -1e-9)
+    )
 
 
 def _log_error(parameters: Floats, steps: int) -> float:

@@ -38,7 +38,9 @@ def inverse(column: Floats, steps: int) -> Floats:
 
 
 def workload(response: Floats, momentum: float) -> Floats:
-    """What the iterates make of increments with this response: sums, with heavy-ball momentum scaled to the same length."""
+    """What the iterates make of increments with this response: sums, with heavy-ball momentum
+    scaled to the same length.
+    """
     from scipy.signal import lfilter
 
     sums = np.cumsum(response)
@@ -70,7 +72,9 @@ def fitted(steps: int, bands: int, separation: int, momentum: float) -> tuple[Fl
 
 
 def descend(start: Floats, steps: int, errors: Floats, squares: Floats, momentum: float) -> Floats:
-    """Minimise ``sum_k errors_k m_k^2 * sum_l squares_l c_l^2`` over c with c_0 = 1, m the workload's response."""
+    """Minimise ``sum_k errors_k m_k^2 * sum_l squares_l c_l^2`` over c with c_0 = 1, m the
+    workload's response.
+    """
     from scipy.optimize import minimize
     from scipy.signal import lfilter
 
@@ -86,24 +90,39 @@ def descend(start: Floats, steps: int, errors: Floats, squares: Floats, momentum
             return 1e6, np.zeros_like(free)
         further = lfilter([1.0], column, response)
         weighted = errors * response
-        slopes = np.array([-2 * (weighted[lag:] @ further[: steps - lag]) for lag in range(1, len(column))])
+        slopes = np.array(
+            [-2 * (weighted[lag:] @ further[: steps - lag]) for lag in range(1, len(column))]
+        )
         length = float(squares @ column**2)
         return float(np.log(error * length)), slopes / error + 2 * squares[1:] * free / length
 
     bounds = [(0.0, None)] * (len(start) - 1)
-    found = minimize(value, start[1:], jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": ITERATIONS})
+    found = minimize(
+        value,
+        start[1:],
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={"maxiter": ITERATIONS},
+    )
     return np.concatenate([[1.0], found.x])
 
 
-def best_rows(column: Floats, steps: int, separation: int, momentum: float) -> tuple[Floats, Floats]:
-    """Return p of least error at sensitivity about 1, shape (steps,), and the constraints' multipliers, (separation,)."""
+def best_rows(
+    column: Floats, steps: int, separation: int, momentum: float
+) -> tuple[Floats, Floats]:
+    """Return p of least error at sensitivity about 1, shape (steps,), and the constraints'
+    multipliers, (separation,).
+    """
     response = workload(inverse(column, steps), momentum)
     costs = np.cumsum(response**2)[::-1]
     squares, place = column**2, np.arange(steps) % separation
     multipliers = np.ones(separation)
     for _ in range(UPDATES):
         rows = np.sqrt(costs / convolved(multipliers[place], squares))
-        sensitivities = np.bincount(place, weights=column_squares(squares, rows), minlength=separation)
+        sensitivities = np.bincount(
+            place, weights=column_squares(squares, rows), minlength=separation
+        )
         multipliers = multipliers * sensitivities
         multipliers /= multipliers.sum()
     rows = np.sqrt(costs / convolved(multipliers[place], squares))

@@ -14,7 +14,9 @@ from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot, inverse_coeffi
 
 
 def increment_std(strategy: Strategy, steps: int, step: int) -> float:
-    """Return the standard deviation of a step's noise where z has standard deviation 1; ``nan`` for trees and others'."""
+    """Return the standard deviation of a step's noise where z has standard deviation 1; ``nan``
+    for trees and others'.
+    """
     if isinstance(strategy, Independent):
         return 1.0
     if isinstance(strategy, ToeplitzSquareRoot) and strategy.normalised:
@@ -25,7 +27,9 @@ def increment_std(strategy: Strategy, steps: int, step: int) -> float:
 
 
 @lru_cache(maxsize=16)
-def _increments(strategy: BandedToeplitz | BufferedToeplitz | ToeplitzSquareRoot, steps: int) -> Floats:
+def _increments(
+    strategy: BandedToeplitz | BufferedToeplitz | ToeplitzSquareRoot, steps: int
+) -> Floats:
     if isinstance(strategy, BandedToeplitz):
         column, rows = strategy.coefficients(steps)
         return np.sqrt(convolved(1 / rows, inverse(column, steps) ** 2))

@@ -13,10 +13,17 @@ from dpoptim.noise.stream import KeyStream
 
 @dataclass(frozen=True)
 class Independent:
-    """Independent noise for every step: best for single increments, worst for prefix sums. Remembers nothing."""
+    """Independent noise for every step: best for single increments, worst for prefix sums.
+    Remembers nothing.
+    """
 
     def sensitivity(
-        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+        self,
+        steps: int,
+        participations: int = 1,
+        separation: int | None = None,
+        *,
+        regular: bool = False,
     ) -> float:
         """sqrt(k), exactly: the steps are separate queries."""
         return math.sqrt(most_participations(steps, participations, separation)[0])

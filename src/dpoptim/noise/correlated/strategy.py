@@ -1,14 +1,16 @@
 """What a strategy for prefix sums promises, and the secret state of one run of it.
 
-Vectors g_0, g_1, ..., g_{T-1} arrive one by one, each possibly a function of everything released before. Released are
-g_t + (B z)_t, where z is Gaussian noise of standard deviation s in every entry and B undoes a *strategy* matrix C: the
-increments of the prefix sums of noisy g. Whoever adds them up sees every prefix sum with an error that stays small,
-because later noise takes back earlier noise.
+Vectors g_0, g_1, ..., g_{T-1} arrive one by one, each possibly a function of everything released
+before. Released are g_t + (B z)_t, where z is Gaussian noise of standard deviation s in every
+entry and B undoes a *strategy* matrix C: the increments of the prefix sums of noisy g. Whoever
+adds them up sees every prefix sum with an error that stays small, because later noise takes back
+earlier noise.
 
-**Guarantee.** Let one record change at most ``participations`` of the vectors, any two of them at least ``separation``
-steps apart, and each by at most 1 in Euclidean norm. With s = sensitivity(...) / mu the whole run is mu-GDP: one
-Gaussian, whatever T, and also when the g_t depend on what was released. (Square lower-triangular C: Denisov et al. 2022,
-Theorem 2.1. Trees: a node's noisy sum is a Gaussian query on inputs that were fixed when the node was closed, and the
+**Guarantee.** Let one record change at most ``participations`` of the vectors, any two of them at
+least ``separation`` steps apart, and each by at most 1 in Euclidean norm. With s =
+sensitivity(...) / mu the whole run is mu-GDP: one Gaussian, whatever T, and also when the g_t
+depend on what was released. (Square lower-triangular C: Denisov et al. 2022, Theorem 2.1. Trees: a
+node's noisy sum is a Gaussian query on inputs that were fixed when the node was closed, and the
 squared shifts of all nodes add up to at most sensitivity^2 on every path.)
 """
 
@@ -35,16 +37,24 @@ class Strategy(Protocol):
     """Public settings of a strategy: a frozen dataclass."""
 
     def sensitivity(
-        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+        self,
+        steps: int,
+        participations: int = 1,
+        separation: int | None = None,
+        *,
+        regular: bool = False,
     ) -> float:
-        """An upper bound on how far one record moves the strategy's output C g, if it moves each g_t by at most 1.
+        """An upper bound on how far one record moves the strategy's output C g, if it moves each
+        g_t by at most 1.
 
         Args:
             steps: T, the length of the run; >= 1.
             participations: in how many steps one record takes part at most; >= 1.
-            separation: fewest steps from one participation to the next (consecutive steps: 1); None if nothing is known.
-            regular: whether a record takes part in steps i, i + separation, i + 2 separation, ... for some i, and no
-                others; strategies that gain nothing from it give the bound for any pattern.
+            separation: fewest steps from one participation to the next (consecutive steps: 1);
+                None if nothing is known.
+            regular: whether a record takes part in steps i, i + separation, i + 2 separation, ...
+                for some i, and no others; strategies that gain nothing from it give the bound for
+                any pattern.
 
         Raises:
             ValueError: naming the argument.
@@ -52,22 +62,27 @@ class Strategy(Protocol):
         ...
 
     def prefix_std(self, steps: int) -> Floats:
-        """Standard deviation of the error of each prefix sum, per entry, at 1-GDP for a record that takes part once.
+        """Standard deviation of the error of each prefix sum, per entry, at 1-GDP for a record
+        that takes part once.
 
         Shape (steps,); divide by mu and multiply by the norm bound. Exact but for rounding.
         """
         ...
 
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> "NoiseState":
-        """The noise of one run of ``steps`` releases of tensors with ``sizes`` entries. For the gate alone."""
+        """The noise of one run of ``steps`` releases of tensors with ``sizes`` entries. For the
+        gate alone.
+        """
         ...
 
 
 class NoiseState(ABC):
-    """The noise of one run, made as it is needed. A secret: whoever knows it can subtract the noise.
+    """The noise of one run, made as it is needed. A secret: whoever knows it can subtract the
+    noise.
 
-    It shows nothing when printed, and cannot be pickled or copied. `secret_state` hands out what a checkpoint needs,
-    to be kept like the data itself. ``stream`` may not be one whose draws were used before.
+    It shows nothing when printed, and cannot be pickled or copied. `secret_state` hands out what a
+    checkpoint needs, to be kept like the data itself. ``stream`` may not be one whose draws were
+    used before.
     """
 
     def __init__(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> None:
@@ -78,46 +93,66 @@ class NoiseState(ABC):
         self._interrupted = False  # whether a step was begun and not ended
         self._stream = stream
         self._standard_deviation: float | None = None
-        self._vectors: list[list[Tensor]] = [[] for _ in self.sizes]  # of each buffer: what the mechanism remembers
+        # of each buffer: what the mechanism remembers
+        self._vectors: list[list[Tensor]] = [[] for _ in self.sizes]
 
     def add(self, buffers: Sequence[Tensor], standard_deviation: float) -> None:
-        """Add this step's noise increment to ``buffers`` (float64, contiguous), in place, and go on to the next step.
+        """Add this step's noise increment to ``buffers`` (float64, contiguous), in place, and go
+        on to the next step.
 
         Args:
             buffers: tensors with ``sizes`` entries, on any device, the same ones in every step.
             standard_deviation: of the entries of z; the same in every step.
 
         Raises:
-            ValueError: other sizes, another dtype, another standard deviation, or more than ``steps`` steps. Nothing has
-                been added then.
+            ValueError: other sizes, another dtype, another standard deviation, or more than
+                ``steps`` steps. Nothing has been added then.
             PrivacyError: the step before was interrupted.
         """
         if self.step >= self.steps:
-            raise ValueError(f"the noise was made for {self.steps} steps, and they are over; start with more steps.")
+            raise ValueError(
+                f"the noise was made for {self.steps} steps, and they are over; "
+                "start with more steps."
+            )
         if tuple(b.numel() for b in buffers) != self.sizes or any(
             b.dtype != torch.float64 or not b.is_contiguous() for b in buffers
         ):
-            raise ValueError(f"buffers must be contiguous float64 tensors with {self.sizes} entries, as at the start.")
+            raise ValueError(
+                f"buffers must be contiguous float64 tensors with {self.sizes} "
+                "entries, as at the start."
+            )
         if not 0 < standard_deviation < math.inf:
-            raise ValueError(f"standard_deviation must be positive and finite, got {standard_deviation!r}.")
+            raise ValueError(
+                f"standard_deviation must be positive and finite, got {standard_deviation!r}."
+            )
         if self._standard_deviation not in (None, standard_deviation):
-            raise ValueError("standard_deviation changed: later noise takes back earlier noise, so it must stay the same.")
+            raise ValueError(
+                "standard_deviation changed: later noise takes back earlier noise, "
+                "so it must stay the same."
+            )
         if self._interrupted:
             raise PrivacyError(
-                "a step was interrupted while its correlated noise was drawn, which later noise cannot take back any more. "
-                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start a new run."
+                "a step was interrupted while its correlated noise was drawn, which later noise "
+                "cannot take back any more. "
+                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start "
+                "a new run."
             )
         self._standard_deviation = standard_deviation
         self._interrupted = True
         for remembered, buffer in zip(self._vectors, buffers, strict=True):
-            remembered[:] = [vector.to(buffer.device) for vector in remembered]  # elsewhere after `restore`
+            # elsewhere after `restore`
+            remembered[:] = [vector.to(buffer.device) for vector in remembered]
             if buffer.numel():
-                buffer.view(-1).add_(self._increment(remembered, buffer.view(-1)), alpha=standard_deviation)
+                buffer.view(-1).add_(
+                    self._increment(remembered, buffer.view(-1)), alpha=standard_deviation
+                )
         self.step += 1
         self._interrupted = False
 
     def secret_state(self) -> dict[str, Any]:
-        """What a checkpoint needs, **secret**: the noise to come takes this back. Copies; `restore` reads it."""
+        """What a checkpoint needs, **secret**: the noise to come takes this back. Copies;
+        `restore` reads it.
+        """
         return {
             "step": self.step,
             "sizes": list(self.sizes),
@@ -126,7 +161,8 @@ class NoiseState(ABC):
         }
 
     def restore(self, secret: dict[str, Any]) -> Self:
-        """Continue, in this fresh state, the run that `secret_state` describes; new draws come from this state's stream.
+        """Continue, in this fresh state, the run that `secret_state` describes; new draws come
+        from this state's stream.
 
         Raises:
             ValueError: this state is not fresh, or the secret belongs to a run of another shape.
@@ -135,10 +171,17 @@ class NoiseState(ABC):
         if self.step != 0:
             raise ValueError("restore wants a state that has added nothing yet; start a new one.")
         if not 0 <= secret["step"] <= self.steps or secret["sizes"] != list(self.sizes):
-            raise ValueError("secret belongs to a run of another length or of other tensors; start with the same ones.")
+            raise ValueError(
+                "secret belongs to a run of another length or of other tensors; "
+                "start with the same ones."
+            )
         for size, remembered in zip(self.sizes, vectors, strict=True):
-            if any(vector.shape != (size,) or vector.dtype != torch.float64 for vector in remembered):
-                raise ValueError("secret belongs to a run of other tensors; start with the same ones.")
+            if any(
+                vector.shape != (size,) or vector.dtype != torch.float64 for vector in remembered
+            ):
+                raise ValueError(
+                    "secret belongs to a run of other tensors; start with the same ones."
+                )
         self.step, self._standard_deviation = secret["step"], secret["standard_deviation"]
         self._vectors = [[vector.clone() for vector in remembered] for remembered in vectors]
         return self
@@ -157,10 +200,14 @@ class NoiseState(ABC):
         return f"<{type(self).__name__}: secret noise of step {self.step} of {self.steps}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("the noise of a run cannot be pickled; a checkpoint's secret part keeps secret_state()")
+        raise TypeError(
+            "the noise of a run cannot be pickled; a checkpoint's secret part keeps secret_state()"
+        )
 
     def __copy__(self) -> NoReturn:
-        raise TypeError("the noise of a run cannot be copied: two copies would hide two releases with one noise")
+        raise TypeError(
+            "the noise of a run cannot be copied: two copies would hide two releases with one noise"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         self.__copy__()
@@ -171,11 +218,17 @@ def most_participations(steps: int, participations: int, separation: int | None)
 
     Raises ValueError naming the argument.
     """
-    for name, value in (("steps", steps), ("participations", participations), ("separation", separation or 1)):
+    for name, value in (
+        ("steps", steps),
+        ("participations", participations),
+        ("separation", separation or 1),
+    ):
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
     if separation == 0:
-        raise ValueError("separation must be at least 1 (a record takes part in consecutive steps), got 0.")
+        raise ValueError(
+            "separation must be at least 1 (a record takes part in consecutive steps), got 0."
+        )
     b = separation or 1
     return min(participations, 1 + (steps - 1) // b), b
 

@@ -1,8 +1,10 @@
-"""The square root of the matrix of prefix sums, as a strategy (Fichtenberger, Henzinger and Upadhyay 2023).
+"""The square root of the matrix of prefix sums, as a strategy (Fichtenberger, Henzinger and
+Upadhyay 2023).
 
-``A = C C`` for A of ones on and below the diagonal and C Toeplitz with first column ``c_k = binom(2k, k) / 4^k``, the
-coefficients of (1 - x)^(-1/2). Its inverse has those of (1 - x)^(1/2), ``c_k - c_{k-1}``. For Toeplitz strategies the
-largest error is within a constant of the best possible one.
+``A = C C`` for A of ones on and below the diagonal and C Toeplitz with first column ``c_k =
+binom(2k, k) / 4^k``, the coefficients of (1 - x)^(-1/2). Its inverse has those of (1 - x)^(1/2),
+``c_k - c_{k-1}``. For Toeplitz strategies the largest error is within a constant of the best
+possible one.
 """
 
 from collections.abc import Sequence
@@ -17,24 +19,32 @@ from dpoptim.noise.stream import KeyStream
 
 @dataclass(frozen=True)
 class ToeplitzSquareRoot:
-    """The exact square root. Remembers all earlier noise: T vectors, and step t takes t multiplications of vectors.
+    """The exact square root. Remembers all earlier noise: T vectors, and step t takes t
+    multiplications of vectors.
 
     Args:
-        normalised: divide each column of C by its norm. A record then costs the same in whichever step it takes part,
-            and the noise of late steps is smaller: errors are 4 to 7 % smaller. Errors, and sensitivities for several
+        normalised: divide each column of C by its norm. A record then costs the same in whichever
+            step it takes part, and the noise of late steps is smaller: errors are 4 to 7 %
+                smaller. Errors, and sensitivities for several
             participations, then take T^2 operations to compute.
     """
 
     normalised: bool = False
 
     def sensitivity(
-        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+        self,
+        steps: int,
+        participations: int = 1,
+        separation: int | None = None,
+        *,
+        regular: bool = False,
     ) -> float:
         """Norm of the first column of C (1 if normalised) for one participation.
 
-        For several, exact for the plain square root: see `monotone_sensitivity`. For the normalised one an upper bound:
-        columns that are h steps apart have a product of at most r_h = the largest over all such pairs and all larger h,
-        so k of them at least b apart have a squared sum of at most ``k r_0 + 2 sum_m (k - m) r_{m b}``.
+        For several, exact for the plain square root: see `monotone_sensitivity`. For the
+        normalised one an upper bound: columns that are h steps apart have a product of at most r_h
+        = the largest over all such pairs and all larger h, so k of them at least b apart have a
+        squared sum of at most ``k r_0 + 2 sum_m (k - m) r_{m b}``.
         """
         k, b = most_participations(steps, participations, separation)
         if not self.normalised:
@@ -43,11 +53,15 @@ class ToeplitzSquareRoot:
             return rounded_up(1.0)
         lags = _largest_products(steps)
         multiples = np.arange(1, k)
-        return rounded_up(float(np.sqrt(k * lags[0] + 2 * np.sum((k - multiples) * lags[multiples * b]))))
+        return rounded_up(
+            float(np.sqrt(k * lags[0] + 2 * np.sum((k - multiples) * lags[multiples * b])))
+        )
 
     def prefix_std(self, steps: int) -> Floats:
         if not self.normalised:
-            return np.sqrt(np.cumsum(square_root_coefficients(steps) ** 2)) * self.sensitivity(steps)
+            return np.sqrt(np.cumsum(square_root_coefficients(steps) ** 2)) * self.sensitivity(
+                steps
+            )
         inverse, scale = inverse_coefficients(steps), _column_norms(steps)
         variance = np.zeros(steps)
         for column in range(steps):  # of A D C^-1, which has T^2 entries: one column at a time
@@ -55,7 +69,9 @@ class ToeplitzSquareRoot:
         return np.sqrt(variance) * self.sensitivity(steps)
 
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
-        return ToeplitzState(steps, sizes, stream, _column_norms(steps) if self.normalised else np.ones(steps))
+        return ToeplitzState(
+            steps, sizes, stream, _column_norms(steps) if self.normalised else np.ones(steps)
+        )
 
 
 class ToeplitzState(NoiseState):
@@ -68,31 +84,42 @@ class ToeplitzState(NoiseState):
     def _increment(self, remembered: list[Tensor], like: Tensor) -> Tensor:
         remembered.append(self._draw(like))
         total = like.new_zeros(like.shape)
-        for coefficient, z in zip(self._coefficients[: self.step + 1], reversed(remembered), strict=True):
+        for coefficient, z in zip(
+            self._coefficients[: self.step + 1], reversed(remembered), strict=True
+        ):
             total.add_(z, alpha=float(coefficient))
         return total.mul_(float(self._scale[self.step]))
 
 
 def square_root_coefficients(steps: int) -> Floats:
-    """c_0, ..., c_{steps-1}: the first column of C. Positive, decreasing; relative error below steps * 2^-52."""
+    """c_0, ..., c_{steps-1}: the first column of C. Positive, decreasing; relative error below
+    steps * 2^-52.
+    """
     k = np.arange(1, steps, dtype=np.float64)
     return np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
 
 
 def inverse_coefficients(steps: int) -> Floats:
-    """First column of C^-1: 1, then ``c_k - c_{k-1} = -c_k / (2k - 1)`` without the cancellation."""
+    """First column of C^-1: 1, then ``c_k - c_{k-1} = -c_k / (2k - 1)`` without the
+    cancellation.
+    """
     c = square_root_coefficients(steps)
     return np.concatenate([[1.0], -c[1:] / (2 * np.arange(1, steps) - 1)])
 
 
 def monotone_sensitivity(column: Floats, participations: int, separation: int) -> float:
-    """Sensitivity of a lower-triangular Toeplitz strategy whose first column is non-negative and non-increasing; exact.
+    """Sensitivity of a lower-triangular Toeplitz strategy whose first column is non-negative and
+    non-increasing; exact.
 
-    The worst record takes part as early and as often as it can: in steps 0, b, 2b, ... (Kalinin and Lampert 2024,
-    Theorem 2). Moving participations earlier only lengthens columns and brings them closer together.
+    The worst record takes part as early and as often as it can: in steps 0, b, 2b, ... (Kalinin
+    and Lampert 2024, Theorem 2). Moving participations earlier only lengthens columns and brings
+    them closer together.
     """
-    if np.any(column < 0) or np.any(np.diff(column) > 1e-14):  # rounding; what it can cost is in ROUNDING
-        raise ValueError("column must be non-negative and non-increasing; else the worst pattern is another.")
+    # rounding; what it can cost is in ROUNDING
+    if np.any(column < 0) or np.any(np.diff(column) > 1e-14):
+        raise ValueError(
+            "column must be non-negative and non-increasing; else the worst pattern is another."
+        )
     total = np.zeros_like(column)
     for start in range(0, participations * separation, separation):
         total[start:] += column[: len(column) - start]
@@ -105,11 +132,14 @@ def _column_norms(steps: int) -> Floats:
 
 
 def _largest_products(steps: int) -> Floats:
-    """Shape (steps,): the largest product of two normalised columns that are h steps or more apart."""
+    """Shape (steps,): the largest product of two normalised columns that are h steps or more
+    apart.
+    """
     c, norms = square_root_coefficients(steps), _column_norms(steps)
     largest = np.empty(steps)
     for lag in range(steps):
-        # Columns j and j + lag share the last steps - j - lag rows: products of the tails' beginnings.
+        # Columns j and j + lag share the last steps - j - lag rows: products of the tails'
+        # beginnings.
         products = np.cumsum(c[lag:] * c[: steps - lag])[::-1]
         largest[lag] = np.max(products / (norms[: steps - lag] * norms[lag:]))
     return np.maximum.accumulate(largest[::-1])[::-1]

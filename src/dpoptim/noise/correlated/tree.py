@@ -1,7 +1,9 @@
-"""The binary tree mechanism (Dwork et al. 2010; Chan, Shi and Song 2011), and Honaker's better estimate from it.
+"""The binary tree mechanism (Dwork et al. 2010; Chan, Shi and Song 2011), and Honaker's better
+estimate from it.
 
-A node of height j holds the sum of 2^j steps, [i 2^j, (i + 1) 2^j), plus noise of its own. The first t + 1 steps fall
-into as many nodes as t + 1 has ones in binary, and the sum of their noisy values is the released prefix sum.
+A node of height j holds the sum of 2^j steps, [i 2^j, (i + 1) 2^j), plus noise of its own. The
+first t + 1 steps fall into as many nodes as t + 1 has ones in binary, and the sum of their noisy
+values is the released prefix sum.
 """
 
 from collections.abc import Sequence
@@ -17,12 +19,14 @@ from dpoptim.noise.stream import KeyStream
 
 @dataclass(frozen=True)
 class BinaryTree:
-    """Noise on the nodes of a binary tree. Remembers one vector for each bit of the step number: O(log T).
+    """Noise on the nodes of a binary tree. Remembers one vector for each bit of the step number:
+    O(log T).
 
     Args:
-        estimate: ``"plain"`` takes each node's own noisy value. ``"honaker"`` combines it with what the nodes below it
-            say (Honaker 2015, the online estimate from below), with the weights of least variance: post-processing of
-            the same nodes, so the guarantee is the same and the error is a fifth to a quarter smaller.
+        estimate: ``"plain"`` takes each node's own noisy value. ``"honaker"`` combines it with
+            what the nodes below it say (Honaker 2015, the online estimate from below), with the
+            weights of least variance: post-processing of the same nodes, so the guarantee is the
+                same and the error is a fifth to a quarter smaller.
     """
 
     estimate: Literal["plain", "honaker"] = "plain"
@@ -32,9 +36,16 @@ class BinaryTree:
             raise ValueError(f'estimate must be "plain" or "honaker", got {self.estimate!r}.')
 
     def sensitivity(
-        self, steps: int, participations: int = 1, separation: int | None = None, *, regular: bool = False
+        self,
+        steps: int,
+        participations: int = 1,
+        separation: int | None = None,
+        *,
+        regular: bool = False,
     ) -> float:
-        """sqrt(number of heights) for one participation, exactly; for several, see `largest_squared_shift`."""
+        """sqrt(number of heights) for one participation, exactly; for several, see
+        `largest_squared_shift`.
+        """
         k, b = most_participations(steps, participations, separation)
         squared = largest_squared_shift(steps, k, b, every_node=self.estimate == "honaker")
         return rounded_up(float(np.sqrt(squared)))
@@ -48,20 +59,27 @@ class BinaryTree:
         return TreeState(self, steps, sizes, stream)
 
     def _variance(self, height: int) -> float:
-        """Of the estimate of a node's sum, for node noise of variance 1; also the weight of the node's own value."""
+        """Of the estimate of a node's sum, for node noise of variance 1; also the weight of the
+        node's own value.
+        """
         return 1.0 if self.estimate == "plain" else 2.0**height / (2.0 ** (height + 1) - 1)
 
 
 class TreeState(NoiseState):
-    """Remembers the noise in the estimate of each closed node that the current prefix sum consists of, highest first."""
+    """Remembers the noise in the estimate of each closed node that the current prefix sum consists
+    of, highest first.
+    """
 
-    def __init__(self, tree: BinaryTree, steps: int, sizes: Sequence[int], stream: KeyStream) -> None:
+    def __init__(
+        self, tree: BinaryTree, steps: int, sizes: Sequence[int], stream: KeyStream
+    ) -> None:
         super().__init__(steps, sizes, stream)
         self._tree = tree
 
     def _increment(self, remembered: list[Tensor], like: Tensor) -> Tensor:
         """The noise of the node that this step closes, less that of the nodes that it replaces."""
-        merged = (~self.step & (self.step + 1)).bit_length() - 1  # trailing ones of the step number
+        # trailing ones of the step number
+        merged = (~self.step & (self.step + 1)).bit_length() - 1
         estimate = self._draw(like)
         replaced = None
         for height in range(1, merged + 1):
@@ -74,16 +92,20 @@ class TreeState(NoiseState):
         return estimate if replaced is None else estimate - replaced
 
 
-def largest_squared_shift(steps: int, participations: int, separation: int, *, every_node: bool) -> float:
-    """The most that the squared counts of one record add up to, over the nodes whose noisy sums are released.
+def largest_squared_shift(
+    steps: int, participations: int, separation: int, *, every_node: bool
+) -> float:
+    """The most that the squared counts of one record add up to, over the nodes whose noisy sums
+    are released.
 
-    Plain prefix sums consist of left nodes: a right one is part of its parent from the moment that it is closed, and
-    its own noisy sum does not exist. Honaker's estimate uses those of both kinds (``every_node``).
+    Plain prefix sums consist of left nodes: a right one is part of its parent from the moment that
+    it is closed, and its own noisy sum does not exist. Honaker's estimate uses those of both kinds
+    (``every_node``).
 
-    From the leaves upwards: how much c participations below a node can add at most, for every c, from its two halves.
-    Any window of 2^j steps holds at most ceil(2^j / separation) of them. Exact for separation 1, where nothing else
-    restricts them (tests compare with all patterns); else an upper bound, of which the truth was at least 91 % in
-    squares of 25 or more.
+    From the leaves upwards: how much c participations below a node can add at most, for every c,
+    from its two halves. Any window of 2^j steps holds at most ceil(2^j / separation) of them.
+    Exact for separation 1, where nothing else restricts them (tests compare with all patterns);
+    else an upper bound, of which the truth was at least 91 % in squares of 25 or more.
     """
 
     def most(nodes: int) -> int:
@@ -95,7 +117,8 @@ def largest_squared_shift(steps: int, participations: int, separation: int, *, e
         right = released(half) if every_node else half
         below.append(split_best(released(half), right, most(1 << height)))
     total, length = np.zeros(1), 0
-    for height in reversed(range(steps.bit_length())):  # the closed nodes that all steps consist of are left ones
+    # the closed nodes that all steps consist of are left ones
+    for height in reversed(range(steps.bit_length())):
         if steps >> height & 1:
             length += 1 << height
             total = split_best(total, released(below[height]), most(length))
@@ -112,5 +135,7 @@ def split_best(left: Floats, right: Floats, most: int) -> Floats:
     best = np.full(min(most, len(left) + len(right) - 2) + 1, -np.inf)
     for count, value in enumerate(left[: len(best)]):
         reach = min(len(right), len(best) - count)
-        np.maximum(best[count : count + reach], value + right[:reach], out=best[count : count + reach])
+        np.maximum(
+            best[count : count + reach], value + right[:reach], out=best[count : count + reach]
+        )
     return best
