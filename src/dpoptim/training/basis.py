@@ -63,9 +63,9 @@ LOOP = (
 # Whoever knows the seed knows whose mask each record would have: one record more shifts those of
 # all that follow.
 RANDOM = (
-    "nobody knows the random numbers that model, loss and data set draw (dropout, augmentation): "
-    "no torch.manual_seed that "
-    "others can read or guess"
+    "random numbers of model, loss and data set (dropout, augmentation) come from torch's, "
+    "numpy's or Python's own generator, seeded in secret while batches are delivered, with 32 "
+    "bits on CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
 )
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 

@@ -1,6 +1,7 @@
 """What goes out: a run's batches, one microbatch after the other, and whose turn it is."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,12 @@ from dpoptim.arguments import whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.released_gradients import ReleasedGradients
+from dpoptim.training.secret_randomness import secret_randomness
 from dpoptim.training.slots import Slots, SlotSampler, costs_little
 from dpoptim.training.steps import Steps
 from dpoptim.training.units import Units
@@ -65,6 +68,7 @@ class Delivery:
         )
         self._checked, self._loss_checked = checked, loss_checked
         self._group_coins = ranks.own_stream(group_seed, group_purpose)
+        self._seeded, self._randomness = group_seed is not None, KeyStream()
         self._loop, self._varies = 0, False  # calls of `batches`
         self.collates_unchecked = collate is not None and not loss_checked
 
@@ -91,7 +95,15 @@ class Delivery:
         if self._engine.isolation.alone:
             physical_batch_size = 1
         left = self._plan.steps - self._steps.done if physical_batch_size is None else None
-        return Batches(self._deliver(physical_batch_size, options, fixed_shape), left)
+        return Batches(self._in_secret(physical_batch_size, options, fixed_shape), left)
+
+    def _in_secret(
+        self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
+    ) -> Iterator[Any]:
+        """`_deliver`, with random numbers that nobody can foretell, unless the run is seeded."""
+        hidden = nullcontext() if self._seeded else secret_randomness(self._randomness)
+        with hidden:
+            yield from self._deliver(physical_batch_size, options, fixed_shape)
 
     def _deliver(
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None

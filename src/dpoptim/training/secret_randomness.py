@@ -1,0 +1,37 @@
+"""Random numbers of models and data sets (dropout, augmentation) from seeds nobody knows."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from dpoptim.noise.stream import KeyStream
+
+
+@contextmanager
+def secret_randomness(stream: KeyStream) -> Iterator[None]:
+    """Seed torch's, numpy's and Python's generators from ``stream``; put them back at the end.
+
+    Whoever knows the seed of dropout knows each record's mask, and one record more would shift the
+    masks of all that follow it: as ``torch.manual_seed(0)``, which many programs begin with, would
+    let it. Workers of data loaders take their seeds from torch's generator.
+
+    **Guarantee.** None by itself: torch's generator on CPUs keeps 32 bits of a seed, and a program
+    may seed it anew. See `basis.RANDOM`.
+    """
+    words = np.empty(3, dtype=np.uint64)
+    stream.words(words)
+    for_torch, for_numpy, for_python = (int(word) for word in words)
+    numpys, pythons = np.random.get_state(), random.getstate()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(for_torch)
+            np.random.seed(for_numpy % 2**32)
+            random.seed(for_python)
+            yield
+    finally:
+        np.random.set_state(numpys)
+        random.setstate(pythons)
