@@ -1,6 +1,4 @@
-"""A mechanism in one file: each step takes back a share of the noise of the step before; in one
-pass over the data.
-"""
+"""A mechanism in one file: each step takes back a share of the noise of the step before."""
 
 import math
 from dataclasses import dataclass
@@ -24,13 +22,10 @@ class Remembered(NoiseState):
         return remembered[0].clone()
 
 
-@dataclass(frozen=True)
 class Returned:
     """The strategy with ones on the diagonal and ``Remembered.share`` below it."""
 
-    def sensitivity(
-        self, steps: int, participations: int = 1, separation: Any = None, *, regular: bool = False
-    ) -> float:
+    def sensitivity(self, steps: int, *pattern: Any, regular: bool = False) -> float:
         return math.hypot(1.0, Remembered.share if steps > 1 else 0.0)  # the norm of a column
 
     def start(self, steps: int, sizes: Any, stream: Any) -> NoiseState:
