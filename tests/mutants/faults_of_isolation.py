@@ -1,11 +1,16 @@
 """Seeded bugs in what keeps records apart, and what they write inside."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 from unittest.mock import patch
 
+from dpoptim.gradients.backward_pass import BackwardPass
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.training import loss_check
+from dpoptim.training import delivery, loss_check
 
 
 @contextmanager
@@ -28,3 +33,37 @@ def padding_unseen() -> Iterator[None]:
         patch.object(loss_check, "compare", compare),
     ):
         yield
+
+
+@contextmanager
+def stale_rows() -> Iterator[None]:
+    """Layers go by the rows of the model's last forward pass, and nobody compares these with what
+    was delivered, nor with its groups.
+    """
+    honest = Engine._close
+
+    def close(self: Engine, finished: BackwardPass) -> None:
+        if finished.entries:
+            self.rows_open, self._groups = finished.entries[0].records, None
+        honest(self, finished)
+
+    with (
+        patch.object(HookManager, "see_output", lambda self: None),
+        patch.object(Engine, "_close", close),
+    ):
+        yield
+
+
+def empty_slots_counted() -> AbstractContextManager[Any]:
+    """What lies in a slot that no record took is summed like one."""
+    honest = RowsOfRecords.shares
+    return patch.object(
+        RowsOfRecords,
+        "shares",
+        lambda self, records, present, device: honest(self, records, None, device),
+    )
+
+
+def seeds_of_the_program() -> AbstractContextManager[Any]:
+    """Generators stay as the program seeded them while batches are delivered."""
+    return patch.object(delivery, "secret_randomness", lambda stream: nullcontext())

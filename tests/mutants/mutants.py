@@ -187,6 +187,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
     Mutant("padding in company unseen", "training.loss_check", _i.padding_unseen, "isolation"),
+    Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
+    Mutant(
+        "empty slots counted as records",
+        "RowsOfRecords.shares",
+        _i.empty_slots_counted,
+        "isolation",
+    ),
+    Mutant("secret seeds lost", "training.secret_randomness", _i.seeds_of_the_program, "isolation"),
     Mutant(
         "second backward pass counts again",
         "gradients.Engine._close",

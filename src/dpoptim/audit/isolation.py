@@ -1,5 +1,5 @@
 """Loops in which records see each other, or leave by other ways than the optimizer: the library
-must refuse each.
+must refuse each, or give every record no more than its share.
 """
 
 from collections.abc import Callable
@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from dpoptim.errors import PrivacyError
 from dpoptim.methods.dp_sgd import DPSGD
 from dpoptim.training.attach import attach
 
 RECORDS, FEATURES = 12, 4
+POSITIONS, CLIP_NORM = 4, 0.5
 
 
 class CodeBook(nn.Module):
@@ -54,10 +55,28 @@ class Sequences(Dataset[Tensor]):
         return torch.linspace(-1, 1, FEATURES * (2 + index % 5)).view(-1, FEATURES)
 
 
+class Folded(nn.Module):
+    """Folds records and positions together, in a method that a loop may call by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.skip_init(nn.Linear, FEATURES, 1, bias=False)  # draws nothing
+        nn.init.zeros_(self.layer.weight)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])[..., 0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
 def isolation() -> str:
-    """A code book written through ``.data``, and padding by the longest."""
-    accepted = [f.__name__ for f in (writes_through_data, pads_by_the_longest) if not refused(f)]
-    return f"refuted: accepted {', '.join(accepted)}" if accepted else ""
+    """Loops to be refused, and loops whose sums are looked at."""
+    refusals = (writes_through_data, pads_by_the_longest)
+    found = [f"accepted {f.__name__}" for f in refusals if not refused(f)]
+    sums = (rows_of_an_earlier_pass, empty_slots, dropout_by_a_public_seed)
+    found += filter(None, (measure() for measure in sums))
+    return f"refuted: {'; '.join(found)}" if found else ""
 
 
 def writes_through_data() -> None:
@@ -95,3 +114,74 @@ def refused(loop: Callable[[], None]) -> bool:
     except PrivacyError:
         return True
     return False
+
+
+def rows_of_an_earlier_pass() -> str:
+    """A pass over more records before a method is called: whose positions are whose?"""
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            model(torch.ones(8, POSITIONS, FEATURES))
+        assert isinstance(model, Folded)
+        return (model.encode(batch) - 1).square().sum(1)
+
+    x = torch.zeros(6, POSITIONS, FEATURES)
+    without = sum_of_a_step(Folded(), x, step)
+    # its positions would be those of two records, each with a bound of its own
+    x[-1] = 1e3
+    return moved("rows of an earlier pass", sum_of_a_step(Folded(), x, step), without)
+
+
+def empty_slots() -> str:
+    """A record in the place of a made-up one that pulls the other way."""
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        return (model(batch) - 1).square().sum(1)
+
+    x = torch.zeros(6, POSITIONS, FEATURES)
+    x[-1] = -1e3
+    sums = [sum_of_a_step(Folded(), some, step, n=6, fixed_shape=True) for some in (x, x[:-1])]
+    return moved("a record in an empty slot", *sums)
+
+
+def dropout_by_a_public_seed() -> str:
+    """Two runs after the same ``manual_seed``: nobody may know whose masks are whose."""
+    drop = nn.Dropout(0.5)
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        return (model(drop(batch)) - 1).square().sum(1)
+
+    x = torch.arange(6 * POSITIONS * FEATURES).sin().view(6, POSITIONS, FEATURES)
+    sums = []
+    with torch.random.fork_rng():
+        for _ in range(2):
+            torch.manual_seed(0)
+            sums.append(sum_of_a_step(Folded(), x, step))
+    return "dropout follows a public seed" if torch.equal(*sums) else ""
+
+
+def sum_of_a_step(
+    model: nn.Module,
+    x: Tensor,
+    losses: Callable[[nn.Module, Tensor], Tensor],
+    *,
+    n: int | None = None,
+    fixed_shape: bool = False,
+) -> Tensor:
+    """What one step of all records, without noise, adds up: float64."""
+    n = n or len(x)
+    plan = DPSGD(clip_norm=CLIP_NORM).plan(
+        n=n, batch_size=n, steps=1, noise_multiplier=0, delta=1e-5
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with attach(plan, model, optimizer, TensorDataset(x)) as private:
+        for (batch,) in private.batches(fixed_shape=fixed_shape):
+            private.backward(losses(model, batch))
+            optimizer.step()
+    return -n * torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def moved(what: str, one: Tensor, other: Tensor) -> str:
+    """A finding, where two sums of neighbouring data are farther apart than C."""
+    distance = float((one - other).norm()) / CLIP_NORM
+    return "" if distance <= 1 + 1e-6 else f"{what} moved the sum by {distance:.4g} C"
