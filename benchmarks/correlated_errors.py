@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dpoptim.cyclic_sampling import CyclicPoissonSampling
 from dpoptim.mechanisms import RunShape
 from dpoptim.mechanisms.bands import banded_error
 from dpoptim.noise.correlated import (
@@ -27,6 +26,7 @@ from dpoptim.noise.correlated import (
     Strategy,
     ToeplitzSquareRoot,
 )
+from dpoptim.sampling import CyclicPoissonSampling
 from dpoptim.theory.dense_strategies import least_mean_error
 
 PASSES = (1, 4, 8, 16)

@@ -10,10 +10,9 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.cyclic_sampling import CyclicPoissonSampling
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import Position
+from dpoptim.sampling import CyclicPoissonSampling, Position
 
 Fault = AbstractContextManager[Any]
 

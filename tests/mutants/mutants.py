@@ -74,7 +74,7 @@ _f, _s, _m, _t, _c = (
     faults_of_turns,
 )
 _i = faults_of_isolation
-TURNS = "cyclic_sampling.CyclicPoissonSampling"
+TURNS = "sampling.CyclicPoissonSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
 ADD_NORMAL, FACTORS, DRAW = (

@@ -12,7 +12,7 @@ from scipy.special import ndtr, ndtri
 
 from dpoptim.accounting import calibrate_event, compute_epsilon, gdp_epsilon, tradeoff_curve
 from dpoptim.audit.bounds import Errors, clopper_pearson_upper, failure_of, separation
-from dpoptim.sampling import composed
+from dpoptim.sampling.events import composed
 
 __all__ = [
     "SampledGaussians",

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from dpoptim.audit.family import SampledGaussians
 from dpoptim.audit.side_by_side import Floats, releases_kept
 from dpoptim.audit.two_worlds import LENGTH, Canaries, canary_data, log_likelihood_ratio
-from dpoptim.cyclic_sampling import CyclicPoissonSampling
 from dpoptim.gate import CorrelatedSum
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.plan import Plan
+from dpoptim.sampling import CyclicPoissonSampling
 from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
 

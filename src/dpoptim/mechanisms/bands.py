@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpoptim.cyclic_sampling import CyclicPoissonSampling
 from dpoptim.mechanisms.correlated import CorrelatedNoise
 from dpoptim.mechanisms.mechanism import RunShape
 from dpoptim.noise.correlated import BandedToeplitz
+from dpoptim.sampling import CyclicPoissonSampling
 
 
 @dataclass(frozen=True)

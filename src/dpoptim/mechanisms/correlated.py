@@ -21,7 +21,7 @@ class CorrelatedNoise(StepMechanism):
     sampler's pattern of participations being in the noise (Denisov et al. 2022, Theorem 2.1). Or,
     where the sampler tosses coins and the strategy has no more bands than there are steps between
     participations, the sampler's event for independent noise of that multiplier (the theorem of
-    `cyclic_sampling`).
+    `sampling.cyclic_poisson`).
 
     Args:
         strategy: how the noise of different steps hangs together, or `BestStrategy` to choose by

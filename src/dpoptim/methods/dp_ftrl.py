@@ -17,7 +17,6 @@ from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
 from dpoptim.arguments import one_of, whole_number
 from dpoptim.assumptions import Assumption
 from dpoptim.clipping import Style
-from dpoptim.cyclic_sampling import CyclicPoissonSampling
 from dpoptim.mechanisms.bands import best_bands
 from dpoptim.mechanisms.correlated import CorrelatedNoise
 from dpoptim.mechanisms.mechanism import RunShape
@@ -35,7 +34,7 @@ from dpoptim.noise.correlated import (
 )
 from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.plan import number_of_steps
-from dpoptim.sampling import FixedBatches, Sampler
+from dpoptim.sampling import CyclicPoissonSampling, FixedBatches, Sampler
 
 Noise = Literal[
     "best",
@@ -79,7 +78,7 @@ class DPFTRL(TrainingMethod):
         sampling: ``"fixed"`` batches, for zero-out or replace-one, n public and exact: a record
             takes part once a pass, exactly ceil(n / batch_size) steps apart. Or
             ``"cyclic-poisson"``, for all relations: records are dealt into ``bands`` parts by
-            coins, which take turns in being sampled from (`cyclic_sampling`).
+            coins, which take turns in being sampled from (`sampling.cyclic_poisson`).
         bands: of the banded strategy on cyclic Poisson batches, 1 (DP-SGD) to n / batch_size;
             None: chosen by `plan` for the budget, and written down in the plan.
         buffers: the most vectors, as long as the model, that ``"best"`` may remember.

@@ -1,7 +1,7 @@
 """Banded Toeplitz strategies, optimised for a pattern of participations.
 
 Whoever takes part in steps that are at least ``bands`` apart is seen in separate queries: columns
-that far apart share no row. So the noise can be amplified by sampling (`cyclic_sampling`),
+that far apart share no row. So the noise can be amplified by sampling (`sampling.cyclic_poisson`),
 and several participations cost no more than they must.
 """
 

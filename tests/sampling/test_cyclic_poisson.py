@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import dpoptim
-from dpoptim.cyclic_sampling import CyclicPoissonSampling
 from dpoptim.gate import CorrelatedSum
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import Position
+from dpoptim.sampling import CyclicPoissonSampling, Position
 
 
 def took_part(

@@ -32,11 +32,13 @@ import dp_accounting
 import numpy as np
 
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import Floats, Indices, Position, at_most, composed
+from dpoptim.sampling.events import composed
+from dpoptim.sampling.poisson import SamplingByCoins
+from dpoptim.sampling.sampler import Floats, Indices, Position
 
 
 @dataclass(frozen=True)
-class CyclicPoissonSampling:
+class CyclicPoissonSampling(SamplingByCoins):
     """Step t samples, with probability ``sample_rate * parts``, from the records of part t modulo
     ``parts``.
 
@@ -45,7 +47,6 @@ class CyclicPoissonSampling:
         parts: >= 1; ``sample_rate * parts`` must be at most 1.
     """
 
-    sample_rate: float
     parts: int
 
     def __post_init__(self) -> None:
@@ -65,27 +66,8 @@ class CyclicPoissonSampling:
         return 1.0 if 1 < rate < 1 + 1e-9 else rate
 
     @property
-    def relations(self) -> tuple[str, ...]:
-        return ("add-or-remove-one", "zero-out", "replace-one")
-
-    @property
-    def whole_passes(self) -> bool:
-        return False
-
-    @property
-    def by_coins(self) -> bool:
-        return True
-
-    @property
     def separation(self) -> int:
         return self.parts
-
-    @property
-    def regular(self) -> bool:
-        return False
-
-    def participations(self, steps: int) -> int:
-        return math.ceil(steps / self.parts)
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
         """Poisson-sampled Gaussians, one for each turn of all parts, at the least noise of the
@@ -115,15 +97,6 @@ class CyclicPoissonSampling:
             position.drawn += 1
             yield mine[coins.coins(len(mine), self.rate)] if len(mine) else mine
 
-    def shard(self, records: int) -> "CyclicPoissonSampling":
-        return self
-
-    def steps(self, epochs: float) -> int:
-        return max(1, math.ceil(epochs / self.sample_rate - 1e-9))
-
-    def passes(self, steps: int) -> float:
-        return steps * self.sample_rate
-
     def capacity(self, n: int) -> int:
         expected = n * self.sample_rate
         return min(n, math.ceil(expected + 9 * math.sqrt(expected) + 32))
@@ -134,6 +107,3 @@ class CyclicPoissonSampling:
             f"{self.parts}th step by "
             f"another coin, q={self.rate:.6g}"
         )
-
-    def releases(self, steps: int) -> str:
-        return at_most(steps)

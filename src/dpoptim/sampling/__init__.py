@@ -1,0 +1,23 @@
+"""Which records take part in a step, and what the accountant may make of it.
+
+A sampler owns both the draw and the event, so that what is sampled and what is accounted cannot
+drift apart.
+"""
+
+from dpoptim.sampling.all_records import AllRecords
+from dpoptim.sampling.cyclic_poisson import CyclicPoissonSampling
+from dpoptim.sampling.fixed_batches import FixedBatches
+from dpoptim.sampling.poisson import PoissonSampling
+from dpoptim.sampling.sampler import Draws, Floats, Indices, Position, Sampler
+
+__all__ = [
+    "AllRecords",
+    "CyclicPoissonSampling",
+    "Draws",
+    "FixedBatches",
+    "Floats",
+    "Indices",
+    "PoissonSampling",
+    "Position",
+    "Sampler",
+]

@@ -1,0 +1,45 @@
+"""The events of steps with independent Gaussian noise."""
+
+import math
+
+import dp_accounting
+import numpy as np
+
+from dpoptim.sampling.sampler import Floats
+
+
+def composed(noise_multipliers: Floats, sample_rate: float) -> dp_accounting.DpEvent:
+    """Gaussians on Poisson batches of one rate, composed; equal ones are counted, whatever their
+    order.
+    """
+    values, counts = np.unique(noise_multipliers, return_counts=True)
+    events = []
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(value)
+        if sample_rate < 1:
+            step = dp_accounting.PoissonSampledDpEvent(sample_rate, step)
+        events.append(dp_accounting.SelfComposedDpEvent(step, count))
+    return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+
+
+def one_gaussian(
+    noise_multipliers: Floats, steps_per_pass: int, *, moves: bool
+) -> dp_accounting.DpEvent:
+    """The Gaussian of the steps that cost most of those that one record can take part in, one of
+    each pass.
+
+    Args:
+        noise_multipliers: shape (steps,), > 0.
+        moves: whether a record's place changes from pass to pass.
+    """
+    values = np.unique(noise_multipliers)
+    passes = math.ceil(len(noise_multipliers) / steps_per_pass)
+    if len(values) == 1:
+        return dp_accounting.SelfComposedDpEvent(
+            dp_accounting.GaussianDpEvent(float(values[0])), passes
+        )
+    costs = np.zeros(passes * steps_per_pass)
+    costs[: len(noise_multipliers)] = noise_multipliers**-2.0
+    by_pass = costs.reshape(passes, steps_per_pass)
+    most = by_pass.max(1).sum() if moves else by_pass.sum(0).max()
+    return dp_accounting.GaussianDpEvent(float(most**-0.5) * (1 - 2.0**-40))

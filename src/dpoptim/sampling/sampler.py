@@ -1,0 +1,124 @@
+"""What a sampler answers, and where a run stands in its data."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import dp_accounting
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.noise.stream import KeyStream
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Position:
+    """Where a run stands in its data: what drawing the next batches needs of the past. Private.
+
+    Attributes:
+        order: the permutation in force, of batches that are cut from one; int64, shape (records,).
+        drawn: batches drawn so far.
+    """
+
+    order: Indices | None = None
+    drawn: int = 0
+
+
+class Draws(Protocol):
+    """Where batches come from."""
+
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
+        """See `Sampler.batches`."""
+        ...
+
+
+class Sampler(ABC):
+    """Who takes part in which step; frozen, and made of public numbers only.
+
+    What a sampler leaves as it is here promises least: nothing is amplified, and a record may take
+    part in every step.
+
+    Attributes:
+        relations: the neighbouring relations for which its events hold; the first is the default.
+        whole_passes: whether a run must be of whole passes over the data.
+        by_coins: whether each participation is a coin of its own, so that `event` is amplified.
+    """
+
+    relations: ClassVar[tuple[str, ...]]
+    whole_passes: ClassVar[bool] = False
+    by_coins: ClassVar[bool] = False
+
+    @property
+    def separation(self) -> int:
+        """Fewest steps from one participation of a record to its next."""
+        return 1
+
+    @property
+    def regular(self) -> bool:
+        """Whether a record takes part in steps i, i + separation, i + 2 separation, ... for some
+        i, and no others.
+        """
+        return False
+
+    def participations(self, steps: int) -> int:
+        """Steps of a run that one record takes part in, at most."""
+        return math.ceil(steps / self.separation)
+
+    @abstractmethod
+    def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
+        """The event of a run whose steps release sums with independent Gaussian noise.
+
+        Args:
+            noise_multipliers: of each step: noise std over the bound on what a record adds to its
+                sum; shape (steps,).
+        """
+
+    @abstractmethod
+    def batches(
+        self, coins: KeyStream, records: int, position: Position | None = None
+    ) -> Iterator[Indices]:
+        """The records of one step after the other, for as many steps as anyone asks for. Private.
+
+        Args:
+            coins: decide.
+            records: in the data set.
+            position: where to start, kept up to date; a fresh one by default.
+        """
+
+    @abstractmethod
+    def shard(self, records: int) -> Draws:
+        """What draws one process's part of every batch where processes hold ``records`` of all the
+        records each.
+
+        **Guarantee.** Records take part as they would if one process drew: its coins decide about
+        its own records alone.
+        """
+
+    @abstractmethod
+    def steps(self, epochs: float) -> int:
+        """Steps in this many passes, rounded up, so that what runs is what is accounted."""
+
+    @abstractmethod
+    def passes(self, steps: int) -> float:
+        """Expected passes over the data in this many steps."""
+
+    @abstractmethod
+    def capacity(self, n: int) -> int:
+        """A size that a batch of ``n`` nominal records exceeds with negligible probability
+        (public).
+        """
+
+    @abstractmethod
+    def promise(self) -> str:
+        """How records come to take part, in words."""
+
+    def releases(self, steps: int) -> str:
+        """How much a run of so many planned steps releases, in words."""
+        return f"at most {steps} noisy sums are released"
