@@ -6,6 +6,8 @@ most 1e-6 (`detectors.FAILURE`), or that for each audit that it names, so by the
 1.4e-5; the others are exact. Seeds are fixed, so a result repeats.
 """
 
+from pathlib import Path
+
 import pytest
 
 from dpoptim.audit import DETECTORS
@@ -38,3 +40,10 @@ def test_the_table_names_real_detectors() -> None:
     assert len(table) >= 25
     assert len({row["mutant"] for row in table}) == len(table)
     assert {row["detector"] for row in table} == set(DETECTORS)  # none is idle
+
+
+def test_the_documents_list_every_mutant() -> None:
+    rows = [f"| {r['mutant']} | `{r['where']}` | {r['detector']} |" for r in mutant_table()]
+    page = (Path(__file__).parents[2] / "docs/audit.md").read_text()
+    listed = page[page.index("| bug | where it is put") :].split("\n\n")[0].splitlines()[2:]
+    assert [line for line in listed if line] == rows
