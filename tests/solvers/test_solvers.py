@@ -330,3 +330,33 @@ def test_noise_differs_from_run_to_run_without_a_seed() -> None:
     second = adaptive_gd(objective, None, BUDGET, lipschitz=2.0, smoothness=1.0)
     assert not first.weights.equal(second.weights)
     assert "seeded" not in str(first.guarantee)
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 8.0])
+def test_spider_never_spends_its_budget_on_staying_where_it_is(gamma: float) -> None:
+    """Where the smallest threshold is above every gradient, as for these 200 records."""
+    result = kl_spider(
+        *(logistic(), None, Budget(delta=1e-5, rho=0.5)),
+        smoothness=1.0,
+        kl_gamma=gamma,
+        kl_exponent=2,
+        risk_bound=0.7,
+        rounds=50,
+        **COMMON,
+    )
+    x, y = records()
+    assert float(((x @ result.weights[:-1] + result.weights[-1] > 0) == y).double().mean()) > 0.75
+    assert result.rho_spent == pytest.approx(0.5, rel=1e-9)
+
+
+def test_the_theorem_is_refused_where_it_promises_nothing() -> None:
+    with Ledger(neighboring="zero-out") as ledger:
+        with pytest.raises(ValueError, match="promises no excess risk below"):
+            kl_spider(
+                *(logistic(), None, BUDGET),
+                **COMMON,
+                smoothness=1.0,
+                kl_gamma=1.0,
+                kl_exponent=2,
+                constants="theorem",
+                ledger=ledger,
+            )
+        assert ledger.entries() == []

@@ -127,7 +127,6 @@ def solve(
         "kl_exponent": 2.0,
         "risk_bound": math.log(max(model.outputs, 2)),
     }
-    curvature = max(l2, smoothness / 100)
     match solver:
         case "momentum-gd":
             count = {"softmax": affordable_steps(n, budget), "logistic": 20}.get(model.loss, 60)
@@ -154,7 +153,8 @@ def solve(
             arguments, function = {"smoothness": smoothness}, adaptive_gd
         case "proximal-point":
             arguments, function = (
-                {"weak_convexity": curvature, "smoothness": smoothness, **kl},
+                # any number above 0 serves a convex risk; this one needs few rounds
+                {"weak_convexity": kl["kl_gamma"] ** -2, "smoothness": smoothness, **kl},
                 proximal_point,
             )
         case _:

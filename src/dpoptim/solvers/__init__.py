@@ -12,6 +12,7 @@ from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.kl_spider import kl_spider
+from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.noisy_gd import noisy_gd
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem, Problem
@@ -37,6 +38,7 @@ __all__ = [
     "accelerated_srgd",
     "adaptive_gd",
     "kl_spider",
+    "momentum_gd",
     "noisy_gd",
     "proximal_point",
     "select_stationary",

@@ -2,6 +2,8 @@
 gradient is small.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,9 @@ def kl_spider(
             and at most that.
         beta: failure probability of the theorem's constants, in (0, 1).
         constants: ``"theorem"`` (astronomically safe) or ``"practical"``; see `SpiderConstants`.
+            Practical ones also make use of rounds that would end at the start, since its
+            gradient is shorter than the smallest threshold: by a step of 1 / ``smoothness`` where
+            that exceeds its noise, else by drawing the next anchor at the same point.
         rounds: K, instead of what the constants say. Where ``kl_gamma^2 smoothness`` is large the
             formula asks for more rounds than the noise allows; 20 to 100 serve better there, and
             the theorem no longer speaks.
@@ -60,7 +65,8 @@ def kl_spider(
         ledger, label, noise_seed: see `Releases`.
 
     Raises:
-        ValueError: a setting out of range.
+        ValueError: a setting out of range; or, with the theorem's constants, a budget for which
+            it promises nothing. Nothing is spent then.
 
     **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss, however wrong
     the constants: at the largest numbers of steps the prices add up to exactly the budget, and no
@@ -97,14 +103,49 @@ def kl_spider(
         constants=constants,
         rounds=rounds,
     )
+    if constants == "theorem" and schedule.floor >= schedule.risk_bound:
+        raise ValueError(
+            f"kl_gamma={kl_gamma:g}: with this budget the theorem promises no excess risk below "
+            f"{schedule.floor:.3g}, which risk_bound says of the start already. Fix: "
+            "constants='practical', more records or a larger budget."
+        )
     fixed_share = anchor_share or (0.5 if constants == "theorem" else None)
     target = schedule.risk_bound
+    anchor: Anchor | None = None
+    stuck = constants == "practical"  # until a threshold is crossed
     for number in range(schedule.rounds):
         rho = releases.rho_left / (schedule.rounds - number)
-        w, target = run_round(
-            releases, w, schedule, target, rho, lipschitz, smoothness, fixed_share
+        before = w
+        w, target, anchor = run_round(
+            *(releases, w, schedule, target, rho, lipschitz, smoothness, fixed_share),
+            known=anchor,
         )
+        stuck = stuck and w is before
+        if stuck:
+            w = plain_step(releases, w, anchor, smoothness)
+        if not stuck or w is not before:
+            anchor = None
     return releases.result(w)
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What is known of the gradient at a point: the mean of the noisy ones that were drawn there.
+
+    Attributes:
+        estimate: of the gradient; float64, shape (d,).
+        noise: expected squared length of its noise; public.
+    """
+
+    estimate: Tensor
+    noise: float
+
+    def and_another(self, other: "Anchor") -> "Anchor":
+        """The mean of both, by their accuracy."""
+        share = self.noise / (self.noise + other.noise)
+        return Anchor(
+            self.estimate + share * (other.estimate - self.estimate), share * other.noise
+        )
 
 
 def run_round(
@@ -116,7 +157,9 @@ def run_round(
     lipschitz: float,
     smoothness: float,
     anchor_share: float | None,
-) -> tuple[Tensor, float]:
+    *,
+    known: Anchor | None,
+) -> tuple[Tensor, float, Anchor]:
     """Lines 8 to 17: an anchor, then differences, until the estimate is short or the steps are
     used up.
 
@@ -124,8 +167,12 @@ def run_round(
     same point. Its error is small enough for every target down to the floor (Lemma 2), so the
     target is lowered at once instead.
 
+    Args:
+        known: of the gradient at the same point, from earlier rounds.
+
     Returns:
-        The last point, and the target that it has reached.
+        The last point, the target that it has reached, and what is known of the first one's
+        gradient.
     """
     round_ = schedule.next(reached)
     differences = round_.steps - 1  # the one after the last step would tell nobody anything
@@ -136,6 +183,10 @@ def run_round(
     else:  # minimises L0^2 / share + differences^2 bound^2 / (1 - share)
         share = lipschitz / (lipschitz + differences * round_.difference_bound)
     estimate = releases.gradient(w, lipschitz=lipschitz, rho=share * rho)
+    anchor = Anchor(estimate, len(w) * releases.trace[-1].noise ** 2)
+    if known is not None:
+        anchor = known.and_another(anchor)
+        estimate = anchor.estimate
     norm = float(torch.linalg.vector_norm(estimate))
     while norm < round_.stop_below and round_.target > schedule.floor:
         round_ = schedule.next(round_.target)
@@ -153,4 +204,17 @@ def run_round(
             )
             norm = float(torch.linalg.vector_norm(estimate))
         w = new
-    return w, round_.target
+    return w, round_.target, anchor
+
+
+def plain_step(releases: Releases, w: Tensor, anchor: Anchor, smoothness: float) -> Tensor:
+    """A gradient step of length 1 / smoothness, if it lowers the risk in spite of its noise.
+
+    ``F(w - g / L) <= F(w) - (|grad F|^2 - |noise|^2) / (2 L)`` for ``g = grad F + noise`` with
+    noise that is orthogonal to the gradient, as it nearly is in many dimensions. Else the next
+    anchor is drawn at the same point, and both together say more.
+    """
+    if float(anchor.estimate @ anchor.estimate) <= 2 * anchor.noise:
+        return w
+    releases.moved(1 / smoothness)
+    return w - anchor.estimate / smoothness
