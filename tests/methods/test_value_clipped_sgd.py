@@ -537,19 +537,6 @@ def test_copies_of_the_model_carry_nothing() -> None:
     engine.detach()
 
 
-def test_a_loop_without_pieces_after_one_with_pieces_has_the_margin_of_whole_batches() -> None:
-    data = digits()
-    plan = dpoptim.ValueClippedSGD(1.0).plan(n=1797, batch_size=600, steps=3, epsilon=4, delta=1e-5)
-    model = nn.Linear(64, 10)
-    with dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data) as private:
-        margins = []
-        for size in (None, 64, None):
-            next(iter(private.batches(physical_batch_size=size)))
-            assert isinstance(private._engine, ValueEngine)
-            margins.append(private._engine.sum_margin())
-    assert margins[0] == margins[2] > margins[1]
-
-
 class Cubes(nn.LeakyReLU):
     def forward(self, x: Tensor) -> Tensor:
         return x**3
@@ -622,22 +609,23 @@ def test_mistakes_in_the_loop_are_named() -> None:
         dpoptim.ValueClippedSGD(1.0, bound="exact")  # type: ignore[arg-type]
 
 
-def test_batches_too_large_for_float32_are_refused_with_the_fix() -> None:
-    data = TensorDataset(torch.randn(8000, 4), torch.randint(0, 2, (8000,)))
-    plan = dpoptim.ValueClippedSGD(1.0).plan(
-        n=8000, batch_size=8000, steps=1, epsilon=4, delta=1e-5, neighboring="zero-out"
-    )
-    for size, dtype in ((None, torch.float32), (64, torch.float32), (None, torch.float64)):
-        model = nn.Linear(4, 2, dtype=dtype)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with dpoptim.attach(plan, model, optimizer, data) as private:
-            for x, y in private.batches(physical_batch_size=size):
-                losses = F.cross_entropy(model(x.to(dtype)), y, reduction="none")
-                if size is None and dtype == torch.float32:
-                    with pytest.raises(dpoptim.PrivacyError, match="physical_batch_size"):
-                        private.backward(losses)
-                    break
-                private.backward(losses)
-                optimizer.step()
-            else:
-                assert private.steps_done == 1
+@pytest.mark.parametrize("rows", [500, 1200, 8000])
+def test_batches_of_any_size_leave_next_to_nothing_to_rounding(rows: int) -> None:
+    engine = ValueEngine(net([784, 32, 10], [0]), Clipping(1.0), capacity=rows, paper=False)
+    assert engine.sum_margin() < 0.005
+    model, x = net([6, 8, 3], [0], seed=2), torch.full((rows, 6), 0.3)
+    assert 0.99 < moved(nn.Linear(6, 3), rows=rows, last=20.0) <= 1
+    inplace = nn.Sequential(model[0], nn.ReLU(inplace=True), model[2])
+    sums = [sums_of(each, x, torch.zeros(rows).long(), norm=1.0) for each in (model, inplace)]
+    for plain, other in zip(*sums, strict=True):
+        torch.testing.assert_close(plain, other, rtol=1e-6, atol=1e-9)
+
+
+def test_layers_too_wide_for_float32_are_refused_with_the_fix() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(40_000, 40_000) for _ in range(2)])
+    engine = object.__new__(ValueEngine)
+    engine._layers, engine.parameters = layers_of(model), list(model.parameters())
+    engine.reduction, engine.capacity, engine._narrowest = "sum", 100, torch.float32
+    with pytest.raises(dpoptim.PrivacyError, match=r"model\.double\(\)"):
+        engine.sum_margin()

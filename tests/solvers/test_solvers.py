@@ -330,6 +330,8 @@ def test_noise_differs_from_run_to_run_without_a_seed() -> None:
     second = adaptive_gd(objective, None, BUDGET, lipschitz=2.0, smoothness=1.0)
     assert not first.weights.equal(second.weights)
     assert "seeded" not in str(first.guarantee)
+
+
 @pytest.mark.parametrize("gamma", [0.5, 2.0, 8.0])
 def test_spider_never_spends_its_budget_on_staying_where_it_is(gamma: float) -> None:
     """Where the smallest threshold is above every gradient, as for these 200 records."""

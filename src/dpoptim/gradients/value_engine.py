@@ -1,5 +1,6 @@
 """Value clipping: the factor of each record is known after the forward pass, so one ordinary
-backward pass does the rest.
+backward pass to the layers' outputs does the rest. What it finds there is summed as `products`
+says.
 """
 
 import weakref
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.clipping import ClippingRule
@@ -24,7 +26,12 @@ from dpoptim.gradients.feed_forward import (
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
-from dpoptim.gradients.products import UNIT_ROUNDOFF
+from dpoptim.gradients.products import (
+    UNIT_ROUNDOFF,
+    Groups,
+    add_weighted_outer,
+    add_weighted_rows,
+)
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.torch_internals import saved_tensors_hooks_are_set
 
@@ -41,15 +48,18 @@ class _Forward:
         output: the model's.
         shown: what the loss is computed from in its place, so that nobody else holds the model's
             graph.
-        first: the input of the first layer.
-        inputs: squared norms of all layers' inputs, float64, shape (B,).
+        inputs: of all layers.
+        squared: norms of the rows of these, float64, shape (B,).
+        edges: where the gradients of the layers' outputs pass; None where nothing before is
+            trained.
         dropped: rows that count as zero, if any; bool, shape (B,).
     """
 
     output: Tensor
     shown: Tensor
-    first: Tensor
     inputs: list[Tensor]
+    squared: list[Tensor]
+    edges: list[GradientEdge | None]
     dropped: Tensor | None
 
 
@@ -63,8 +73,8 @@ class ValueEngine(Engine):
         paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured
             slopes.
 
-    **Guarantee.** As for `Engine`, with a margin for the rounding of ordinary float32 sums over
-    the batch.
+    **Guarantee.** As for `Engine`: sums are those of `products`, with a margin of their own for
+    what the propagation through the layers rounds.
     """
 
     takes_scalars = False
@@ -88,8 +98,9 @@ class ValueEngine(Engine):
             )
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
-        self._first: Tensor | None = None
-        self._inputs: list[Tensor] = []  # their rows' squared norms
+        self._inputs: list[Tensor] = []
+        self._squared: list[Tensor] = []  # norms of their rows
+        self._edges: list[GradientEdge | None] = []
         self._dropped: Tensor | None = None
         self._forward: _Forward | None = None
         self._handles: list[RemovableHandle] = []
@@ -99,6 +110,7 @@ class ValueEngine(Engine):
         self._handles.append(self.model.register_forward_pre_hook(EngineHook(self, "start")))
         for i, layer in enumerate(self._layers):
             self._handles.append(layer.linear.register_forward_pre_hook(EngineHook(self, i)))
+            self._handles.append(layer.linear.register_forward_hook(EngineHook(self, i)))
         self._handles.append(self.model.register_forward_hook(EngineHook(self, "end")))
         self._attached = [(id(p), p.dtype) for p in self.model.parameters()]
         self.state = ModelWatch(self.model)
@@ -109,10 +121,6 @@ class ValueEngine(Engine):
             handle.remove()
         self._handles = []
         self._forget()
-
-    def number_of_groups(self, expected_batch: float, physical_batch_size: int | None) -> int:
-        """One: `sum_margin` covers that a record changes how all others are divided."""
-        return 1
 
     def backward(
         self,
@@ -154,36 +162,30 @@ class ValueEngine(Engine):
         self.handed_over.add((handed_over, reduction))
 
     def sum_margin(self) -> float:
-        """Share of the clip norm left to rounding: of float32 sums over a pass, in each of the
-        passes of a batch.
-
-        A sum of P terms errs by at most P u times the sum of their absolute values, at most P C;
-        and one record may change how the rows of all passes are divided, in both worlds. The
-        propagation through layers of width d adds relative errors of d u sqrt(d) at most for each.
+        """Share of the clip norm left to rounding: of sums over the batch, as for every engine,
+        and of the propagation through layers of width d, which adds relative errors of d u
+        sqrt(d) at most for each.
         """
         u = UNIT_ROUNDOFF[min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)]
         widths = [
             min(layer.linear.weight.shape) ** 0.5 * max(layer.linear.weight.shape)
             for layer in self._layers
         ]
-        share = (
-            max(self.margin(), 2.0**-20)
-            + 2 * u * self.capacity * (self.physical_records + 2)
-            + 2 * u * sum(widths)
-        )
+        share = max(self.margin(), 2.0**-20) + 2 * u * sum(widths)
         if share > MOST_MARGIN:
             raise PrivacyError(
-                f"float32 sums over {self.physical_records} rows of a batch of {self.capacity} "
-                "round too coarsely for a "
-                "proven bound. Fix: private.batches(physical_batch_size=...) with a smaller "
-                "number, or model.double()."
+                "layers as wide as these round too coarsely in float32 for a proven bound. Fix: "
+                "model.double(), or dpoptim.DPSGD."
             )
         return share
 
     def _add(self, slopes: Tensor, losses: Tensor, forward: "_Forward", margin: float) -> None:
         self.rows_open = 0
         self._refuse_changed_model()
-        if not torch.equal(self._row_norms(forward.first), forward.inputs[0]):
+        if not all(
+            torch.equal(self._row_norms(h), known)
+            for h, known in zip(forward.inputs, forward.squared, strict=True)
+        ):
             raise PrivacyError(
                 "the batch was overwritten between the model's forward and backward pass: its "
                 "bound was for what it held "
@@ -201,7 +203,7 @@ class ValueEngine(Engine):
         if self._paper:
             promised = 2 * (2 * losses.double()).clamp(0, 1).sqrt()
             measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
-        inputs = forward.inputs
+        inputs = forward.squared
         if self._paper:
             inputs = [
                 torch.maximum(*both)
@@ -220,12 +222,30 @@ class ValueEngine(Engine):
         weighted = torch.where(
             (factors > 0)[:, None], slopes.flatten(1) * factors.to(slopes.dtype)[:, None], 0.0
         )
+        reached = [place for place, edge in enumerate(forward.edges) if edge is not None]
         gradients = torch.autograd.grad(
-            forward.output, self.parameters, weighted.view_as(forward.output), allow_unused=True
+            forward.output,
+            [edge for edge in forward.edges if edge is not None],
+            weighted.view_as(forward.output),
+            allow_unused=True,
         )
-        for sums, gradient in zip(self._sums, gradients, strict=True):
+        counted, groups = (factors > 0).double()[None], self._groups_of(len(squared))
+        for place, gradient in zip(reached, gradients, strict=True):
             if gradient is not None:
-                sums.add(gradient.contiguous())
+                linear = self._layers[place].linear
+                self._add_layer(linear, gradient, forward.inputs[place], counted, groups)
+
+    def _add_layer(
+        self, linear: nn.Linear, gradient: Tensor, h: Tensor, counted: Tensor, groups: Groups
+    ) -> None:
+        """Add what the rows of a layer's output gradient, (B, outputs), and input make of its
+        parameters' sums.
+        """
+        gradient, h = gradient.contiguous(), h.detach().contiguous()
+        if (place := self.places.get(id(linear.weight))) is not None:
+            add_weighted_outer(self._sums[place], gradient, h, counted, groups)
+        if (place := self.places.get(id(linear.bias))) is not None:
+            add_weighted_rows(self._sums[place], gradient, counted, groups)
 
     def see_start(self) -> None:
         """The model is called. Hooks that take themselves off while it runs are still there."""
@@ -266,24 +286,31 @@ class ValueEngine(Engine):
             h = zero_outside(h, small)
             squared = squared.where(small, 0.0)
             self._dropped = ~small if self._dropped is None else self._dropped | ~small
-        if place == 0:
-            self._first = h
-        self._inputs.append(squared)
+        self._inputs.append(h)
+        self._squared.append(squared)
         return h
+
+    def see_output_of(self, output: Tensor) -> None:
+        """Keep the place of a linear layer's output in the graph, whatever is done to it in place
+        afterwards.
+        """
+        self._edges.append(get_gradient_edge(output) if output.requires_grad else None)
 
     def _row_norms(self, h: Tensor) -> Tensor:
         return row_squared_norms(h.detach(), block=LONG_BLOCK)
 
     def see_output(self, output: Tensor) -> Tensor:
         """Keep the model's output, and hand on a copy without its graph."""
-        if self._first is None or len(self._inputs) != len(self._layers):
+        if not len(self._inputs) == len(self._edges) == len(self._layers):
             raise PrivacyError(
                 "the model's layers did not run once each. Fix: call the model as a whole, once "
                 "for each batch."
             )
         # autograd may have kept the output's memory
         shown = output.detach().clone().requires_grad_()
-        self._forward = _Forward(output, shown, self._first, list(self._inputs), self._dropped)
+        self._forward = _Forward(
+            output, shown, self._inputs, self._squared, self._edges, self._dropped
+        )
         return shown.clone()  # in-place operations and hooks on it are the loss's
 
     def _refuse_changed_model(self) -> None:
@@ -296,7 +323,8 @@ class ValueEngine(Engine):
             )
 
     def _forget(self) -> None:
-        self._first, self._inputs, self._dropped, self._forward = None, [], None, None
+        self._inputs, self._squared, self._edges = [], [], []
+        self._dropped = self._forward = None
 
 
 class EngineHook:
@@ -317,6 +345,8 @@ class EngineHook:
         engine = None if self._engine is None else self._engine()
         if engine is None or not torch.is_grad_enabled():
             return None
+        if isinstance(self._place, int) and output is not None:
+            return engine.see_output_of(output)
         if isinstance(self._place, int):
             return (engine.see_input(self._place, args[0]),)
         if self._place == "start":

@@ -143,9 +143,7 @@ class Anchor:
     def and_another(self, other: "Anchor") -> "Anchor":
         """The mean of both, by their accuracy."""
         share = self.noise / (self.noise + other.noise)
-        return Anchor(
-            self.estimate + share * (other.estimate - self.estimate), share * other.noise
-        )
+        return Anchor(self.estimate + share * (other.estimate - self.estimate), share * other.noise)
 
 
 def run_round(
