@@ -20,6 +20,7 @@ WITH_SNIPPETS = [page for page in PAGES if PYTHON.search(page.read_text())]
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*neighbouring:UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of other libraries, about each other
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=names(WITH_SNIPPETS))
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a page in one namespace, in order, in a folder of its own."""
