@@ -1,4 +1,4 @@
-"""Every line of every shell snippet runs, or names a target, a package or a program that is there."""
+"""Every line of every shell snippet runs, or names a target, package or program that is there."""
 
 import re
 import shlex
