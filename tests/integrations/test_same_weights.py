@@ -109,6 +109,11 @@ def trainer(
     )
 
 
+class OwnLoss(PrivateTrainer):
+    def compute_loss(self, model: Any, inputs: Any, **options: Any) -> Any:
+        raise AssertionError
+
+
 class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
     def __init__(self, model: Any, automatic: bool = True) -> None:
         super().__init__()
@@ -321,6 +326,11 @@ def test_options_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
         trainer(classifier(), Sentences(), tmp_path, 4, gradient_accumulation_steps=7)
     with pytest.raises(ValueError, match="more than the plan's"):
         trainer(classifier(), Sentences(), tmp_path, 4, max_steps=1000)
+    for given in ({"compute_loss_func": print}, {}):
+        with pytest.raises(ValueError, match="compute_loss.*losses=fn"):
+            (PrivateTrainer if given else OwnLoss)(
+                classifier(), training_arguments(tmp_path, 4), plan=plan(), **given
+            )
     callback = PrivateCallback(plan(), Sentences(), collate_fn=collate)
     for option in ({"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}):
         fit = lightning.Trainer(

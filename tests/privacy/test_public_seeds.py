@@ -76,3 +76,27 @@ def test_the_program_has_its_generators_back() -> None:
     np.random.seed(5)
     random.seed(5)
     assert found == (float(torch.rand(())), np.random.rand(), random.random())
+
+
+def test_a_loop_that_is_held_somewhere_gives_nothing_back_later() -> None:
+    """Forgotten in the middle of another loop, it must not bring the public seed back; left at the
+    end of the run, it has given it back.
+    """
+    model, data = nn.Linear(6, 3), TensorDataset(torch.randn(60, 6), torch.zeros(60).long())
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=60, batch_size=30, steps=3, noise_multiplier=0, delta=1e-5
+    )
+    torch.manual_seed(7)
+    after = torch.random.get_rng_state()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, sgd, data) as private:
+        held = private.batches()
+        next(held)
+        for _ in (other := private.batches()):
+            hidden = torch.random.get_rng_state()
+            del held
+            assert torch.equal(torch.random.get_rng_state(), hidden)
+            assert not torch.equal(hidden, after)
+            break
+        assert other is not None
+    assert torch.equal(torch.random.get_rng_state(), after)

@@ -600,6 +600,27 @@ def test_attaching_twice_says_so() -> None:
         dpoptim.attach(plan(), model, sgd, data)
 
 
+@pytest.mark.parametrize("isolation", ["rules", "vmap"])
+def test_a_forward_pass_around_layers_is_served_and_put_back(isolation: Any) -> None:
+    """As other libraries give models; around a layer with parameters of its own, no rule would
+    know.
+    """
+    found = []
+    for wrapped in (False, True):
+        model, data = problem()
+        own = type(model).forward.__get__(model)
+        if wrapped:
+            own = model.forward = lambda x, own=own: own(2 * x)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"noise_seed": 3, "isolation": isolation}
+        doubled = data if wrapped else TensorDataset(2 * data.tensors[0], data.tensors[1])
+        with dpoptim.attach(plan(), model, sgd, doubled, **options) as private:
+            loop(private, model, sgd)
+        assert vars(model).get("forward") is (own if wrapped else None)
+        found.append(parameters(model))
+    torch.testing.assert_close(found[-1], found[0])
+
+
 def test_positions_are_counted_on_made_up_inputs() -> None:
     class Sequence(nn.Module):
         def __init__(self) -> None:

@@ -118,7 +118,7 @@ class HookManager:
             return
         self._hooked.add(module)
         label = name or type(module).__name__
-        refuse_wrapped(module, label)
+        refuse_wrapped(module, label, serve_containers=True)
         if name in self.isolation.by_vmap:
             axis = self.isolation.batch_axis
             whole = VmapLayer(self.recorder, module, label, keys, axis)
@@ -215,8 +215,15 @@ class HookManager:
         return run(x.unflatten(0, (self.rows, x.shape[0] // self.rows))).flatten(0, 1)
 
     def _replace_forward(self, module: nn.Module, forward: OwnForward) -> None:
-        vars(module)["forward"] = forward
-        self._undo.append(lambda: vars(module).pop("forward", None))
+        own = vars(module)
+        before = {"forward": own["forward"]} if "forward" in own else {}
+        own["forward"] = forward
+
+        def restore() -> None:
+            own.pop("forward", None)
+            own.update(before)
+
+        self._undo.append(restore)
 
     def _hook_parameter(self, name: str, place: int, p: nn.Parameter) -> Callable[[], None]:
         """Watch what autograd sends to a parameter. Returns what takes the hook off."""
@@ -300,12 +307,30 @@ class FrozenHook:
         return FrozenHook, (None, self._label)
 
 
-def refuse_wrapped(module: nn.Module, label: str) -> None:
+def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = False) -> None:
     """Refuse modules whose forward pass on this instance is not their class's, or whose weights
     are computed by hooks.
+
+    Args:
+        serve_containers: let pass what only calls layers, such as a model that another library
+            gave a forward pass around its class's: no rule stands for it, and it is run where
+            models are tried.
     """
     own = vars(module).get("forward")
-    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+    if "_original_forward" in vars(module):
+        raise PrivacyError(
+            f"Accelerate has wrapped the forward pass of {label!r} in mixed precision, in which "
+            "records that see each other would look like rounding. Fix: "
+            'Accelerator(mixed_precision="no"), and torch.autocast(device, torch.bfloat16) around '
+            "model and loss in the loop."
+        )
+    attached = isinstance(own, OwnForward)
+    container = not module._parameters and bool(module._modules) and rule_for(module) is None
+    if attached or (
+        own is not None
+        and getattr(own, "__func__", None) is not type(module).forward
+        and not (serve_containers and container)
+    ):
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "
             "attached elsewhere, compiled, "

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 IGNORED = -100  # labels that do not count
+# Hugging Face's name of a model's loss where labels stand at their own tokens. Every other loss
+# of tokens is of the next one; GPT-2's has no name.
+OF_OWN_TOKENS = ("ForMaskedLM", "ForTokenClassification")
 
 
 def losses_from_labels(
@@ -39,16 +42,14 @@ def losses_from_labels(
     config = getattr(base, "config", None)
     # Models with a decoder make its inputs from the labels; others would only take their mean over
     # the batch.
-    given = (
-        inputs
-        if getattr(config, "is_encoder_decoder", False)
-        else {k: v for k, v in inputs.items() if k != "labels"}
-    )
+    decodes = getattr(config, "is_encoder_decoder", False)
+    given = inputs if decodes else {k: v for k, v in inputs.items() if k != "labels"}
     outputs = model(**given)
     first = outputs[0] if isinstance(outputs, tuple) else outputs
     logits: Tensor = outputs.logits if hasattr(outputs, "logits") else first
     if logits.dim() > 2:
-        causal = getattr(base, "loss_type", None) == "ForCausalLM"
+        named = hasattr(base, "loss_type") and base.loss_type not in OF_OWN_TOKENS
+        causal = named and not decodes
         return token_losses(logits, labels, causal=causal, label_smoothing=label_smoothing)
     if getattr(config, "problem_type", None) == "multi_label_classification":
         return F.binary_cross_entropy_with_logits(
@@ -86,6 +87,22 @@ def token_losses(
     )
     counted = labels != IGNORED
     return torch.where(counted, each, 0).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def next_token_log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Each counted token's log-probability under a causal model, others 0, (B, T - 1); and how
+    many count, (B,).
+
+    Args:
+        logits: (B, T, V). labels: (B, T); `IGNORED` where they do not count.
+
+    **Guarantee.** Each row depends on that row alone.
+    """
+    labels = labels[:, 1:]
+    counted = labels != IGNORED
+    found = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    found = found.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return torch.where(counted, found, 0), counted.sum(1)
 
 
 def base_model(model: nn.Module) -> nn.Module:

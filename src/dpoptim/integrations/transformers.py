@@ -62,6 +62,8 @@ class PrivateTrainerMixin:
     else in them is released.
     """
 
+    rows_per_record = 1  # of a batch; clipped as one
+
     def __init__(
         self,
         *args: Any,
@@ -95,6 +97,17 @@ class PrivateTrainerMixin:
         if args.n_gpu > 1:
             raise ValueError(
                 "one process would spread batches over several GPUs. Fix: start it with torchrun."
+            )
+        own = [
+            kind.__name__
+            for kind in type(self).__mro__[: type(self).__mro__.index(PrivateTrainerMixin)]
+            if "compute_loss" in vars(kind) and not kind.__module__.startswith("dpoptim.")
+        ]
+        if own or getattr(self, "compute_loss_func", None) is not None:
+            found = f"{own[0]}.compute_loss" if own else "compute_loss_func"
+            raise ValueError(
+                f"{found} would not be used in training: it returns one loss for a whole batch. "
+                "Fix: losses=fn(model, inputs), or per_sample_losses, with one loss a record."
             )
         pieces = math.ceil(self.plan.batch_size / args.per_device_train_batch_size)
         if args.gradient_accumulation_steps not in (1, pieces):
@@ -133,6 +146,7 @@ class PrivateTrainerMixin:
 
     def _attach(self, resume: str | Path | None) -> None:
         dataset, collate = self._records()
+        unwrap_autocast(self.model)  # type: ignore[attr-defined]
         optimizer = self.optimizer  # type: ignore[attr-defined]
         self.private = attach(
             self.plan,
@@ -145,10 +159,12 @@ class PrivateTrainerMixin:
             label=self._label,
             noise_seed=self._noise_seed,
             resume=None if resume is None else Path(resume) / SECRET,
+            rows_per_record=self.rows_per_record,
+            rows_reduction="sum",
         )
         args = self.args  # type: ignore[attr-defined]
         self._loader.steps = self.private.steps(
-            physical_batch_size=args.per_device_train_batch_size,
+            physical_batch_size=args.per_device_train_batch_size * self.rows_per_record,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
         )
@@ -199,6 +215,10 @@ class PrivateTrainerMixin:
             key: value for key, value in output.metrics.items() if is_public(key, self._public)
         }
         return output._replace(training_loss=math.nan, metrics=metrics)
+
+    def autocast_smart_context_manager(self, *args: Any, **options: Any) -> Any:
+        """Mixed precision around the whole loss: see `unwrap_autocast`."""
+        return self.accelerator.autocast()  # type: ignore[attr-defined]
 
     # ---- what may be said -----------------------------------------------------------------------
 
@@ -267,6 +287,17 @@ class PrivateTrainerMixin:
         if self.private is not None:
             name = f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
             self.private.save(Path(self._get_output_dir(trial=trial)) / name / SECRET)  # type: ignore[attr-defined]
+
+
+def unwrap_autocast(model: nn.Module) -> None:
+    """Take off the forward pass that Accelerate put around the model's own for mixed precision.
+
+    In it, nothing could be compared to more digits than bfloat16 has, so records that see each
+    other would look like rounding. The trainer opens the same autocast around losses instead.
+    """
+    original = vars(model).pop("_original_forward", None)
+    if original is not None:
+        vars(model)["forward"] = original
 
 
 class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):

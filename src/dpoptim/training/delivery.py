@@ -1,7 +1,7 @@
 """What goes out: a run's batches, one microbatch after the other, and whose turn it is."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,7 @@ class Delivery:
         self._checked, self._loss_checked = checked, loss_checked
         self._group_coins = ranks.own_stream(group_seed, group_purpose)
         self._seeded, self._randomness = group_seed is not None, KeyStream()
+        self._hidden = ExitStack()  # what `restore_randomness` closes
         self._loop, self._varies = 0, False  # calls of `batches`
         self.collates_unchecked = collate is not None and not loss_checked
 
@@ -101,9 +102,19 @@ class Delivery:
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
     ) -> Iterator[Any]:
         """`_deliver`, with random numbers that nobody can foretell, unless the run is seeded."""
-        hidden = nullcontext() if self._seeded else secret_randomness(self._randomness)
-        with hidden:
+        self.restore_randomness()
+        with ExitStack() as self._hidden:
+            if not self._seeded:
+                self._hidden.enter_context(secret_randomness(self._randomness))
             yield from self._deliver(physical_batch_size, options, fixed_shape)
+
+    def restore_randomness(self) -> None:
+        """Give the program its own random numbers back: a loop is over, or another one begins.
+
+        A loop that was left, but is still held somewhere, must not do so later, when it is
+        forgotten in the middle of another.
+        """
+        self._hidden.close()
 
     def _deliver(
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None

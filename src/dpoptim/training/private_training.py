@@ -379,6 +379,7 @@ class PrivateTraining(PublicFigures):
         """Take everything off model and optimizer. Called by leaving the ``with``; harmless when
         repeated.
         """
+        self._delivery.restore_randomness()
         self._engine.detach()
         self._synchronisation.restore()
         self._hooks.remove()

@@ -64,7 +64,7 @@ def refuse_model(model: nn.Module) -> None:
         )
     refuse_sharded_parameters(model)
     for name, module in model.named_modules():
-        refuse_wrapped(module, name or type(module).__name__)
+        refuse_wrapped(module, name or type(module).__name__, serve_containers=True)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             refuse_options(module, name or type(module).__name__)
 
