@@ -14,6 +14,7 @@ from rich.table import Table
 from dpoptim.commands.compare import compare
 from dpoptim.commands.evaluate import evaluate
 from dpoptim.commands.ledger import ledger as ledger_command
+from dpoptim.commands.plan import plan as plan_command
 from dpoptim.commands.predict import predict
 from dpoptim.commands.schema import schema_commands
 from dpoptim.commands.verify import sign, verify
@@ -319,6 +320,7 @@ def reproduce(
 
 
 app.add_typer(schema_commands, name="schema")
+app.command("plan")(plan_command)
 app.command()(predict)
 app.command()(evaluate)
 app.command()(compare)

@@ -10,7 +10,7 @@ import pytest
 
 from dpoptim.runs.certificate import reading
 from dpoptim.runs.report import report, write_report
-from dpoptim.runs.report_figures import power_of_ten
+from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.result import RunResult, Scores
 from finished_run import SEEDED, UNPROVEN, small_run
 

@@ -39,6 +39,7 @@ from dpoptim.accounting.tilted import TiltedDistribution
 
 __all__ = [
     "Accountant",
+    "advantage",
     "compute_delta",
     "compute_epsilon",
     "privacy_curve",
@@ -155,6 +156,21 @@ def tradeoff_curve(
         flat = math.exp(-epsilon) * (1 - delta - rates)
         bound = np.maximum(bound, np.maximum(steep, flat))
     return bound
+
+
+def advantage(event: dp.DpEvent, neighboring: str | dp.NeighboringRelation) -> float:
+    """An upper bound on the total variation distance between neighbours' outputs, in [0, 1].
+
+    An attacker who decides between two neighbours on even prior odds is right at most (1 +
+    advantage) / 2 of the time. (epsilon, delta) bounds it by (e^epsilon - 1 + 2 delta) /
+    (e^epsilon + 1) (Kairouz, Oh and Viswanath 2015), and points near epsilon = 0 bound it best.
+    Unlike `compute_delta` it refines nothing there, where a grid as fine as epsilon would take
+    seconds: within 3e-4 of that where it was compared.
+    """
+    relation = parse_neighboring(neighboring)
+    profile = _profile(canonical(event), relation, (1e-6,), "auto")
+    points = [(epsilon, profile.delta(epsilon)) for epsilon in (1e-3, 1e-2)]
+    return min(1.0, *(math.tanh(e / 2) + 2 * delta / (math.exp(e) + 1) for e, delta in points))
 
 
 def renyi_divergence(

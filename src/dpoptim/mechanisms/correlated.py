@@ -66,6 +66,12 @@ class CorrelatedNoise(StepMechanism):
             regular=sampler.regular,
         )
 
+    def prefix_noise(self, run: RunShape) -> float:
+        strategy = self.made_for(run)
+        drawn = self.query(run, 1.0, 1.0).standard_deviation  # its sensitivity for this pattern
+        sums = strategy.prefix_std(run.steps) * (drawn / strategy.sensitivity(run.steps))
+        return float(np.sqrt(np.mean(sums**2) / ((run.steps + 1) / 2)))
+
 
 def bands_of(strategy: Strategy) -> float:
     """Steps in which one record's part is seen; infinite where nothing is known."""

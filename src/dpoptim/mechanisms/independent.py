@@ -46,6 +46,10 @@ class IndependentNoise(StepMechanism):
             norm_bound, noise_multiplier, () if np.all(scales == 1) else tuple(scales.tolist())
         )
 
+    def prefix_noise(self, run: RunShape) -> float:
+        squares = np.cumsum(self.scales(run.steps) ** 2)
+        return float(np.sqrt(np.mean(squares) / ((run.steps + 1) / 2)))
+
 
 def in_stretches(values: Sequence[float], steps: int) -> Floats:
     """Return the value of each step where ``values`` take equal stretches of the run, as equal as

@@ -103,3 +103,11 @@ class StepMechanism(Mechanism):
         """Return what the gate is to release, where a record's own part of each sum is at most
         ``norm_bound`` long.
         """
+
+    def prefix_noise(self, run: RunShape) -> float:
+        """Return the noise in the sums of the first t steps (root mean square over t), over that
+        of independent noise as large as the norm bound; at a noise multiplier of 1. Public.
+
+        A planner compares mechanisms by it. Here: of independent noise that the query states.
+        """
+        return self.query(run, 1.0, 1.0).standard_deviation

@@ -36,6 +36,8 @@ from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.plan import number_of_steps
 from dpoptim.sampling import CyclicPoissonSampling, FixedBatches, Sampler
 
+MOST_VARIANTS = 4  # bands 2 to 16: more are amplified too little to win where they were tried
+
 Noise = Literal[
     "best",
     "buffered-toeplitz",
@@ -179,6 +181,15 @@ class DPFTRL(TrainingMethod):
         return replace(
             self, bands=best_bands(run, most, self.momentum, epsilon=epsilon, delta=delta)
         )
+
+    def variants(self, n: int, batch_size: int) -> tuple[TrainingMethod, ...]:
+        """Fixed batches, and by turns with bands in powers of 2."""
+        most = min(n // batch_size, self.buffers + 1)
+        turns = [
+            replace(self, sampling="cyclic-poisson", bands=2**power)
+            for power in range(1, most.bit_length())
+        ]
+        return (self, *turns[:MOST_VARIANTS])
 
     def method_assumptions(self) -> tuple[Assumption, ...]:
         if self.sampling == "cyclic-poisson":

@@ -115,6 +115,12 @@ class TrainingMethod(ABC):
         """
         return self
 
+    def variants(self, n: int, batch_size: int) -> tuple["TrainingMethod", ...]:
+        """Return what a planner should try at this batch size: the method itself, and settings of
+        it that change how batches are drawn.
+        """
+        return (self,)
+
     def adaptive_clip_norm(self, plan: Plan) -> AdaptiveClipNorm | None:
         """Return a fresh start of what moves the clip norm; None where it is fixed."""
         policy = self.policy

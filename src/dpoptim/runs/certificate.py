@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import dp_accounting
 
-from dpoptim.accounting.accountant import compute_delta, privacy_curve, tradeoff_curve
+from dpoptim.accounting.accountant import privacy_curve, tradeoff_curve
+from dpoptim.accounting.attacker import right_at_most
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.documents import dump, with_digest
 from dpoptim.files import write_atomically
@@ -116,15 +117,12 @@ def best_guess(plan: Plan, guarantee: Guarantee) -> float:
     """A bound on how often the best attacker is right who decides between two neighbours on even
     prior odds.
 
-    (epsilon, delta) allows (e^epsilon + delta) / (1 + e^epsilon) (Kairouz, Oh and Viswanath 2015).
-    A run satisfies every point of its privacy curve, and the one near epsilon = 0 bounds this
-    attacker best.
+    See `right_at_most`; without an epsilon there is only the guarantee itself.
     """
-    points = [(guarantee.epsilon, guarantee.delta)]
-    if 0 < guarantee.epsilon < math.inf:
-        near_zero = compute_delta(plan.event, 1e-3, plan.neighboring)
-        points.append((near_zero.epsilon, near_zero.delta))
-    return min(1.0, *((1 + delta * math.exp(-e)) / (1 + math.exp(-e)) for e, delta in points))
+    e, delta = guarantee.epsilon, guarantee.delta
+    if 0 < e < math.inf:
+        return right_at_most(plan.event, plan.neighboring, [(e, delta)])
+    return min(1.0, (1 + delta * math.exp(-e)) / (1 + math.exp(-e)))
 
 
 def certificate(result: RunResult) -> dict[str, Any]:

@@ -1,23 +1,20 @@
 """The report: one HTML file that shows people what a run guarantees, what that rests on, and what
 it cost.
 
-It says what the certificate says, and draws it. Nothing is fetched and no script runs: it reads
-the same in an e-mail, on paper and in ten years.
+It says what the certificate says, and draws it. `page` is its frame.
 """
 
-import html
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dpoptim.accounting.guarantee import neighboring_name, rounded_up
 from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
-from dpoptim.printable import printable
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
-from dpoptim.runs.report_style import STYLE
+from dpoptim.runs.drawing import power_of_ten
+from dpoptim.runs.page import bullets, duration, escape, figure, page, pairs
 from dpoptim.runs.result import RunResult
 from dpoptim.sampling import PoissonSampling
 
@@ -27,15 +24,7 @@ _SIGNS = {
     "marked": "!",
     "none": "\N{MULTIPLICATION X}",
 }
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action "
-    "'none'"
-)
-
-
-def _escape(text: str) -> str:
-    """Text from elsewhere for a page: no markup, and no control or direction characters."""
-    return html.escape(printable(text))
+FOOTER = "This report holds public figures only."
 
 
 def write_report(path: Path, result: RunResult) -> None:
@@ -66,18 +55,7 @@ def report(result: RunResult) -> str:
         _verify(facts),
     ]
     finished = result.finished.replace("T", " at ", 1)[:19]
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<title>Privacy report: "
-        f"{_escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        "<header><span><strong>Privacy "
-        f"report</strong></span><span>{_escape(finished)}</span></header>\n"
-        f"<h1>{_escape(title)}</h1>\n" + "\n".join(sections) + "\n<footer>This report holds "
-        "public figures only. dpoptim "
-        f"{_escape(result.versions.get('dpoptim', ''))}</footer>\n</main>\n</body>\n</html>\n"
-    )
+    return page("Privacy report", title, finished, sections, FOOTER)
 
 
 def _hero(result: RunResult, facts: dict[str, Any]) -> str:
@@ -91,14 +69,14 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
             f'class="{"long" if len(shown) > len("2.00") else ""}">{shown}</span>'
         )
     terms = [
-        f"at δ = {figures.power_of_ten(guarantee.delta)}",
+        f"at δ = {power_of_ten(guarantee.delta)}",
         neighboring_name(guarantee.neighboring),
         *([f"{guarantee.accountant} accounting"] if guarantee.epsilon < math.inf else []),
         *([f"per {guarantee.unit}"] if guarantee.unit != "record" else []),
     ]
     remarks = ([] if guarantee.status == "proven" else [guarantee.status]) + list(guarantee.notes)
     notes = "".join(
-        f'<p class="note">{_escape(note)}</p>'
+        f'<p class="note">{escape(note)}</p>'
         for note in remarks
         if note.lower() != judged.title.lower()
     )
@@ -108,10 +86,10 @@ def _hero(result: RunResult, facts: dict[str, Any]) -> str:
     )
     return (
         f'<div class="card hero {judged.kind}"><div><span class="badge">{_SIGNS[judged.kind]} '
-        f'{_escape(judged.title)}</span><p class="epsilon">{number}</p>'
-        f'<p class="terms">{" · ".join(f"<span>{_escape(term)}</span>" for term in terms)}</p>'
+        f'{escape(judged.title)}</span><p class="epsilon">{number}</p>'
+        f'<p class="terms">{" · ".join(f"<span>{escape(term)}</span>" for term in terms)}</p>'
         f"{trust}{notes}</div>"
-        f'<div><p class="reading">{_escape(reading)}</p>{_meter(facts)}</div></div>'
+        f'<div><p class="reading">{escape(reading)}</p>{_meter(facts)}</div></div>'
     )
 
 
@@ -138,7 +116,7 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
         (
             "Training time",
-            "—" if result.seconds is None else _duration(result.seconds),
+            "—" if result.seconds is None else duration(result.seconds),
             "of the private run",
         ),
     ]
@@ -151,7 +129,7 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
             )
         )
     rows = "".join(
-        f"<div><dt>{name}</dt><dd>{_escape(value)}<small>{_escape(remark)}</small></dd></div>"
+        f"<div><dt>{name}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
         for name, value, remark in cells
     )
     return f'<dl class="facts">{rows}</dl>'
@@ -171,13 +149,13 @@ def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
     return (
         '<section><h2>What an attacker can do</h2><p class="lead">Every attack trades false '
         "alarms against "
-        f"missed {_escape(unit)}s. Below the curve lies what no attack reaches, however clever, "
+        f"missed {escape(unit)}s. Below the curve lies what no attack reaches, however clever, "
         "and whatever "
         'else it knows.</p><div class="card beside">'
-        + _figure(
+        + figure(
             figures.attacker_figure(result.plan), f"Trade-off of the best attacker, {relation}."
         )
-        + f"<div><h3>At most this share is recognised</h3>{_table(rows, 'numbers')}"
+        + f"<div><h3>At most this share is recognised</h3>{pairs(rows, 'numbers')}"
         '<p class="small">Blind guessing recognises as many as it raises false '
         "alarms.</p></div></div></section>"
     )
@@ -202,11 +180,11 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
         rows.append(("Price of privacy", f"{points:.1f} points".replace("-", "\N{MINUS SIGN}")))
     return (
         f'<section><h2>{heading}</h2><div class="card beside">'
-        + _figure(
+        + figure(
             figures.accuracy_figure(name.lower(), private, comparison),
             f"Hold-out accuracy {scores['measured']}.",
         )
-        + f"<div><h3>After the last epoch</h3>{_table(rows, 'numbers')}"
+        + f"<div><h3>After the last epoch</h3>{pairs(rows, 'numbers')}"
         '<p class="small">Such figures are releases of their own. They are shown because this '
         "data was "
         "declared public.</p></div></div></section>"
@@ -223,10 +201,10 @@ def _promise(result: RunResult, facts: dict[str, Any]) -> str:
     point = f"ε ≤ {rounded_up(plan.guarantee.epsilon)}"
     return (
         '<section><h2>One run, many readings</h2><p class="lead">Epsilon bounds how much any one '
-        f"{_escape(result.guarantee.unit)} can shift what is released; delta is the slack in "
+        f"{escape(result.guarantee.unit)} can shift what is released; delta is the slack in "
         f"that bound. {scope}</p>"
         '<div class="pair"><div class="card">'
-        + _figure(
+        + figure(
             figures.privacy_curve_figure(plan, point, caveat),
             f"Epsilon at other deltas, {plan.neighboring}; the plan's own point is marked.",
         )
@@ -239,7 +217,7 @@ def _promise(result: RunResult, facts: dict[str, Any]) -> str:
 def _spending(plan: Plan, point: str, caveat: str) -> str:
     return (
         '<div class="card">'
-        + _figure(
+        + figure(
             figures.spending_figure(plan, point, caveat),
             f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole "
             "plan was reserved "
@@ -255,14 +233,14 @@ def _basis(facts: dict[str, Any]) -> str:
         return ""
     unproven = ""
     if basis["unproven"]:
-        unproven = f'<div class="card open"><h3>Unproven</h3>{_list(basis["unproven"])}</div>'
+        unproven = f'<div class="card open"><h3>Unproven</h3>{bullets(basis["unproven"])}</div>'
     return (
         '<section id="basis"><h2>What the guarantee rests on</h2><p class="lead">'
-        f"{_escape(facts['guarantee']['relation_explained'])}</p>{unproven}"
+        f"{escape(facts['guarantee']['relation_explained'])}</p>{unproven}"
         '<div class="pair"><div class="card enforced"><h3>Enforced in '
-        f"code</h3>{_list(basis['enforced'])}</div>"
+        f"code</h3>{bullets(basis['enforced'])}</div>"
         '<div class="card trusted"><h3>Taken on '
-        f"trust</h3>{_list(basis['trusted'])}</div></div></section>"
+        f"trust</h3>{bullets(basis['trusted'])}</div></div></section>"
     )
 
 
@@ -276,51 +254,34 @@ def _details(result: RunResult, facts: dict[str, Any]) -> str:
         *result.settings.items(),
     ]
     deltas = [
-        (f"δ = {figures.power_of_ten(row['delta'])}", f"ε ≤ {rounded_up(float(row['epsilon']))}")
+        (f"δ = {power_of_ten(row['delta'])}", f"ε ≤ {rounded_up(float(row['epsilon']))}")
         for row in facts["further_deltas"]
     ]
     ledger = list(
         (facts["ledger"] or {"entry": "none: no noise was added, so nothing was charged"}).items()
     )
     tables = [
-        ("Privacy settings", _table(settings)),
-        ("Training", _table(training)),
-        ("Privacy ledger", _table(ledger)),
-        ("Versions", _table(result.versions.items())),
+        ("Privacy settings", pairs(settings)),
+        ("Training", pairs(training)),
+        ("Privacy ledger", pairs(ledger)),
+        ("Versions", pairs(result.versions.items())),
     ]
     if deltas:
-        tables.insert(2, ("At other deltas", _table(deltas, "numbers")))
+        tables.insert(2, ("At other deltas", pairs(deltas, "numbers")))
     cards = "".join(f'<div class="card"><h3>{name}</h3>{table}</div>' for name, table in tables)
     return f'<section><h2>Details</h2><div class="columns">{cards}</div></section>'
 
 
 def _verify(facts: dict[str, Any]) -> str:
     text = (
-        f"<p>As printed by the library: <strong>{_escape(facts['guarantee']['text'])}</strong></p>"
+        f"<p>As printed by the library: <strong>{escape(facts['guarantee']['text'])}</strong></p>"
     )
     if facts["verify"]:
         text += (
             "<p>Epsilon follows from public numbers alone. Anybody can compute it again:</p>"
-            f"<pre>{_escape(facts['verify'])}</pre>"
+            f"<pre>{escape(facts['verify'])}</pre>"
         )
     return f'<section><h2>Check it yourself</h2><div class="card">{text}</div></section>'
-
-
-def _figure(svg: str, caption: str) -> str:
-    label = _escape(caption)
-    return f'<figure role="img" aria-label="{label}">{svg}<figcaption>{label}</figcaption></figure>'
-
-
-def _table(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    body = "".join(
-        f'<tr><th scope="row">{_escape(name)}</th><td>{_escape(value)}</td></tr>'
-        for name, value in rows
-    )
-    return f'<table class="{kind}"><tbody>{body}</tbody></table>'
-
-
-def _list(items: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_escape(item)}</li>' for item in items)}</ul>"
 
 
 def _number(value: object) -> str:
@@ -335,10 +296,3 @@ def _number(value: object) -> str:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f}\N{NO-BREAK SPACE}%"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,19 @@
+"""Settings chosen before any data is touched, by public numbers only."""
+
+from dpoptim.planning.choice import Plans, choose
+from dpoptim.planning.heuristic import learning_rate, predicted_error
+from dpoptim.planning.sweep import Question, Setting, StepCost, sweep
+from dpoptim.planning.targets import EpsilonAtMost, Target
+
+__all__ = [
+    "EpsilonAtMost",
+    "Plans",
+    "Question",
+    "Setting",
+    "StepCost",
+    "Target",
+    "choose",
+    "learning_rate",
+    "predicted_error",
+    "sweep",
+]
