@@ -32,7 +32,7 @@ def measured_cost(model: str, shape: tuple[int, ...], outputs: int) -> StepCost:
 def seconds_of_a_step(model: str, shape: tuple[int, ...], outputs: int, size: int) -> float:
     network = build_model(model, shape, outputs)
     data = TensorDataset(
-        torch.rand(size, *shape),
+        torch.full((size, *shape), 0.5),
         torch.zeros(size, dtype=torch.int64 if outputs > 1 else torch.float32),
     )
     plan = DPSGD(clip_norm=1.0).plan(
