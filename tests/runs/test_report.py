@@ -9,8 +9,8 @@ import matplotlib as mpl
 import pytest
 
 from dpoptim.runs.certificate import reading
-from dpoptim.runs.report import report, write_report
 from dpoptim.runs.drawing import power_of_ten
+from dpoptim.runs.report import report, write_report
 from dpoptim.runs.result import RunResult, Scores
 from finished_run import SEEDED, UNPROVEN, small_run
 
