@@ -362,11 +362,24 @@ class FilteredGate:
         """
         return self.neighbours_differ_by * norm_bound / mu * (1 + 2.0**-40)
 
-    def _pay(self, mu: float) -> None:
+    def open(self, mu: float) -> None:
+        """Reserve the budget, if it is not yet, for a release at this price: before a sum leaves
+        the process that made it.
+
+        Raises:
+            PrivacyError: the filter does not admit it. LedgerError: nor does the ledger.
+        """
         refuse_fork(self._process)
         if not self.filter.ask(mu):
             self.filter.charge(mu)  # says why not
         self._charge.open()
+
+    def count(self, mu: float) -> None:
+        """Count the price of a release that another process of this run makes."""
+        self.filter.charge(mu)
+
+    def _pay(self, mu: float) -> None:
+        self.open(mu)
         self.filter.charge(mu)
 
     def finish(self) -> None:

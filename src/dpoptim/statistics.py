@@ -3,6 +3,7 @@ histograms as one vector.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +38,7 @@ class NoisySum:
 
 
 def release_sum(
-    total: Floats,
+    total: Floats | Callable[[], Floats],
     *,
     norm_bound: float,
     mu: float,
@@ -51,7 +52,8 @@ def release_sum(
     replace-one).
 
     Args:
-        total: a sum over records, float64, shape (k,); private.
+        total: a sum over records, float64, shape (k,); private. Or a function that fetches it from
+            other processes, called once the budget is reserved.
         norm_bound: how much one record adds at most, in Euclidean norm.
         mu: the price, of Gaussian differential privacy; > 0.
         delta: where the guarantee is stated.
@@ -76,8 +78,10 @@ def release_sum(
             noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, label),
             label=label,
         )
+        gate.open(mu)
+        fetched = total() if callable(total) else total
         noisy = gate.release_sum(
-            torch.from_numpy(np.array(total, dtype=np.float64)), norm_bound=norm_bound, mu=mu
+            torch.from_numpy(np.array(fetched, dtype=np.float64)), norm_bound=norm_bound, mu=mu
         )
         gate.finish()
     guarantee = compute_epsilon(gate.event, delta, relation)

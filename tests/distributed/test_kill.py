@@ -38,6 +38,7 @@ def trial(number: int, folder: Path) -> str:
         assert str(victim) in named.split(", ")
     logs = [log.read_text().split() for log in folder.glob(f"run{number}.released.*")]
     released = {reservation for log in logs for reservation in log}
+    steps = max(map(len, logs), default=0)
     assert len(released) <= 1  # one charge, not one a rank
     if not Path(path + ".ledger").exists():
         assert not released
@@ -45,8 +46,7 @@ def trial(number: int, folder: Path) -> str:
     with dpoptim.Ledger(path + ".ledger") as ledger:
         entries = ledger.entries()
         assert len(entries) <= 1
-        assert released <= {entry.id for entry in entries if entry.begun >= max(map(len, logs))}
-    steps = max(map(len, logs), default=0)
+        assert released <= {entry.id for entry in entries if entry.begun >= steps}
     if not Path(path).exists():
         return f"killed rank {victim} after {steps} steps, before a checkpoint"
     size = 1 + number % 3

@@ -1,4 +1,4 @@
-"""The guide's program runs as printed, under torchrun."""
+"""The guide's programs run as printed, under torchrun."""
 
 import os
 import re
@@ -11,32 +11,31 @@ import pytest
 import dpoptim
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "many-processes.md"
+PROGRAMS = re.findall(r"```py\n# (\w+\.py)\n(.*?)```", GUIDE.read_text(), flags=re.S)
 
 
-@pytest.mark.slow
-def test_the_program_of_the_guide_runs_under_torchrun(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```py\n(.*?)```", GUIDE.read_text(), flags=re.S)
-    (tmp_path / "train.py").write_text(program)
+def torchrun(folder: Path, *arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    """``torchrun`` on one machine, in a folder."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), *arguments]
     source = str(Path(dpoptim.__file__).parents[1])
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "train.py",
-    ]
-    environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
+    return subprocess.run(
         command,
-        cwd=tmp_path,
-        env=environment,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "program"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
+def test_a_program_of_the_guide_runs_under_torchrun(
+    name: str, program: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(program)
+    ran = torchrun(tmp_path, name)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("epsilon=") == 1
-    assert "add-or-remove-one" in ran.stdout

@@ -3,6 +3,7 @@
 from dpoptim.data.arrays import load_arrays
 from dpoptim.data.bundled import FASHION_MNIST_DIRECTORY, load_digits, load_fashion_mnist
 from dpoptim.data.dataset import Data, Floats, Labels, hold_out_fifth
+from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.preparation import Preparation
 from dpoptim.data.schema import Column, Schema, parse_schema, read_schema
 from dpoptim.data.tables import load_table, schema_without_file
@@ -15,6 +16,7 @@ __all__ = [
     "Data",
     "Floats",
     "Labels",
+    "ParquetRows",
     "Preparation",
     "Schema",
     "encode_text",

@@ -228,10 +228,10 @@ class ProcessGroup:
         return math.hypot(*lengths.tolist())
 
     def total(self, local: Tensor) -> Tensor:
-        everyone = torch.zeros(self.size, local.numel(), dtype=local.dtype)
-        with self._connected("adding up a step's counts"):
-            dist.all_gather_single(everyone.view(-1), local.reshape(-1).cpu(), group=self._control)
-        return everyone.sum(0).view(local.shape) if self.rank == 0 else local.new_empty(0)
+        total = local.detach().cpu().clone()
+        with self._connected("adding up a step's numbers"):
+            dist.reduce(total, group=self._control, group_dst=0)
+        return total if self.rank == 0 else local.new_empty(0)
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
         released = released if self.rank == 0 else torch.empty_like(like)

@@ -90,8 +90,8 @@ class Ranks(Protocol):
         ...
 
     def total(self, local: Tensor) -> Tensor:
-        """The sum of a few numbers over all ranks, on rank 0; nothing (an empty tensor) on the
-        others.
+        """The sum of a few numbers over all ranks, on rank 0, as a tensor of its own; nothing (an
+        empty tensor) on the others.
         """
         ...
 
@@ -186,6 +186,9 @@ class OneProcess:
 
     def leave(self, step: int, *, failed: bool) -> None:
         pass
+
+
+ALONE = OneProcess()
 
 
 def key_stream(seed: int | None, purpose: str) -> KeyStream:

@@ -12,9 +12,9 @@ from dpoptim.distributed.ranks import OneProcess, Ranks
 from dpoptim.errors import PrivacyError
 
 
-def ranks_of(model: nn.Module, group: dist.ProcessGroup | None) -> Ranks:
-    """The processes that train ``model`` together: those of ``group``, of the model's wrapper, or
-    all there are.
+def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
+    """The processes that train ``model``, or fit something else, together: those of ``group``, of
+    the model's wrapper, or all there are.
 
     Raises:
         ValueError: ``group`` was given without `torch.distributed`, or this process is not in it.

@@ -3,141 +3,29 @@ autograd.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number, real_number
-from dpoptim.estimators.chunks import Chunks
-from dpoptim.estimators.scope import with_scope
-from dpoptim.estimators.solving import solve
+from dpoptim.arguments import real_number
+from dpoptim.estimators.linear_fit import LinearFit
+from dpoptim.estimators.shards import all_ranks, classes_of_all, own_part
 from dpoptim.estimators.table import (
+    READ_OFF,
     bounded_targets,
-    clip_rows,
-    public_classes,
-    public_norm,
+    class_numbers,
+    one_label_a_row,
     refuse_weights,
-    stated_delta,
     table,
 )
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.solvers.budget import Budget
-
-# of the largest gradient that a row of norm data_norm can have: where records are clipped by
-# default
-CLIPPED_SHARE = 0.1
 
 
-class _Linear(BaseEstimator):
-    """What the linear estimators share: bounded rows in, weights and a guarantee out."""
-
-    privacy_: Guarantee
-    _target_unit: float
-
-    def _solve(
-        self,
-        model: LinearModel,
-        x: NDArray[Any],
-        y: NDArray[Any],
-        notes: tuple[str, ...],
-        *,
-        chunk: bool,
-    ) -> NDArray[np.float64]:
-        """Weights of shape (outputs, columns); sets ``privacy_``. A chunk goes on from the chunks
-        before it.
-        """
-        n, features = x.shape
-        delta, said = stated_delta(self.delta, n)
-        radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
-        largest = model.lipschitz(radius)
-        default = (
-            CLIPPED_SHARE * largest
-            if np.isfinite(largest)
-            else CLIPPED_SHARE * radius * self._scale()
-        )
-        clip_norm = (
-            default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
-        )
-        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
-        start = None
-        if earlier is not None:
-            start = torch.from_numpy(earlier.weights.ravel())
-        elif (
-            self.warm_start
-            and hasattr(self, "_weights")
-            and self._weights.shape == (model.outputs, model.columns)
-        ):
-            start = torch.from_numpy(self._weights.ravel())
-            said = (
-                *said,
-                "started from an earlier fit: the guarantee of that fit adds to this one's",
-            )
-        rows = clip_rows(x, public_norm(self.data_norm, features))
-        weights, guarantee = solve(
-            self.solver,
-            model,
-            (rows, y),
-            Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon)),
-            radius=radius,
-            clip_norm=clip_norm,
-            l2=real_number("l2", self.l2),
-            steps=self.steps,
-            step_size=self.step_size,
-            options=self.solver_options,
-            start=start,
-            neighboring=self.neighboring,
-            ledger=self.ledger,
-            noise_seed=self.noise_seed,
-        )
-        if self.data_norm is None:
-            said = (
-                *said,
-                f"rows were clipped to norm sqrt({features}): scale the features by "
-                "public constants",
-            )
-        guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
-        self._weights: NDArray[np.float64] = (
-            weights.numpy().reshape(model.outputs, model.columns).copy()
-        )
-        this = (self._weights, n, guarantee)
-        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
-        self._weights = self._chunks.weights
-        self.privacy_ = with_scope(self._chunks.guarantee, self.ledger)
-        return self._weights
-
-    def _scale(self) -> float:
-        """How large a residual may be; classifiers have none."""
-        return 1.0
-
-    def _split(
-        self, weights: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Coefficients (outputs, features) and intercepts (outputs,)."""
-        if self.fit_intercept:
-            return weights[:, :-1].copy(), weights[:, -1].copy()
-        return weights.copy(), np.zeros(len(weights))
-
-    def _scores(self, x: Any) -> NDArray[np.float64]:
-        check_is_fitted(self)
-        rows = clip_rows(
-            table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_)
-        )
-        return rows @ np.atleast_2d(self.coef_).T + self.intercept_
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = self.noise_seed is None
-        return tags
-
-
-class DPLogisticRegression(ClassifierMixin, _Linear):
+class DPLogisticRegression(ClassifierMixin, LinearFit):
     """Logistic regression (softmax for several classes) with differential privacy.
 
     Args:
@@ -160,6 +48,8 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
             one's.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
+        sharded: under ``torch.distributed``, where all processes must call ``fit``: whether each
+            has rows of its own, no record in two of them. False: all have the same table.
 
     Attributes:
         coef_: shape (1, features) for two classes, else (classes, features).
@@ -191,6 +81,7 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         warm_start: bool = False,
         ledger: Ledger | None = None,
         noise_seed: int | None = None,
+        sharded: bool = False,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -207,12 +98,15 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         self.warm_start = warm_start
         self.ledger = ledger
         self.noise_seed = noise_seed
+        self.sharded = sharded
 
     def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
-        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+        """Train. Args: X of shape (n, features), also a memory map or `data.ParquetRows`, which
+        are read in blocks; y of shape (n,); no sample weights.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
+            RankError: another process has failed, or does not agree.
         """
         return self._learn(X, y, sample_weight, self.classes, chunk=False)
 
@@ -253,18 +147,21 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
     ) -> Self:
         refuse_weights(sample_weight)
-        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
-        self.classes_, numbers, notes = public_classes(classes, y, rows=len(x))
-        binary = len(self.classes_) == 2
-        model = LinearModel(
-            "logistic" if binary else "softmax",
-            features=x.shape[1],
-            outputs=1 if binary else len(self.classes_),
-            intercept=self.fit_intercept,
-        )
-        self.coef_, self.intercept_ = self._split(
-            self._solve(model, x, numbers, notes, chunk=chunk)
-        )
+        with all_ranks() as ranks:
+            x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
+            x, labels = own_part(self, x, one_label_a_row(y, rows=len(x)), ranks)
+            notes = (READ_OFF,) if classes is None else ()
+            known = classes_of_all(labels, ranks) if classes is None else classes
+            self.classes_, numbers = class_numbers(known, labels)
+            binary = len(self.classes_) == 2
+            model = LinearModel(
+                "logistic" if binary else "softmax",
+                features=x.shape[1],
+                outputs=1 if binary else len(self.classes_),
+                intercept=self.fit_intercept,
+            )
+            weights = self._solve(model, x, numbers, notes, ranks, chunk=chunk)
+        self.coef_, self.intercept_ = self._split(weights)
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
@@ -287,7 +184,7 @@ class DPLogisticRegression(ClassifierMixin, _Linear):
         return self.classes_[self.predict_proba(X).argmax(1)]
 
 
-class DPLinearRegression(RegressorMixin, _Linear):
+class DPLinearRegression(RegressorMixin, LinearFit):
     """Linear regression with squared or Huber loss and differential privacy.
 
     Args:
@@ -324,6 +221,7 @@ class DPLinearRegression(RegressorMixin, _Linear):
         warm_start: bool = False,
         ledger: Ledger | None = None,
         noise_seed: int | None = None,
+        sharded: bool = False,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -342,12 +240,14 @@ class DPLinearRegression(RegressorMixin, _Linear):
         self.warm_start = warm_start
         self.ledger = ledger
         self.noise_seed = noise_seed
+        self.sharded = sharded
 
     def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
-        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+        """Train; see `DPLogisticRegression.fit`.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
+            RankError: another process has failed, or does not agree.
         """
         return self._learn(X, y, sample_weight, chunk=False)
 
@@ -357,21 +257,24 @@ class DPLinearRegression(RegressorMixin, _Linear):
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, *, chunk: bool) -> Self:
         refuse_weights(sample_weight)
-        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
-        scaled = bounded_targets(y, self.target_bound, rows=len(x))
-        if self.loss not in ("squared", "huber"):
-            raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
-        bound = real_number("target_bound", self.target_bound)
-        if chunk and hasattr(self, "_chunks") and bound != self._target_unit:
-            raise ValueError(
-                f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier "
-                "chunks; or call fit anew."
+        with all_ranks() as ranks:
+            x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
+            scaled = bounded_targets(y, self.target_bound, rows=len(x))
+            if self.loss not in ("squared", "huber"):
+                raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
+            bound = real_number("target_bound", self.target_bound)
+            if chunk and hasattr(self, "_chunks") and bound != self._target_unit:
+                raise ValueError(
+                    f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier "
+                    "chunks; or call fit anew."
+                )
+            x, scaled = own_part(self, x, scaled, ranks)
+            self._target_unit = bound
+            model = LinearModel(
+                self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
             )
-        self._target_unit = bound
-        model = LinearModel(
-            self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
-        )
-        coefficients, intercept = self._split(self._solve(model, x, scaled, (), chunk=chunk))
+            weights = self._solve(model, x, scaled, (), ranks, chunk=chunk)
+        coefficients, intercept = self._split(weights)
         self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
         return self
 

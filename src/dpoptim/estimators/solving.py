@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import Independent
 from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd, suggested_settings
@@ -63,6 +64,7 @@ def solve(
     neighboring: str,
     ledger: Ledger | None,
     noise_seed: int | None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Guarantee]:
     """Train a linear model; returns its weights, float64 of shape (d,), and what they cost.
 
@@ -74,11 +76,12 @@ def solve(
         clip_norm: bound on each record's gradient.
         steps, step_size: the solver's; None: a default from public numbers.
         options: further arguments of the solver function, by name.
+        ranks: the processes that hold the other records.
 
     Raises:
         ValueError, TypeError: an unknown solver or option, or a setting out of range.
     """
-    n = len(data[0])
+    n = ranks.added(len(data[0]))
     smoothness = model.smoothness(radius) + l2
     common: dict[str, Any] = {
         "ledger": ledger,
@@ -99,7 +102,14 @@ def solve(
                 "solver_options; leave them out."
             )
         sums = sufficient_statistics(
-            model, data, budget, radius=radius, l2=l2, neighboring=neighboring, **common
+            model,
+            data,
+            budget,
+            radius=radius,
+            l2=l2,
+            neighboring=neighboring,
+            ranks=ranks,
+            **common,
         )
         return sums.weights, sums.guarantee
     cross_entropy = model.loss in ("softmax", "logistic")
@@ -118,10 +128,18 @@ def solve(
             cross_entropy=cross_entropy,
         )
         one = accelerated_srgd(
-            problem, data, settings, budget=budget, neighboring=neighboring, **common
+            problem,
+            data,
+            settings,
+            budget=budget,
+            neighboring=neighboring,
+            ranks=ranks,
+            **common,
         )
         return one.weights, one.guarantee
-    objective = Objective(LinearProblem(model, capacity=n, l2=l2), data, neighboring=neighboring)
+    objective = Objective(
+        LinearProblem(model, capacity=n, l2=l2), data, neighboring=neighboring, ranks=ranks
+    )
     kl = {
         "kl_gamma": 1 / math.sqrt(2 * max(l2, 1e-3)),
         "kl_exponent": 2.0,

@@ -14,9 +14,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, column_or_1d, validate_data
 
 from dpoptim.arguments import positive_number, real_number
+from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.solvers.objective import held_in_memory
 
 Floats = NDArray[np.float64]
 BLOCK = 1 << 13  # rows taken at a time
+READ_OFF = "the list of classes was read off y, and is taken as public"
 UNEQUAL = "X and y must have equally many rows, one label or target for each record."
 
 
@@ -49,6 +52,28 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
             rows[odd], length[odd] = measured_with_care(rows[odd])
         rows *= (norm / np.maximum(length, norm))[:, None].astype(rows.dtype)
     return clipped
+
+
+class ClippedRows:
+    """`clip_rows` of a table, done as slices of it are asked for.
+
+    Args:
+        x: an array, or what slices to one, of shape (n, d).
+        norm: > 0.
+    """
+
+    def __init__(self, x: Any, norm: float) -> None:
+        self._x, self._norm = x, norm
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        return clip_rows(self._x[rows], self._norm)
+
+    def at_hand(self) -> "ClippedRows | NDArray[Any]":
+        """All of them now, if the table is in memory."""
+        return self[:] if held_in_memory(self._x) else self
 
 
 def measured_with_care(rows: NDArray[Any]) -> tuple[NDArray[Any], Floats]:
@@ -91,24 +116,33 @@ def public_classes(
         ValueError: not one label for each row, fewer than two classes, or a label that is none of
             the declared ones.
     """
+    labels = one_label_a_row(y, rows=rows)
+    found, numbers = class_numbers(np.unique(labels) if classes is None else classes, labels)
+    return found, numbers, (READ_OFF,) if classes is None else ()
+
+
+def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
+    """Labels of shape (rows,), or a ValueError."""
     y = column_or_1d(y, warn=True)
     if len(y) != rows:
         raise ValueError(UNEQUAL)
     check_classification_targets(y)
-    if classes is None:
-        found, numbers = np.unique(y, return_inverse=True)
-        notes: tuple[str, ...] = ("the list of classes was read off y, and is taken as public",)
-    else:
-        found = np.unique(np.asarray(classes))
-        numbers, notes = np.searchsorted(found, y).clip(0, len(found) - 1), ()
-        if (found[numbers] != y).any():
-            raise ValueError(
-                "y has a label that is none of the declared classes. Fix: list "
-                "every class in classes=."
-            )
+    return y
+
+
+def class_numbers(
+    classes: Sequence[Any] | NDArray[Any], labels: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The classes in order, and each label's number in them; a ValueError as `public_classes`."""
+    found = np.unique(np.asarray(classes))
+    numbers = np.searchsorted(found, labels).clip(0, len(found) - 1)
+    if (found[numbers] != labels).any():
+        raise ValueError(
+            "y has a label that is none of the declared classes. Fix: list every class in classes=."
+        )
     if len(found) < 2:
         raise ValueError(f"the number of classes must be greater than one; got {len(found)} class")
-    return found, numbers.astype(np.int64), notes
+    return found, numbers.astype(np.int64)
 
 
 def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
@@ -131,8 +165,17 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
     return np.clip(targets, -bound, bound) / bound
 
 
-def table(x: Any, *, reset: bool, estimator: Any) -> NDArray[Any]:
-    """``x`` as a dense two-dimensional float array, its columns checked as scikit-learn does."""
+def table(x: Any, *, reset: bool, estimator: Any) -> Any:
+    """``x`` as a dense two-dimensional float array, its columns checked as scikit-learn does;
+    `ParquetRows` as they are.
+    """
+    if isinstance(x, ParquetRows):
+        names = np.asarray(x.columns, dtype=object)
+        if reset:
+            estimator.n_features_in_, estimator.feature_names_in_ = len(names), names
+        elif not np.array_equal(getattr(estimator, "feature_names_in_", names), names):
+            raise ValueError("the columns must be those of fit, in the same order.")
+        return x
     return validate_data(
         estimator, x, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1
     )

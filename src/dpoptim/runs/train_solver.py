@@ -12,7 +12,7 @@ from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.data import Data, Schema
-from dpoptim.estimators.linear import CLIPPED_SHARE
+from dpoptim.estimators.linear_fit import CLIPPED_SHARE
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
 from dpoptim.gradients.linear import LinearModel, Loss

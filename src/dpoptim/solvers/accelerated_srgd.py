@@ -21,6 +21,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, parse_neighboring
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number, whole_number
+from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gate import CorrelatedSum, Gate
 from dpoptim.noise.correlated import BinaryTree, BufferedToeplitz, Independent, Strategy
 from dpoptim.noise.stream import KeyStream
@@ -117,6 +118,7 @@ def accelerated_srgd(
     ledger: Ledger | None = None,
     label: str = "accelerated SRGD",
     noise_seed: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> SRGDResult:
     """Minimise the population risk that ``data`` is a sample of, in one pass.
 
@@ -132,6 +134,8 @@ def accelerated_srgd(
         label: public text for the ledger's entry.
         noise_seed: makes the noise repeatable, for tests; the guarantee is then marked as not for
             release.
+        ranks: the processes that hold the other records; ``data`` is this one's part, as arrays,
+            and every batch takes a share of it in proportion.
 
     Raises:
         ValueError: a relation that would make n private, or too few records.
@@ -154,7 +158,8 @@ def accelerated_srgd(
             f"problem was made for batches of {capacity} records; make it with "
             f"capacity={settings.batch_size}."
         )
-    stream = batches(data, settings.batch_size, settings.steps)
+    settings, own = shares_of_batches(data, settings, ranks)
+    stream = batches(data, own, settings.steps)
     multiplier = 0.0 if budget is None else (2.0 if relation == "replace-one" else 1.0) / budget.gdp
     query = CorrelatedSum(settings.clip_norm, multiplier, settings.noise, settings.steps)
     event = dp_accounting.NonPrivateDpEvent() if budget is None else query.event
@@ -165,7 +170,7 @@ def accelerated_srgd(
         releases=settings.steps,
         ledger=None
         if budget is None
-        else (Ledger(neighboring=relation) if ledger is None else ledger),
+        else ranks.ledger(Ledger(neighboring=relation) if ledger is None else ledger),
         noise=KeyStream()
         if noise_seed is None
         else KeyStream.from_seed(noise_seed, "gaussian noise"),
@@ -187,9 +192,11 @@ def accelerated_srgd(
         total = torch.zeros_like(x)
         for records in batch:
             total += problem.clipped_sum(problem.prepare(records), terms, settings.clip_norm)
-        (released,) = gate.release_sum([total])
+        ranks.begin_release(t)
+        gate.open()  # reserved before a sum leaves this process
+        (released,) = gate.release_sum([ranks.total(total)])  # empty but on rank 0, which draws
         # From here on everything is public.
-        released /= settings.batch_size
+        released = ranks.known(released, total) / settings.batch_size
         prefix = eta * released if settings.gradient == "independent" else prefix + released
         # eta_t times the estimate of the gradient at x_t
         weighted = prefix + eta * problem.penalty_gradient(x)
@@ -207,6 +214,26 @@ def accelerated_srgd(
     return SRGDResult(
         y, average, _guarantee(event, budget, relation, noise_seed), settings, tuple(norms)
     )
+
+
+def shares_of_batches(data: Any, settings: SRGD, ranks: Ranks) -> tuple[SRGD, int]:
+    """The settings with the batch size that the processes make up together, and how many records
+    of each batch are this one's: in proportion to what it holds, rounded down.
+
+    Raises:
+        ValueError: on all ranks: data that comes in no arrays, or batches of nothing.
+    """
+    if ranks.size == 1:
+        return settings, settings.batch_size
+    sizes = ranks.gathered(len(data[0]) if isinstance(data, tuple) else 0)
+    if 0 in sizes:
+        raise ValueError("data must be a tuple of arrays, with a record at least, on every rank.")
+    own = [settings.batch_size * size // sum(sizes) for size in sizes]
+    if not sum(own):
+        raise ValueError(
+            f"batch_size={settings.batch_size} leaves no rank a record. Fix: larger batches."
+        )
+    return replace(settings, batch_size=sum(own)), own[ranks.rank]
 
 
 def _guarantee(

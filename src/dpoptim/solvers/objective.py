@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
+from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.solvers.problem import Problem, Terms
 
@@ -20,11 +21,13 @@ class Objective:
     Args:
         problem: the loss, e.g. `LinearProblem` or `ModuleProblem`.
         data: arrays of equal length, records on the first axis (such as x and y): tensors, numpy
-            arrays or memory maps. Memory maps are streamed at every pass, the rest is prepared
-            once: do not change it afterwards.
+            arrays, memory maps, or what else has a length and slices. Tensors and arrays are
+            prepared once: do not change them afterwards. The rest is streamed at every pass.
         neighboring: ``"zero-out"`` (a record may contribute nothing) or ``"replace-one"``; n is
             public under both.
         chunk: records taken at a time. It changes speed and memory only.
+        ranks: the processes that hold the other records, each an objective of its own; ``data`` is
+            this one's part, in which no record of another is.
 
     Raises:
         ValueError: arrays of unequal length or without records, another relation, or more records
@@ -38,9 +41,10 @@ class Objective:
         *,
         neighboring: str = "zero-out",
         chunk: int = 8192,
+        ranks: Ranks = ALONE,
     ) -> None:
         lengths = {len(part) for part in data}
-        if len(lengths) != 1 or 0 in lengths:
+        if len(lengths) != 1 or (ranks.size == 1 and 0 in lengths):
             raise ValueError(
                 "data must be arrays of one length, at least 1, got lengths "
                 f"{[len(part) for part in data]}."
@@ -54,15 +58,17 @@ class Objective:
             )
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {chunk!r}.")
-        self.problem = problem
-        self.n = lengths.pop()
+        self.problem, self.ranks = problem, ranks
+        self._own = lengths.pop()
+        ranks.arrive("Objective")
+        self.n = ranks.added(self._own)  # in all processes; public
         if self.n > problem.capacity:
             raise ValueError(
                 f"the problem's capacity of {problem.capacity} records is below n={self.n}, so "
                 "rounding could exceed the "
                 f"bound. Fix: capacity={self.n}."
             )
-        streamed = any(isinstance(part, np.memmap) for part in data)
+        streamed = not all(held_in_memory(part) for part in data)
         self._data, self._chunk = tuple(data), chunk
         self._prepared = None if streamed else list(self._stream())
 
@@ -72,7 +78,8 @@ class Objective:
         return self.problem.dimension
 
     def clipped_sum(self, terms: Terms, bound: float) -> Tensor:
-        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)``: float64, shape (d,). Private.
+        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over this process's records: float64,
+        shape (d,). Private.
 
         **Guarantee.** Zeroing out a record changes it by at most ``bound``, replacing one by at
         most twice that.
@@ -93,10 +100,19 @@ class Objective:
                 "the risk of private data is private. Fix: look at it on public data, and say so."
             )
         losses = (self.problem.total_loss(batch, w) for batch in self._prepared or self._stream())
-        return math.fsum(losses) / self.n + self.problem.penalty(w)
+        everyone = self.ranks.gathered(math.fsum(losses))
+        return math.fsum(everyone) / self.n + self.problem.penalty(w)
 
     def _stream(self) -> Iterator[Any]:
-        for start in range(0, self.n, self._chunk):
+        for start in range(0, self._own, self._chunk):
             yield self.problem.prepare(
                 tuple(part[start : start + self._chunk] for part in self._data)
             )
+
+
+def held_in_memory(part: Any) -> bool:
+    """Whether it is a tensor or an array, and no view of a memory map."""
+    if not isinstance(part, np.ndarray):
+        return isinstance(part, Tensor)
+    mapped = isinstance(part, np.memmap)
+    return not mapped and (not isinstance(part.base, np.ndarray) or held_in_memory(part.base))

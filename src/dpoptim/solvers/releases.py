@@ -6,9 +6,9 @@ is post-processing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -103,11 +103,12 @@ class Releases:
         self.objective, self.n, self.dimension = objective, objective.n, objective.dimension
         self.rho = budget.gdp**2 / 2 * PLANNED
         self.trace: list[Step] = []
+        self._ranks = objective.ranks
         relation = objective.neighboring
         self._gate = FilteredGate(
             mu=budget.gdp,
             neighboring=relation,
-            ledger=Ledger(neighboring=relation) if ledger is None else ledger,
+            ledger=self._ranks.ledger(Ledger(neighboring=relation) if ledger is None else ledger),
             noise=KeyStream()
             if noise_seed is None
             else KeyStream.from_seed(noise_seed, "gaussian noise"),
@@ -118,7 +119,7 @@ class Releases:
             compute_epsilon(self._gate.event, budget.delta, relation), notes=notes
         )
         self.neighbours_differ_by = self._gate.neighbours_differ_by  # m: 1, or 2 under replace-one
-        self._asked: tuple[Terms, float, Tensor] | None = None
+        self._asked: tuple[Terms, float, Tensor] | None = None  # of this process's records
 
     @property
     def rho_left(self) -> float:
@@ -153,11 +154,16 @@ class Releases:
         negative.
         """
         public = self.n * self.objective.problem.penalty_gradient(w)
-        bound = lipschitz + rounding(public)
-        total = self._sum([(1.0, w)], lipschitz) + public
-        released = self._gate.release_norm(total, norm_bound=bound, mu=math.sqrt(2 * rho)) / self.n
-        self.trace.append(Step("norm", rho, self.noise(bound, rho), released))
-        return released
+        bound, mu = lipschitz + rounding(public), math.sqrt(2 * rho)
+        released = self._answer(
+            [[(1.0, w)]],
+            lipschitz,
+            mu,
+            lambda sums: self._gate.release_norm(sums[0] + public, norm_bound=bound, mu=mu),
+        )
+        mean: float = released / self.n
+        self.trace.append(Step("norm", rho, self.noise(bound, rho), mean))
+        return mean
 
     def least_gradient(self, points: Sequence[Tensor], *, lipschitz: float, rho: float) -> int:
         """The index of a point with a small gradient of F (Menart et al., Theorem 5), by the
@@ -167,11 +173,14 @@ class Releases:
         epsilon, rho = selection_epsilon(mu), mu**2 / 2
         public = [self.n * self.objective.problem.penalty_gradient(w) for w in points]
         bound = lipschitz + max(map(rounding, public))
-        scores = [
-            -accurate_norm(self._sum([(1.0, w)], lipschitz) + part)
-            for w, part in zip(points, public, strict=True)
-        ]
-        chosen = self._gate.select(scores, norm_bound=bound, epsilon=epsilon)
+
+        def choose(sums: list[Tensor]) -> int:
+            scores = [
+                -accurate_norm(total + part) for total, part in zip(sums, public, strict=True)
+            ]
+            return self._gate.select(scores, norm_bound=bound, epsilon=epsilon)
+
+        chosen: int = self._answer([[(1.0, w)] for w in points], lipschitz, mu, choose)
         scale = 2 * self.neighbours_differ_by * bound / (epsilon * self.n)
         self.trace.append(Step("selection", rho, scale * math.pi / math.sqrt(6), float(chosen)))
         return chosen
@@ -187,14 +196,47 @@ class Releases:
         return Result(weights, self.guarantee, tuple(self.trace), tuple(iterates))
 
     def _mean(self, kind: Kind, terms: Terms, bound: float, rho: float) -> Tensor:
-        total = self._sum(terms, bound)
-        released = self._gate.release_sum(total, norm_bound=bound, mu=math.sqrt(2 * rho)) / self.n
-        self.trace.append(Step(kind, rho, self.noise(bound, rho), float(released.norm())))
-        return released
+        mu = math.sqrt(2 * rho)
+        released = self._answer(
+            [terms],
+            bound,
+            mu,
+            lambda sums: self._gate.release_sum(sums[0], norm_bound=bound, mu=mu),
+        )
+        mean: Tensor = released / self.n
+        self.trace.append(Step(kind, rho, self.noise(bound, rho), float(mean.norm())))
+        return mean
+
+    def _answer(
+        self,
+        questions: Sequence[Terms],
+        bound: float,
+        mu: float,
+        release: Callable[[list[Tensor]], Any],
+    ) -> Any:
+        """What ``release`` makes of the clipped sums over the records of all processes.
+
+        In several, the questions and the bound are rank 0's, since another processor may round
+        what was released otherwise; rank 0 alone has the sums, and draws. It has reserved the
+        budget before a sum reaches it.
+        """
+        ranks, number = self._ranks, len(self.trace)
+        if ranks.size == 1:
+            return release([self._sum(terms, bound) for terms in questions])
+        ranks.begin_release(number)
+        questions, bound = ranks.from_first(lambda: (questions, bound))
+        own = [self._sum(terms, bound) for terms in questions]
+        ranks.begin_release(number)  # no rank has failed at its sum
+        self._gate.open(mu)
+        sums = [ranks.total(each) for each in own]
+        answer = ranks.from_first(lambda: release(sums))
+        if ranks.rank > 0:
+            self._gate.count(mu)
+        return answer
 
     def _sum(self, terms: Terms, bound: float) -> Tensor:
-        """The clipped sum, private; kept until the next question, since a norm and a gradient
-        often share one.
+        """This process's clipped sum, private; kept until the next question, since a norm and a
+        gradient often share one.
         """
         if self._asked is not None and same_question(self._asked[:2], (terms, bound)):
             return self._asked[2]

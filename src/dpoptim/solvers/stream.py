@@ -22,7 +22,7 @@ def batches(
             memory maps); or an iterable of records, each a tuple of tensors or numbers of the same
             shapes, which is read once and no further than needed. What it raises is passed on, so
             it must not fail because of what a record holds.
-        batch_size: B, a public number.
+        batch_size: B, a public number; 0 for a process without a part in the batches.
         steps: T; batch_size * steps records are used, and what is left over is not looked at.
 
     Raises:
@@ -38,7 +38,7 @@ def batches(
             )
         if (n := lengths.pop()) < wanted:
             raise too_few(n, batch_size, steps)
-        return (slices(data, start, start + batch_size) for start in range(0, wanted, batch_size))
+        return (slices(data, t * batch_size, (t + 1) * batch_size) for t in range(steps))
     records = iter(data)
     return (collated(records, batch_size, steps) for _ in range(steps))
 

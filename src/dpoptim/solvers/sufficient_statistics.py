@@ -15,6 +15,7 @@ import torch
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
+from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.releases import Result, Step
@@ -39,6 +40,7 @@ def sufficient_statistics(
     ledger: Ledger | None = None,
     label: str = "sufficient statistics",
     noise_seed: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """The minimiser of ``mean (w (x, 1) - y)^2 / 2 + l2 |V|^2 / 2``, from noisy sums of (x, 1)(x,
     1)^T and (x, 1) y.
@@ -52,6 +54,7 @@ def sufficient_statistics(
         l2: strength of the penalty on all weights but the intercept; >= 0.
         neighboring: ``"zero-out"`` or ``"replace-one"``.
         ledger, label, noise_seed: see `Releases`.
+        ranks: the processes that hold the other records; see `Objective`.
 
     Returns:
         float64 weights of shape (d,), and what they cost.
@@ -63,8 +66,9 @@ def sufficient_statistics(
     of Frobenius norm at most 1, and (x, 1) y / (radius target_bound), of norm at most 1: as one
     vector at most sqrt(2), which is what the noise is for. Only one triangle is released, its
     entries off the diagonal times sqrt 2, which keeps the norm. Products of blocks round to
-    `BLOCK` UNIT of the sum of norms, and adding n / BLOCK of them to as many UNIT; twice that, for
-    two data sets, is added to the bound. The solution is post-processing.
+    `BLOCK` UNIT of the sum of norms, and adding n / BLOCK of them (and one more for each process)
+    to as many UNIT; twice that, for two data sets, is added to the bound. The solution is
+    post-processing.
     """
     if model.loss != "squared" or model.outputs != 1:
         raise ValueError(
@@ -87,27 +91,29 @@ def sufficient_statistics(
             "neighboring='add-or-remove-one' hides n, which the rounding margin "
             "needs. Use 'zero-out'."
         )
-    n, d = len(data[0]), model.columns
+    ranks.arrive("sufficient_statistics")
+    n, d = ranks.added(len(data[0])), model.columns
     gram, cross = sums(model, data, radius, target_bound)
     upper = np.triu_indices(d)
     weights = np.where(upper[0] == upper[1], 1.0, math.sqrt(2))
     query = np.concatenate([gram[upper] * weights, cross])
-    margin = 2 * n * (BLOCK + n / BLOCK) * UNIT
+    margin = 2 * n * (BLOCK + n / BLOCK + ranks.size) * UNIT
     if margin > MOST_MARGIN:
         raise ValueError(
             f"sums over n={n} records round too coarsely for a proven bound. Fix: another solver."
         )
+    ranks.begin_release(0)  # no rank has failed at its sum
     release = release_sum(
-        query,
+        lambda: ranks.total(torch.from_numpy(query)).numpy(),
         norm_bound=math.sqrt(2) * (1 + margin),
         mu=budget.gdp,
         delta=budget.delta,
         neighboring=neighboring,
         label=label,
-        ledger=ledger,
+        ledger=ranks.ledger(Ledger(neighboring=neighboring) if ledger is None else ledger),
         noise_seed=noise_seed,
     )
-    noisy = release.values
+    noisy = ranks.known(torch.from_numpy(release.values), torch.from_numpy(query)).numpy()
     gram = np.zeros((d, d))
     gram[upper] = noisy[: len(weights)] / weights
     gram = gram + np.triu(gram, 1).T

@@ -1,0 +1,140 @@
+"""What the linear estimators share: bounded rows in, weights and a guarantee out."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.arguments import positive_number, real_number
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.scope import with_scope
+from dpoptim.estimators.shards import notes_of_ranks
+from dpoptim.estimators.solving import solve
+from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_delta, table
+from dpoptim.gradients.linear import LinearModel
+from dpoptim.solvers.budget import Budget
+
+# of the largest gradient that a row of norm data_norm can have: where records are clipped by
+# default
+CLIPPED_SHARE = 0.1
+
+
+class LinearFit(BaseEstimator):
+    """The base of the linear estimators, which name loss and classes."""
+
+    privacy_: Guarantee
+    _target_unit: float
+
+    def _solve(
+        self,
+        model: LinearModel,
+        x: Any,
+        y: NDArray[Any],
+        notes: tuple[str, ...],
+        ranks: Ranks,
+        *,
+        chunk: bool,
+    ) -> NDArray[np.float64]:
+        """Weights of shape (outputs, columns), the same on all ranks; sets ``privacy_``. A chunk
+        goes on from the chunks before it.
+
+        Args:
+            x, y: this rank's rows.
+        """
+        ranks.arrive("fit")
+        n, features = ranks.added(len(x)), x.shape[1]
+        delta, said = stated_delta(self.delta, n)
+        radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
+        largest = model.lipschitz(radius)
+        default = (
+            CLIPPED_SHARE * largest
+            if np.isfinite(largest)
+            else CLIPPED_SHARE * radius * self._scale()
+        )
+        clip_norm = (
+            default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
+        )
+        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
+        start = None
+        if earlier is not None:
+            start = torch.from_numpy(earlier.weights.ravel())
+        elif (
+            self.warm_start
+            and hasattr(self, "_weights")
+            and self._weights.shape == (model.outputs, model.columns)
+        ):
+            start = torch.from_numpy(self._weights.ravel())
+            said = (
+                *said,
+                "started from an earlier fit: the guarantee of that fit adds to this one's",
+            )
+        rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
+        weights, guarantee = solve(
+            self.solver,
+            model,
+            (rows, y),
+            Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon)),
+            radius=radius,
+            clip_norm=clip_norm,
+            l2=real_number("l2", self.l2),
+            steps=self.steps,
+            step_size=self.step_size,
+            options=self.solver_options,
+            start=start,
+            neighboring=self.neighboring,
+            ledger=self.ledger,
+            noise_seed=self.noise_seed,
+            ranks=ranks,
+        )
+        # another processor may have rounded the last step otherwise
+        weights, guarantee = ranks.from_first(lambda: (weights, guarantee))
+        if self.data_norm is None:
+            said = (
+                *said,
+                f"rows were clipped to norm sqrt({features}): scale the features by "
+                "public constants",
+            )
+        shared = notes_of_ranks(ranks, sharded=self.sharded)
+        guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said, *shared))
+        self._weights: NDArray[np.float64] = (
+            weights.numpy().reshape(model.outputs, model.columns).copy()
+        )
+        this = (self._weights, n, guarantee)
+        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
+        self._weights = self._chunks.weights
+        of_all = self._chunks.guarantee
+        self.privacy_ = ranks.from_first(lambda: with_scope(of_all, self.ledger))
+        return self._weights
+
+    def _scale(self) -> float:
+        """How large a residual may be; classifiers have none."""
+        return 1.0
+
+    def _split(
+        self, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Coefficients (outputs, features) and intercepts (outputs,)."""
+        if self.fit_intercept:
+            return weights[:, :-1].copy(), weights[:, -1].copy()
+        return weights.copy(), np.zeros(len(weights))
+
+    def _scores(self, x: Any) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        x = table(x, reset=False, estimator=self)
+        rows = ClippedRows(x, public_norm(self.data_norm, self.n_features_in_))
+        coefficients = np.atleast_2d(self.coef_).T
+        scores = [
+            rows[start : start + BLOCK] @ coefficients for start in range(0, len(rows), BLOCK)
+        ]
+        return np.concatenate(scores) + self.intercept_
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.noise_seed is None
+        return tags

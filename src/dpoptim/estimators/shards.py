@@ -1,0 +1,101 @@
+"""Estimators that are fitted in several processes together: what they agree on, and whose rows are
+whose.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+
+from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.distributed.wrapping import ranks_of
+from dpoptim.version import __version__
+
+SAMPLED = 256  # rows that are compared where all ranks should have the same
+
+
+@contextmanager
+def all_ranks() -> Iterator[Ranks]:
+    """The processes that ``torch.distributed`` knows of, through one fit that all of them make. An
+    error in one of them ends the fit in all.
+    """
+    ranks = ranks_of(None, None)
+    try:
+        yield ranks
+    except BaseException:
+        ranks.leave(0, failed=True)
+        raise
+    ranks.leave(0, failed=False)
+
+
+def own_part(
+    estimator: BaseEstimator, x: Any, y: NDArray[Any], ranks: Ranks
+) -> tuple[Any, NDArray[Any]]:
+    """This rank's rows of a table that was found good here: all of it if ranks have shards, else
+    an equal part.
+
+    Raises:
+        RankError: on all ranks: one has refused its table, or differs in its settings, number of
+            columns or (without shards) data; named.
+    """
+    if ranks.size == 1:
+        return x, y
+    ranks.arrive("fit")
+    settings = estimator.get_params(deep=False)
+    settings.pop("ledger")  # rank 0's is used
+    facts = {
+        "version": f"dpoptim {__version__}",
+        **{name: without_addresses(value) for name, value in settings.items()},
+        "number of columns": str(x.shape[1]),
+        "weights to start from": without_addresses(getattr(estimator, "_weights", None)),
+    }
+    if not settings["sharded"]:
+        facts["data set"] = sample_of(x, y)
+    ranks.agree(facts)
+    if settings["sharded"]:
+        return x, y
+    sizes = part_sizes(len(x), ranks.size)
+    start = sum(sizes[: ranks.rank])
+    stop = start + sizes[ranks.rank]
+    return x.rows(start, stop) if isinstance(x, ParquetRows) else x[start:stop], y[start:stop]
+
+
+def classes_of_all(y: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
+    """The labels that occur on any rank."""
+    return np.unique(np.concatenate(ranks.gathered(np.unique(y))))
+
+
+def notes_of_ranks(ranks: Ranks, *, sharded: bool) -> tuple[str, ...]:
+    """What must be said of a fit in several processes."""
+    if ranks.size == 1:
+        return ()
+    alike = (
+        "no record is in the tables of two processes"
+        if sharded
+        else "all processes have the same table"
+    )
+    return (
+        f"fitted in {ranks.size} processes, with one release of every number; on trust: {alike}",
+    )
+
+
+def without_addresses(value: object) -> str:
+    """A text that is equal in two processes if the values are."""
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def sample_of(x: Any, y: NDArray[Any]) -> str:
+    """The number of rows, and a digest of some; it stays among the ranks."""
+    rows = np.linspace(0, len(x) - 1, min(len(x), SAMPLED)).astype(np.int64)
+    whole = hashlib.sha256(np.ascontiguousarray(y[rows]).tobytes())
+    if isinstance(x, np.ndarray):
+        whole.update(np.ascontiguousarray(x[rows]).tobytes())
+    return f"{len(x)} rows, {whole.hexdigest()[:16]}"
