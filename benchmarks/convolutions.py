@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.gradients.layers import convolution
-from dpoptim.gradients.per_sample_grads import Lazy
+from dpoptim.gradients.lazy import Lazy
 from saving import save_csv
 
 LAYERS = {

@@ -10,6 +10,7 @@ Styles, all with the same bound C on what one record may add to the sum:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Literal, Protocol, get_args
@@ -43,18 +44,16 @@ class ClippingRule(Protocol):
         ...
 
     @property
-    def per_layer(self) -> bool:
-        """Whether the part of each layer is clipped by itself, by `of_one_layer`."""
-        ...
-
-    @property
     def directions(self) -> "Directions":
         """How many sums a record adds to, and in which proportions many records do."""
         ...
 
-    def of_one_layer(self, layers: int) -> "ClippingRule":
-        """Return the rule for each of ``layers`` layers, so that all together keep to this one's
-        bounds.
+    def units(self, layers: Sequence[str]) -> "Units":
+        """Which parameters are clipped together, and by which rule, so that all units together
+        keep to this one's bounds.
+
+        Args:
+            layers: that the parameters belong to, one for each of them.
         """
         ...
 
@@ -63,6 +62,24 @@ class ClippingRule(Protocol):
         does not count.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Units:
+    """Which parameters are clipped together.
+
+    Attributes:
+        rule: of the part of a record's gradient in each unit.
+        of: the unit of each parameter.
+    """
+
+    rule: ClippingRule
+    of: Sequence[str]
+
+    @classmethod
+    def one(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":
+        """Return all parameters in one unit."""
+        return cls(rule, ("",) * len(layers))
 
 
 @dataclass(frozen=True)
@@ -97,18 +114,14 @@ class Clipping:
             )
 
     @property
-    def per_layer(self) -> bool:
-        return self.style == "per-layer"
-
-    @property
     def directions(self) -> Directions:
         return ((1.0,),)
 
-    def of_one_layer(self, layers: int) -> "Clipping":
-        """What ``"per-layer"`` does with each of ``layers`` layers: their squared bounds add up to
-        C^2.
-        """
-        return Clipping(self.norm * share_of_layer(layers))
+    def units(self, layers: Sequence[str]) -> Units:
+        """All parameters; by ``"per-layer"`` each layer, whose squared bounds add up to C^2."""
+        if self.style != "per-layer":
+            return Units.one(self, layers)
+        return Units(Clipping(self.norm * share_of_layer(layers)), layers)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factor of each record: float64, shape (B,), zero for records whose norm is not
@@ -134,11 +147,11 @@ class Clipping:
         return torch.where(factor >= SMALLEST_FACTOR, factor, 0.0)
 
 
-def share_of_layer(layers: int) -> float:
-    """Return the share of a bound that each of ``layers`` layers gets: their squares add up to 1,
+def share_of_layer(layers: Sequence[str]) -> float:
+    """Return the share of a bound that each of the layers gets: their squares add up to 1,
     rounding included.
     """
-    return (1 - 2.0**-40) / math.sqrt(layers)
+    return (1 - 2.0**-40) / math.sqrt(len(set(layers)))
 
 
 # times the margin of one sum, at least the square root of 2: see `SplitClipping.factors`
@@ -178,14 +191,12 @@ class SplitClipping:
                 f"fed back), or residual_clip larger, such as {2 * self.norm:g}."
             )
 
-    @property
-    def per_layer(self) -> bool:
-        return self.style == "per-layer"
-
-    def of_one_layer(self, layers: int) -> "SplitClipping":
-        """Return what ``"per-layer"`` does with each of ``layers`` layers."""
+    def units(self, layers: Sequence[str]) -> Units:
+        """All parameters; by ``"per-layer"`` each layer, with its share of both bounds."""
+        if self.style != "per-layer":
+            return Units.one(self, layers)
         share = share_of_layer(layers)
-        return SplitClipping(self.norm * share, self.residual_clip * share)
+        return Units(SplitClipping(self.norm * share, self.residual_clip * share), layers)
 
     @property
     def directions(self) -> Directions:

@@ -20,7 +20,8 @@ from dpoptim.gradients.layers.convolution import (
     grouped_weight_gradient,
 )
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
-from dpoptim.gradients.per_sample_grads import Lazy, zero_outside
+from dpoptim.gradients.lazy import Lazy
+from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
 from support import (
     CASES,

@@ -93,10 +93,10 @@ def test_it_trains_through_attach() -> None:
 
 
 def test_error_feedback_has_layers_too() -> None:
-    rule = SplitClipping(1.0, 2.0, "per-layer").of_one_layer(4)
+    rule = SplitClipping(1.0, 2.0, "per-layer").units("abcd").rule
     assert rule.norm == pytest.approx(0.5)
     assert rule.residual_clip == pytest.approx(1.0)
-    assert not rule.per_layer
+    assert rule.style == "flat"
     assert 4 * rule.norm**2 < 1
     with pytest.raises(
         ValueError, match="clipping must be one of 'flat', 'automatic', 'per-layer'"

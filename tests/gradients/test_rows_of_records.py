@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import choose_formula as choose_formula_module
-from dpoptim.gradients import per_sample_grads as per_sample_grads_module
-from dpoptim.gradients.choose_formula import choose_formula
+from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.per_sample_grads import Lazy
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from support import (
@@ -85,7 +83,7 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
     if way == "as chosen":
         return
     if way == "not kept":
-        patch.setattr(per_sample_grads_module, "kept", lambda most, entries: False)
+        patch.setattr("dpoptim.gradients.lazy.kept", lambda most, entries: False)
         patch.setattr("dpoptim.gradients.sequence_outer.kept", lambda most, entries: False)
         return
     for name in ("KEPT_GRADIENTS", "FEW_POSITIONS", "WORTH_A_CALL", "LARGE_KERNEL"):
@@ -94,18 +92,13 @@ def measured(way: str, patch: pytest.MonkeyPatch) -> None:
             name,
             -1 if way == "one by one" or name == "KEPT_GRADIENTS" else math.inf,
         )
+    honest = SequenceOuter.chosen
 
-    def chosen(
-        grad: Lazy | SequenceOuter, positions: int | None, capacity: int, size: int
-    ) -> Lazy | SequenceOuter:
-        grad = choose_formula(grad, positions or K, capacity, size)
-        return (
-            replace(grad, claims=True)
-            if way == "claimed" and isinstance(grad, SequenceOuter)
-            else grad
-        )
+    def chosen(grad: SequenceOuter, public: PublicSizes) -> SequenceOuter:
+        grad = honest(grad, replace(public, positions=public.positions or K))
+        return replace(grad, ghost_norms=grad.ghost_norms or way == "claimed")
 
-    patch.setattr("dpoptim.gradients.engine.choose_formula", chosen)
+    patch.setattr(SequenceOuter, "chosen", chosen)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -12,8 +12,8 @@ import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
-from dpoptim.gradients.per_sample_grads import Lazy
 from dpoptim.gradients.products import Sums, consecutive_groups
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
@@ -148,12 +148,12 @@ def tied_uses(dtype: torch.dtype) -> tuple[SequenceOuter, Rows]:
     return head, Rows(torch.randint(0, V, (ROWS, 6)), torch.randn(ROWS, 6, D, dtype=dtype), V)
 
 
-@pytest.mark.parametrize("claims", [False, True])
+@pytest.mark.parametrize("ghost_norms", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_a_tied_head_counts_its_cross_terms(dtype: torch.dtype, claims: bool) -> None:
+def test_a_tied_head_counts_its_cross_terms(dtype: torch.dtype, ghost_norms: bool) -> None:
     head, rows = tied_uses(dtype)
     gradients = (head.materialise(slice(0, ROWS)) + rows.materialise(slice(0, ROWS))).double()
-    merged = merge([rows, replace(head, claims=claims)], ROWS, V * D)
+    merged = merge([rows, replace(head, ghost_norms=ghost_norms)], ROWS, V * D)
     assert isinstance(merged, TiedHead)
     groups = consecutive_groups(ROWS)
     squared = merged.squared_norms(groups)
@@ -174,12 +174,12 @@ def test_a_claim_that_errs_cannot_break_the_bound() -> None:
     index = torch.arange(T).expand(ROWS, T)
     g.scatter_(2, index[:, :, None], 1.0)
     rows = Rows(index, -a + 1e-3 * torch.randn(ROWS, T, D), V)
-    merged = merge([SequenceOuter(g, a, claims=True), rows], ROWS, V * D)
+    merged = merge([SequenceOuter(g, a, ghost_norms=True), rows], ROWS, V * D)
     groups = consecutive_groups(1)
     for i in range(ROWS):
         alone = merge(
             [
-                SequenceOuter(g[i : i + 1], a[i : i + 1], claims=True),
+                SequenceOuter(g[i : i + 1], a[i : i + 1], ghost_norms=True),
                 Rows(index[:1], rows.g[i : i + 1], V),
             ],
             1,

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, ClippingRule, SplitClipping
-from dpoptim.gradients import engine as engine_module
+from dpoptim.gradients import clipped_sum as clipped_sum_module
 from dpoptim.gradients import sequence_outer as sequence_outer_module
 from dpoptim.gradients.batch_invariant import ALIGNMENT
+from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import convolution as convolution_module
+from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, squared_norm_of_parts
-from dpoptim.gradients.per_sample_grads import Lazy
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.sequence_outer import SequenceOuter
@@ -28,21 +29,20 @@ ROWS = 8  # unlike every other axis of the cases
 T, WIDTH, WORDS = 12, 16, 24
 WAYS: dict[str, dict[str, bool]] = {
     "kept": {},
-    "claimed": {"claims": True},
+    "claimed": {"ghost_norms": True},
     "record by record": {"alone": True},
 }
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    def chosen(per_sample_grad: Lazy | SequenceOuter, *public: int | None) -> Lazy | SequenceOuter:
-        if isinstance(per_sample_grad, Lazy):
-            return replace(
-                per_sample_grad,
-                alone=way == "record by record" and per_sample_grad.singly is not None,
-            )
-        return replace(per_sample_grad, **WAYS[way])
+    def lazy(grad: Lazy, public: PublicSizes) -> Lazy:
+        return replace(grad, most=public.most, alone=way == "record by record")
 
-    monkeypatch.setattr(engine_module, "choose_formula", chosen)
+    def outer(grad: SequenceOuter, public: PublicSizes) -> SequenceOuter:
+        return replace(grad, most=public.most, **WAYS[way])
+
+    monkeypatch.setattr(Lazy, "chosen", lazy)
+    monkeypatch.setattr(SequenceOuter, "chosen", outer)
     monkeypatch.setattr(convolution_module, "WORTH_PATCHES", 0)
 
 
@@ -122,7 +122,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(layers))
         add_record_by_record(layers, *rest)
 
-    monkeypatch.setattr(engine_module, "add_record_by_record", add)
+    monkeypatch.setattr(clipped_sum_module, "add_record_by_record", add)
     return seen
 
 

@@ -313,7 +313,7 @@ def test_a_record_longer_than_it_claims_is_shortened_and_changes_no_other() -> N
     a[5] = a[5, :1]
     sums = []
     for weight, counts in ((0.0, True), (1.0, True), (1.0, False)):
-        claims = SequenceOuter(g, a, claims=True)
+        claims = SequenceOuter(g, a, ghost_norms=True)
         claimed = claims.squared_norms([[records]], LONG_BLOCK)
         claimed[5] = 1e-6  # a claim that errs
         if not counts:

@@ -471,7 +471,7 @@ def test_clip_factors_do_not_depend_on_how_many_records_share_the_batch(
     """
     torch.manual_seed(0)
     inputs, T, rows = 64, 32, 40
-    monkeypatch.setattr("dpoptim.gradients.per_sample_grads.MEMORY_CAP", inputs * inputs * rows)
+    monkeypatch.setattr("dpoptim.gradients.choose_formula.MEMORY_CAP", inputs * inputs * rows)
     model = LinearLoss(inputs, inputs)
     sign = torch.tensor([1.0, -1.0]).repeat(T // 2)[None, :, None]
     record = torch.randn(1, 1, inputs) * sign * 100 + torch.randn(1, T, inputs) * 0.05
@@ -487,7 +487,7 @@ def test_how_sums_are_formed_does_not_depend_on_how_many_records_there_are(
     """Kept gradients and those formed again are summed otherwise: every group's rounding would
     change (1.6 C at 2^20).
     """
-    monkeypatch.setattr("dpoptim.gradients.per_sample_grads.MEMORY_CAP", 8 * 8 * 40)
+    monkeypatch.setattr("dpoptim.gradients.choose_formula.MEMORY_CAP", 8 * 8 * 40)
     measured, kept = SequenceOuter.squared_norms, []
 
     def spied(self: SequenceOuter, groups: Groups, block: int) -> Tensor:

@@ -1,52 +1,53 @@
-"""How a layer's gradients are best measured. By public numbers alone, so that no record's factor
+"""What the choice of a formula may depend on: public numbers alone, so that no record's factor
 depends on the others.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass
 
-import torch
-
-from dpoptim.gradients.per_sample_grads import MEMORY_CAP, Lazy
-from dpoptim.gradients.sequence_outer import SequenceOuter
-
-# entries of a layer's per-record gradients up to which forming and keeping them is choose_formula
+MEMORY_CAP = 1 << 26  # elements that one temporary may hold (256 MiB in float32)
+# entries of a layer's per-record gradients up to which forming and keeping them is cheapest
 KEPT_GRADIENTS = 1 << 20
 # multiplications for one record's gradient that take longer than asking for them
 WORTH_A_CALL = 1 << 19
-# up to which claimed norms are cheaper still, as for the rows of a record in a linear layer
+# up to which ghost norms are cheaper still, as for the rows of a record in a linear layer
 FEW_POSITIONS = 8
 # entries of a convolution's kernel that make as much work, by whatever products
 LARGE_KERNEL = 1 << 15
 
 
-def choose_formula(
-    per_sample_grad: Lazy | SequenceOuter, positions: int | None, capacity: int, parameters: int
-) -> Lazy | SequenceOuter:
-    """A parameter's gradients, told to be formed record by record or to have ghost norms,
-    whichever is cheaper.
+@dataclass(frozen=True)
+class PublicSizes:
+    """Of a backward pass, beside the shapes, devices and dtypes of its layers.
 
-    Args:
-        positions: of each record in this layer, None where unknown.
+    Attributes:
         capacity: records in a batch.
-        parameters: trainable ones of the model; a record's gradients must fit into memory.
-
-    **Guarantee.** All of these are public, and no number of the per_sample_grad is read: only its
-    shape, device and dtype.
+        most: records that a pass may have.
+        parameters: trainable entries of the model; a record's gradients must fit into memory.
+        positions: of each record in the layer, None where unknown.
     """
-    if capacity * per_sample_grad.entries <= KEPT_GRADIENTS:
-        return per_sample_grad
-    room = parameters <= MEMORY_CAP
-    if isinstance(per_sample_grad, Lazy):
-        return replace(
-            per_sample_grad,
-            alone=room
-            and per_sample_grad.singly is not None
-            and per_sample_grad.entries >= LARGE_KERNEL,
+
+    capacity: int
+    most: int
+    parameters: int
+    positions: int | None = None
+
+    def small(self, entries: int) -> bool:
+        """Whether all gradients of so many entries are formed and kept, without a second thought."""
+        return self.capacity * entries <= KEPT_GRADIENTS
+
+    def large_kernel(self, entries: int) -> bool:
+        """Whether a convolution's gradients are to be formed record by record."""
+        return not self.small(entries) and self.parameters <= MEMORY_CAP and entries >= LARGE_KERNEL
+
+    def worth_a_call(self, positions: int, entries: int) -> bool:
+        """Whether sums over positions are to be formed record by record, on a processor."""
+        return (
+            self.parameters <= MEMORY_CAP
+            and positions > FEW_POSITIONS
+            and positions * entries >= WORTH_A_CALL
         )
-    if positions is None:
-        return per_sample_grad
-    p, d = per_sample_grad.g.shape[2], per_sample_grad.a.shape[2]
-    usual = per_sample_grad.g.device.type == "cpu" and per_sample_grad.dtype == torch.float32
-    if usual and room and positions > FEW_POSITIONS and positions * p * d >= WORTH_A_CALL:
-        return replace(per_sample_grad, alone=True)
-    return replace(per_sample_grad, claims=positions * (p + d) < 0.8 * p * d)
+
+
+def kept(most: int, entries: int) -> bool:
+    """Whether memory allows to keep the gradients of a parameter for all records of a pass."""
+    return most * entries <= MEMORY_CAP

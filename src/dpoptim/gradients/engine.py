@@ -4,33 +4,30 @@ Everything in here is left of the gate: private. The sums live in buffers of the
 stays None.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpoptim.clipping import ClippingRule
+from dpoptim.clipping import ClippingRule, Units
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.arithmetic import NARROW, computed_in, exact_arithmetic
+from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
-from dpoptim.gradients.choose_formula import choose_formula
-from dpoptim.gradients.clip_factors import clip_factors
+from dpoptim.gradients.choose_formula import PublicSizes
+from dpoptim.gradients.clipped_sum import ClippedSum, Observer
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.model_watch import ModelWatch
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
-from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
-from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, consecutive_groups, margin
-from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.products import Groups, consecutive_groups, margin
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
-from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.single_record_hooks import hooks_for
 from dpoptim.gradients.summation_groups import number_of_groups
-from dpoptim.gradients.tied import longest_factors, merge
+from dpoptim.gradients.tied import merge
 from dpoptim.gradients.totals import MakeTotals, Totals
+from dpoptim.gradients.trained_parameters import TrainedParameters
 
 Reduction = Literal["mean", "sum"]
 # loss.backward() by the caller, or how `backward` was given the loss
@@ -90,49 +87,18 @@ class Engine:
         isolation: Isolation | None = None,
         totals: MakeTotals = Totals,
     ) -> None:
-        self.model, self.clipping, self.capacity, self.reduction = (
-            model,
-            clipping,
-            capacity,
-            reduction,
-        )
+        self.model, self.clipping = model, clipping
+        self.capacity, self.reduction = capacity, reduction
         self.physical_records, self.fixed_shape = capacity, False
         self.partial_backward = rows.whole_passes_only(partial_backward)
         self.positions, self.rows = dict(positions or {}), rows
         self.isolation = isolation or Isolation()
-        twins = twins or {}
-        named = [
-            (name, p) for name, p in model.named_parameters() if p.requires_grad and p not in twins
-        ]
-        if not named:
-            raise ValueError(
-                "model has no parameter that requires a gradient; there is nothing to train."
-            )
-        for name, p in named:
-            if computed_in(p.dtype) not in UNIT_ROUNDOFF:
-                raise PrivacyError(
-                    f"parameter {name!r} is {p.dtype}; parameters that train are float32, "
-                    "float64, bfloat16 or float16. "
-                    "Fix: freeze it, or model.float()."
-                )
-        self.names = [name for name, _ in named]
-        self.parameters = [p for _, p in named]
-        # the module that each belongs to
-        self.layers = [name.rpartition(".")[0] for name in self.names]
-        self._parts = len(set(self.layers))
-        self.places = {id(p): i for i, p in enumerate(self.parameters)}
-        self.places |= {
-            id(twin): self.places[id(p)] for twin, p in twins.items() if id(p) in self.places
-        }
-        self._size = sum(p.numel() for p in self.parameters)
-        self._narrowest = min(
-            (computed_in(p.dtype) for p in self.parameters), key=lambda d: d.itemsize
-        )
-        self._stored_narrow = next((name for name, p in named if p.dtype in NARROW), None)
+        self._trained = TrainedParameters(model, twins or {})
+        self.names, self.parameters = self._trained.names, self._trained.parameters
+        self.layers, self.places = self._trained.layers, self._trained.places
+        clipping.units(self.layers)  # refuses bounds that are too small
         self.totals = totals(self.parameters, clipping.directions)
         self._sums = self.totals.sums
-        # places of a layer's parameters, by their names in it
-        self._trainable: dict[nn.Module, dict[str, int]] = {}
         self._groups: Groups | None = None
         self.present: Tensor | None = None
         self.rows_open = 0
@@ -141,11 +107,7 @@ class Engine:
         # that a mean was divided by, if not the number of its rows
         self._total_weight: float | None = None
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
-        if clipping.per_layer:
-            clipping.of_one_layer(self._parts)  # refuses bounds that are too small
-        # Told the squared norms of the records, and the tapers of their factors if there are any;
-        # stays on this side.
-        self.observer: Callable[[Tensor, Tensor | None], None] | None = None
+        self.observer: Observer | None = None  # stays on this side
         self.hooks: HookManager | None = None
         self.state: ModelWatch | None = None  # what nobody may write while attached
         self.reads_in_turn = False  # see `ModelWatch.in_turn`
@@ -194,8 +156,8 @@ class Engine:
         """
         self.require_all_closed()
         self.recorder.begin()
-        if self._stored_narrow is not None:
-            self.recorder.note_narrow(self._stored_narrow)
+        if self._trained.stored_narrow is not None:
+            self.recorder.note_narrow(self._trained.stored_narrow)
         self.rows_open, self._null = records * self.rows.per_record, null
         self._groups, self.present = groups, present
         if self.hooks is not None:
@@ -270,13 +232,13 @@ class Engine:
             if self._null or not rows:
                 return
             records = rows // self.rows.per_record
-            merged = {
-                i: parts[0]
-                if len(parts) == 1
-                else merge(parts, records, self.parameters[i].numel())
-                for i, parts in uses.items()
-            }
-            self._add_clipped(merged, records)
+            self._add_clipped(
+                {
+                    place: merge(of, records, self.parameters[place].numel(), self.physical_records)
+                    for place, of in uses.items()
+                },
+                records,
+            )
 
     def _uses(self, finished: BackwardPass) -> tuple[dict[int, list[PerSampleGrad]], int]:
         """The pass's per-sample gradients by parameter, and its number of rows, which all layers
@@ -288,7 +250,7 @@ class Engine:
             # Harmless passes, such as autograd.grad(loss, x), reach no parameter.
             held = {
                 key: place
-                for key, place in self._places_of(entry.module).items()
+                for key, place in self._trained.places_of(entry.module).items()
                 if place in finished.reached
             }
             if not held:
@@ -297,83 +259,33 @@ class Engine:
             if entry.records != first.records:
                 raise PrivacyError(
                     f"layers {entry.layer!r} and {first.layer!r} saw different numbers of rows: "
-                    "the first axis must be the "
-                    "batch in every layer. Fix: keep (batch, ...) shapes; do not flatten records "
-                    "and positions together, "
-                    "and give positions the shape (1, T).",
+                    "the first axis must be the batch in every layer. Fix: keep (batch, ...) "
+                    "shapes; do not flatten records and positions together, and give positions "
+                    "the shape (1, T).",
                     layer=(first if first.records != self.rows_open else entry).layer,
                 )
-            per_sample_grads = entry.per_sample_grads()
+            public = self._public_sizes(entry.layer)
+            of_rows = entry.per_sample_grads()
             for key, place in held.items():
-                of_rows = per_sample_grads[key]
-                per_sample_grad = self.rows.of_records(of_rows, entry.records, self.present)
-                if isinstance(per_sample_grad, Lazy | SequenceOuter):
-                    known = 1 if isinstance(of_rows, Outer) else self.positions.get(entry.layer, 0)
-                    positions = known * self.rows.per_record or None
-                    per_sample_grad = choose_formula(
-                        per_sample_grad, positions, self.capacity, self._size
-                    )
-                uses.setdefault(place, []).append(per_sample_grad)
+                of_records = self.rows.of_records(of_rows[key], entry.records, self.present)
+                uses.setdefault(place, []).append(of_records.chosen(public))
         return uses, 0 if first is None else first.records
 
-    def _places_of(self, module: nn.Module) -> dict[str, int]:
-        """Where a layer's trainable parameters stand in `parameters`. They stay the same while the
-        model is attached.
-        """
-        places = self._trainable.get(module)
-        if places is None:
-            named = module.named_parameters(remove_duplicate=False)
-            places = {key: self.places[id(p)] for key, p in named if id(p) in self.places}
-            self._trainable[module] = places
-        return places
+    def _public_sizes(self, layer: str) -> PublicSizes:
+        """What the formulas of a layer are chosen by."""
+        positions = self.positions.get(layer, 0) * self.rows.per_record or None
+        return PublicSizes(self.capacity, self.physical_records, self._trained.entries, positions)
 
-    def _add_clipped(self, merged: dict[int, PerSampleGrad], records: int) -> None:
+    def _add_clipped(self, gradients: dict[int, PerSampleGrad], records: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
-        groups = self._groups_of(records)
-        scale = self._from_loss_to_records(records)
-        device, block = scale.device, NORM_BLOCK if self._common_factor else LONG_BLOCK
-        alone = {
-            i: use
-            for i, use in merged.items()
-            if isinstance(use, Lazy | SequenceOuter) and use.alone
-        }
-        whole = {i: use for i, use in merged.items() if i not in alone}
-        squared: dict[str, list[Tensor]] = {self._unit(i): [] for i in merged}
-        for i, per_sample_grad in whole.items():
-            if isinstance(per_sample_grad, Lazy | SequenceOuter):
-                per_sample_grad.most = self.physical_records
-            squared[self._unit(i)].append(
-                per_sample_grad.squared_norms(groups, block).to(device) * scale**2
-            )
-        zero = torch.zeros_like(scale)
-        total = {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()}
-        longest = longest_factors(whole, zero, scale) if self._common_factor else None
-
-        factors_of = partial(clip_factors, self.clipping, self._parts, self.margin())
-
-        def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            for unit, each in measured.items():
-                total[unit][part] += each.to(device) * scale[part] ** 2
-            known = {unit: each[part] for unit, each in total.items()}
-            factors, _ = factors_of(known, None if longest is None else longest[part])
-            return {unit: each * scale[part] for unit, each in factors.items()}
-
-        if alone:
-            units = {i: self._unit(i) for i in alone}
-            add_record_by_record(alone, units, self._sums, groups, block, weigh)
-        factors, tapers = factors_of(total, longest)
-        if self.observer is not None:
-            self.observer(torch.stack(list(total.values())).sum(0), tapers)
-        countable = next(iter(factors.values()))[0] > 0
-        if not bool(countable.all()):
-            whole = {i: per_sample_grad.without(countable) for i, per_sample_grad in whole.items()}
-        for i, per_sample_grad in whole.items():
-            weights = (factors[self._unit(i)] * scale).to(self.parameters[i].device)
-            per_sample_grad.add_weighted_sums(self._sums[i], weights, groups)
-
-    def _unit(self, place: int) -> str:
-        """What a parameter is clipped with: its layer, or everything."""
-        return self.layers[place] if self.clipping.per_layer else ""
+        clipped = ClippedSum(
+            self.clipping.units(self.layers),
+            self.margin(),
+            self._from_loss_to_records(records),
+            self._groups_of(records),
+            self._common_factor,
+        )
+        clipped.add(gradients, self._sums, self.observer)
 
     def _groups_of(self, records: int) -> Groups:
         """The groups that the records of a pass are summed in."""
@@ -408,7 +320,7 @@ class Engine:
         """Share of the clip norm that is left to rounding where the loss is reduced as it is now;
         see `products`.
         """
-        return margin(self._narrowest, self.capacity, common_factor=self._common_factor)
+        return margin(self._trained.narrowest, self.capacity, common_factor=self._common_factor)
 
     def take(self) -> list[Tensor]:
         """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for
@@ -444,9 +356,11 @@ class Engine:
         """Views of what `take` returned, one in the shape of each parameter."""
         return self.totals.split(buffers)
 
-    def by_layer(self, buffers: list[Tensor]) -> list[list[Tensor]]:
-        """Views of what `take` returned, flat: those of each layer's parameters together."""
-        layers: dict[str, list[Tensor]] = {}
-        for layer, view in zip(self.layers, self.totals.pieces(buffers), strict=True):
-            layers.setdefault(layer, []).append(view)
-        return list(layers.values())
+    def by_unit(self, units: Units, buffers: list[Tensor]) -> list[list[Tensor]]:
+        """Views of what `take` returned, flat: what is in this process of each unit."""
+        if len(set(units.of)) == 1:
+            return [buffers]
+        views: dict[str, list[Tensor]] = {}
+        for unit, view in zip(units.of, self.totals.pieces(buffers), strict=True):
+            views.setdefault(unit, []).append(view)
+        return list(views.values())

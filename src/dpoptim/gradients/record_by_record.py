@@ -8,31 +8,21 @@ mostly stay in cache; of small models, those of a few.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.norms import squared_norm_of_parts
-from dpoptim.gradients.per_sample_grads import OneByOne, all_groups, parts_of
+from dpoptim.gradients.parts import all_groups, parts_of
+from dpoptim.gradients.per_sample_grads import OneByOne
 from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
-
-
-class Alone(OneByOne, Protocol):
-    """Those of a whole parameter."""
-
-    @property
-    def entries(self) -> int:
-        """Of the parameter."""
-        ...
-
 
 Weigh = Callable[[slice, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def add_record_by_record(
-    layers: Mapping[int, Alone],
-    units: Mapping[int, str],
+    layers: Mapping[int, OneByOne],
+    units: Sequence[str],
     sums: Sequence[Sums],
     groups: Groups,
     block: int,
@@ -42,8 +32,8 @@ def add_record_by_record(
 
     Args:
         layers: by the places of their parameters; float32, on one device.
-        units: what each parameter is clipped with, by the same places.
-        sums: of all parameters, by place.
+        units, sums: of all parameters, by place: what they are clipped with, and what is added
+            to.
         groups: as for all per_sample_grads: the records of one are added up in float32, in float64
             if there are too many.
         block: of `row_squared_norms`.
@@ -57,7 +47,7 @@ def add_record_by_record(
     of float64 sums.
     """
     forms = {place: layer.one_by_one() for place, layer in layers.items()}
-    entries = sum(layer.entries for layer in layers.values())
+    entries = sum(len(sums[place].totals[0]) for place in layers)
     for group in all_groups(groups):
         if group.stop == group.start:
             continue
@@ -72,7 +62,7 @@ def add_record_by_record(
 def add_part(
     of_group: Mapping[int, Tensor],
     forms: Mapping[int, Callable[[int], Tensor]],
-    units: Mapping[int, str],
+    units: Sequence[str],
     part: slice,
     block: int,
     weigh: Weigh,
@@ -82,8 +72,24 @@ def add_part(
         {place: form(record) for place, form in forms.items()}
         for record in range(part.start, part.stop)
     ]
-    of_unit = {unit: [place for place in forms if units[place] == unit] for unit in units.values()}
-    squared = {
+    weights = {
+        unit: each.T.tolist() for unit, each in weigh(part, measured(formed, units, block)).items()
+    }
+    for i, gradients in enumerate(formed):
+        for place, gradient in gradients.items():
+            for total, weight in zip(of_group[place], weights[units[place]][i], strict=True):
+                if weight != 0:  # what does not count may be anything
+                    total.add_(gradient, alpha=weight)
+
+
+def measured(
+    formed: Sequence[Mapping[int, Tensor]], units: Sequence[str], block: int
+) -> dict[str, Tensor]:
+    """The squared norms of some records' gradients in each unit: float64, (b,)."""
+    of_unit: dict[str, list[int]] = {}
+    for place in formed[0]:
+        of_unit.setdefault(units[place], []).append(place)
+    return {
         unit: torch.cat(
             [
                 squared_norm_of_parts([each[place] for place in places], block=block)
@@ -92,12 +98,6 @@ def add_part(
         )
         for unit, places in of_unit.items()
     }
-    weights = {unit: each.T.tolist() for unit, each in weigh(part, squared).items()}
-    for i, gradients in enumerate(formed):
-        for place, gradient in gradients.items():
-            for total, weight in zip(of_group[place], weights[units[place]][i], strict=True):
-                if weight != 0:  # what does not count may be anything
-                    total.add_(gradient, alpha=weight)
 
 
 def room(sums: Sums, dtype: torch.dtype) -> Tensor:

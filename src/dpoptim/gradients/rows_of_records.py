@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import sum_positions
-from dpoptim.gradients.per_sample_grads import Bias, Dense, Lazy, OneByOne, Outer, PerSampleGrad
+from dpoptim.gradients.lazy import Lazy
+from dpoptim.gradients.per_sample_grads import Bias, Dense, OneByOne, Outer, PerSampleGrad
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
@@ -99,7 +100,7 @@ def sum_rows(rows: Any, count: int, K: int) -> PerSampleGrad:
 
 @sum_rows.register
 def _(rows: Outer, count: int, K: int) -> PerSampleGrad:
-    return SequenceOuter(rows.g.unflatten(0, (-1, K)), rows.a.unflatten(0, (-1, K)))
+    return SequenceOuter(rows.g.unflatten(0, (-1, K)), rows.a.unflatten(0, (-1, K)), rows=K)
 
 
 @sum_rows.register

@@ -19,20 +19,20 @@ from dpoptim.gradients.batch_invariant import (
     matrices,
     record_matrix,
     record_products,
+    sum_positions,
 )
+from dpoptim.gradients.choose_formula import PublicSizes, kept
 from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
-from dpoptim.gradients.per_sample_grads import (
-    Outer,
+from dpoptim.gradients.parts import (
     add_group,
     all_groups,
     at_once,
     flat,
-    kept,
     parts_of,
     sum_of_group,
-    zero_outside,
 )
+from dpoptim.gradients.per_sample_grads import Dense, Outer, PerSampleGrad, zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
 
 CLAIM_SLACK = 2.0**-20  # relative; more than forming and measuring round away
@@ -41,24 +41,30 @@ CLAIM_BLOCK = LARGE
 
 
 @dataclass
-class SequenceOuter:
+class SequenceOuter(PerSampleGrad):
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
     What autocast made narrow is widened where gradients are formed, a part at a time, or claimed,
     unless the device multiplies it to float32 as it is.
 
     They are formed, and kept for the sum where memory allows (see `Lazy`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes
-    too much memory as well, `claims` gets by without: the norm that enters the clip factor is
+    too much memory as well, `ghost_norms` gets by without: the norm that enters the clip factor is
     *claimed* by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients
     are formed to be summed, part by part, and whichever is longer than claimed is shortened to
     what was claimed. So the bound holds whatever the rounding of the claim.
+
+    Attributes:
+        most: records that a pass may have, public.
+        rows: positions of each record where these are a record's rows, each of one position;
+            public.
     """
 
     g: Tensor
     a: Tensor
-    claims: bool = False
+    ghost_norms: bool = False
     most: int = 1
     alone: bool = False
+    rows: int | None = None
     _kept: Tensor | None = field(default=None, repr=False)
     _claimed: Tensor | None = field(default=None, repr=False)
     _longest: Tensor | None = field(default=None, repr=False)
@@ -78,6 +84,23 @@ class SequenceOuter:
     def dtype(self) -> torch.dtype:
         """Of the gradients."""
         return torch.float32 if self.g.dtype in NARROW else self.g.dtype
+
+    def chosen(self, public: PublicSizes) -> Self:
+        positions = self.rows or public.positions
+        ghost_norms = alone = False
+        if positions is not None and not public.small(self.entries):
+            p, d = self.g.shape[2], self.a.shape[2]
+            usual = self.g.device.type == "cpu" and self.dtype == torch.float32
+            alone = usual and public.worth_a_call(positions, p * d)
+            ghost_norms = not alone and positions * (p + d) < 0.8 * p * d
+        return replace(self, most=public.most, alone=alone, ghost_norms=ghost_norms)
+
+    def in_turn(self) -> Self | None:
+        return self if self.alone else None
+
+    def bias(self) -> Dense:
+        """Gradients of the bias beside such a weight."""
+        return Dense(sum_positions(*widened([self.g])))
 
     def sides(self, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """``g`` and ``a`` of some records, in the dtype of the gradients."""
@@ -132,7 +155,7 @@ class SequenceOuter:
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
-        if self.claims:
+        if self.ghost_norms:
             self._claimed, self._longest = self._ghost_norms(groups, block)
             # by what measuring reads too high, so that hardly anything is shortened
             if self.dtype == torch.float32:

@@ -1,12 +1,15 @@
 """Gradients of tables of which each record touches few rows, without a table per record."""
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.per_sample_grads import blocks, product_of_squares, zero_outside
+from dpoptim.gradients.per_sample_grads import PerSampleGrad, product_of_squares, zero_outside
 from dpoptim.gradients.products import Groups, Sums
 
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
@@ -20,8 +23,33 @@ def add_to_table(sums: Sums, row: Tensor, values: Tensor, weights: Tensor) -> No
         total.view(-1, values.shape[1]).index_add_(0, row, values * each[:, None])
 
 
+def blocks(records: int, elements_per_record: int) -> Iterator[slice]:
+    """Cut ``records`` so that no block's temporary exceeds the memory cap (one record at
+    least).
+    """
+    size = max(1, MEMORY_CAP // max(1, elements_per_record))
+    for start in range(0, records, size):
+        yield slice(start, min(start + size, records))
+
+
+class TableGrad(PerSampleGrad):
+    """Gradients of a table that touch few of its rows.
+
+    Attributes:
+        table_rows: of the table.
+    """
+
+    table_rows: int
+
+    @abstractmethod
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(record, table row, gradient) of every lookup, some pairs twice: shapes (M,), (M,), (M,
+        d).
+        """
+
+
 @dataclass
-class Rows:
+class Rows(TableGrad):
     """Gradients that touch few rows of a table: row ``index[i, t]`` receives ``g[i, t]``.
 
     index: integers, shape (B, T); g: shape (B, T, d). Equal indices of a record are merged first,
@@ -46,6 +74,11 @@ class Rows:
             self._merged = (pairs // self.table_rows, pairs % self.table_rows, merged)
         return self._merged
 
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        B, T = self.index.shape
+        record = torch.arange(B, device=self.index.device).repeat_interleave(T)
+        return record, self.index.flatten(), self.g.flatten(0, 1)
+
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         record, _, merged = self._merge()
         squared = merged.new_zeros(self.index.shape[0], dtype=torch.float64)
@@ -68,7 +101,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(TableGrad):
     """Gradients that touch few rows of a table: row ``row[m]`` of record ``record[m]`` receives
     ``values[m]``.
 
@@ -89,6 +122,9 @@ class Pairs:
         pairs, place = torch.unique(record * table_rows + row, return_inverse=True)
         merged = values.new_zeros(pairs.shape[0], values.shape[1]).index_add_(0, place, values)
         return cls(pairs // table_rows, pairs % table_rows, merged, records, table_rows)
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.record, self.row, self.values
 
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         squared = torch.zeros(self.records, dtype=torch.float64, device=self.values.device)
@@ -115,7 +151,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class SparseOuter:
+class SparseOuter(TableGrad):
     """Gradients ``outer(a[i], g[i])`` where ``a[i]`` is a sparse vector over the rows of a table.
 
     A bag of embeddings has one gradient for all rows that it looked up: only how often it did so
@@ -150,10 +186,13 @@ class SparseOuter:
     def longest(self) -> Tensor:
         return row_squared_norms(self.g)
 
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        values = self.g[self.record] * self.weight[:, None].to(self.g.dtype)
+        return self.record, self.row, values
+
     def pairs(self) -> Pairs:
         """The same with the gradient of every looked-up row written out."""
-        values = self.g[self.record] * self.weight[:, None].to(self.g.dtype)
-        return Pairs(self.record, self.row, values, len(self.g), self.table_rows)
+        return Pairs(*self.columns(), len(self.g), self.table_rows)
 
     def materialise(self, records: slice) -> Tensor:
         return self.pairs().materialise(records)

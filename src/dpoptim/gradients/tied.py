@@ -2,24 +2,31 @@
 included.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import aligned_records, gram, in_company
-from dpoptim.gradients.per_sample_grads import Lazy, Outer, PerSampleGrad
+from dpoptim.gradients.lazy import Lazy
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
-from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
+from dpoptim.gradients.sparse import Pairs, Rows, TableGrad
 
 
-def merge(uses: Sequence[PerSampleGrad], records: int, entries: int) -> PerSampleGrad:
-    """The sum of several uses of one parameter."""
+def merge(
+    uses: Sequence[PerSampleGrad], records: int, entries: int, most: int = 1
+) -> PerSampleGrad:
+    """The sum of several uses of one parameter, of as many ``entries``.
+
+    Args:
+        most: records that a pass may have, public.
+    """
     if len(uses) == 1:
         return uses[0]
-    tables = [use for use in uses if isinstance(use, Rows | Pairs | SparseOuter)]
+    tables = [use for use in uses if isinstance(use, TableGrad)]
     if len(tables) == len(uses):
         return join_tables(tables, records)
     heads = [use for use in uses if isinstance(use, SequenceOuter)]
@@ -31,15 +38,16 @@ def merge(uses: Sequence[PerSampleGrad], records: int, entries: int) -> PerSampl
     ):
         table = join_tables(lookups, records)
         assert isinstance(table, Rows)
-        return TiedHead(heads[0].g, heads[0].a, heads[0].claims, alone=heads[0].alone, table=table)
+        head = heads[0]
+        return TiedHead(head.g, head.a, head.ghost_norms, most, head.alone, table=table)
 
-    def form(part: slice, most: int) -> Tensor:
+    def form(part: slice, _: int) -> Tensor:
         return sum((use.materialise(part) for use in uses[1:]), start=uses[0].materialise(part))
 
-    return Lazy(form, records, entries, (len(uses) + 1) * entries)
+    return Lazy(form, records, entries, (len(uses) + 1) * entries, most=most)
 
 
-def join_tables(tables: Sequence[Rows | Pairs | SparseOuter], records: int) -> Rows | Pairs:
+def join_tables(tables: Sequence[TableGrad], records: int) -> Rows | Pairs:
     """Lookups in one table, several times in a pass: O(records x distinct rows) as ever."""
     lookups = [table for table in tables if isinstance(table, Rows)]
     size = tables[0].table_rows
@@ -49,16 +57,8 @@ def join_tables(tables: Sequence[Rows | Pairs | SparseOuter], records: int) -> R
             torch.cat([use.g for use in lookups], 1),
             size,
         )
-    pairs = []
-    for table in tables:
-        if isinstance(table, Rows):
-            B, T = table.index.shape
-            record = torch.arange(B, device=table.index.device).repeat_interleave(T)
-            pairs.append((record, table.index.flatten(), table.g.flatten(0, 1)))
-        else:
-            written = table.pairs() if isinstance(table, SparseOuter) else table
-            pairs.append((written.record, written.row, written.values))
-    record, row, values = (torch.cat(column) for column in zip(*pairs, strict=True))
+    columns = zip(*(table.columns() for table in tables), strict=True)
+    record, row, values = (torch.cat(column) for column in columns)
     return Pairs.of(record, row, values, records, size)
 
 
@@ -111,21 +111,3 @@ class TiedHead(SequenceOuter):
     def without(self, keep: Tensor) -> "TiedHead":
         assert self.table is not None
         return replace(super().without(keep), table=self.table.without(keep))
-
-
-def longest_factors(
-    per_sample_grads: Mapping[int, PerSampleGrad], zero: Tensor, scale: Tensor
-) -> Tensor:
-    """The squared length of the longest factor of each record's gradients, (B,), where they are
-    products.
-    """
-    lengths = [zero]
-    for per_sample_grad in per_sample_grads.values():
-        longest = (
-            per_sample_grad.longest()
-            if isinstance(per_sample_grad, Outer | SequenceOuter | SparseOuter)
-            else None
-        )
-        if longest is not None:
-            lengths.append(longest.to(zero.device) * scale**2)
-    return torch.stack(lengths).amax(0)

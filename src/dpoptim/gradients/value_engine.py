@@ -90,11 +90,11 @@ class ValueEngine(Engine):
     ) -> None:
         self._layers = layers_of(model)
         super().__init__(model, clipping, capacity=capacity, reduction="sum", totals=totals)
-        if self._stored_narrow is not None:
+        if self._trained.stored_narrow is not None:
             raise PrivacyError(
-                f"parameter {self._stored_narrow!r} is stored in bfloat16 or float16, whose sums "
-                "over a batch round too "
-                "coarsely for the bound of ValueClippedSGD. Fix: model.float(), or DPSGD."
+                f"parameter {self._trained.stored_narrow!r} is stored in bfloat16 or float16, "
+                "whose sums over a batch round too coarsely for the bound of "
+                "ValueClippedSGD. Fix: model.float(), or DPSGD."
             )
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])

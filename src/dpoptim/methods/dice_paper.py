@@ -8,6 +8,7 @@ moves every step by at most C1 + 2 B C2.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dp_accounting
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 from dpoptim.assumptions import Assumption
-from dpoptim.clipping import AUTOMATIC_GAMMA, SMALLEST_FACTOR, Directions
+from dpoptim.clipping import AUTOMATIC_GAMMA, SMALLEST_FACTOR, Directions, Units
 from dpoptim.gate import GaussianSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 
@@ -32,15 +33,11 @@ class PublishedSplit:
     norm: float
 
     @property
-    def per_layer(self) -> bool:
-        return False
-
-    @property
     def directions(self) -> Directions:
         return ((1.0, 0.0),)
 
-    def of_one_layer(self, layers: int) -> "PublishedSplit":
-        raise ValueError("clipping='per-layer' is not in the paper; use accounting='proven'.")
+    def units(self, layers: Sequence[str]) -> Units:
+        return Units.one(self, layers)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """Shape (2, B); see `Clipping.factors`. The second factor is below zero for short

@@ -163,7 +163,6 @@ class DiceSGD(TrainingMethod):
             self._feedback * plan.batch_size,
             pass_steps if self.reset_each_epoch else None,
             softening=AUTOMATIC_GAMMA * plan.batch_size if softened else 0.0,
-            per_layer=self.clipping == "per-layer",
         )
 
     def assumptions(self, run: RunShape) -> tuple[Assumption, ...]:

@@ -199,7 +199,8 @@ class ErrorFeedback:
         softening: 0 feeds back the projection of e onto the ball of radius b; above 0, ``b e /
             (|e| + softening)``, which is what the paper's automatic variant does (with 0.01, for
             which the theorem above does not hold).
-        per_layer: project each layer's part by itself.
+
+    The part of each unit of the clipping rule (`SensitiveState.attach`) is projected by itself.
     """
 
     def __init__(
@@ -207,21 +208,16 @@ class ErrorFeedback:
         feedback: float,
         pass_steps: int | None,
         softening: float = 0.0,
-        *,
-        per_layer: bool = False,
     ) -> None:
         self._feedback, self._pass_steps, self._softening = feedback, pass_steps, softening
-        self._per_layer = per_layer
         self._units: Callable[[list[Tensor]], list[list[Tensor]]] = lambda sums: [sums]
         self._error: list[Tensor] | None = None
         self._norm: Callable[[Sequence[Tensor]], float] = norm
         self._fed: list[float] = []  # shares of its units that the last query fed back
         self._steps = 0
 
-    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
-        self._norm = peers.norm
-        if self._per_layer:
-            self._units = by_layer
+    def attach(self, by_unit: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
+        self._norm, self._units = peers.norm, by_unit
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
         """Add the fed-back part to the clipped sum, in place. The state stays as it is until

@@ -34,11 +34,12 @@ class Peers(Protocol):
 class SensitiveState(Protocol):
     """What a method keeps to itself during a run: never shown, saved in secret files only."""
 
-    def attach(self, by_layer: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
-        """Learn how a sum divides into the model's layers, and who has the rest of it.
+    def attach(self, by_unit: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
+        """Learn how a sum divides into what is clipped together, and who has the rest of it.
 
         Args:
-            by_layer: views of what of a sum is in this process, a list for each layer.
+            by_unit: views of what of a sum is in this process, a list for each unit of the
+                clipping rule.
         """
         ...
 

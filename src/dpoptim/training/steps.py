@@ -1,5 +1,6 @@
 """One step after another: from a batch's microbatches to what the gate releases of their sum."""
 
+from functools import partial
 from typing import Any, Literal
 
 from dpoptim.distributed.ranks import Ranks
@@ -45,7 +46,8 @@ class Steps:
         method = training_method(plan)
         self._side = method.sensitive_state(plan)
         if self._side is not None:
-            self._side.attach(engine.by_layer, ranks)
+            units = engine.clipping.units(engine.layers)
+            self._side.attach(partial(engine.by_unit, units), ranks)
         self.choice = method.adaptive_clip_norm(plan)
         self.noise_std = self._noise_of(self.done, 1.0 if self.choice is None else self.choice.gain)
         if self.choice is not None:

@@ -17,8 +17,9 @@ from dpoptim.gradients.layers.bare import for_records
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.runner import Use, holder, tap
 from dpoptim.gradients.layers.shared import SharedParameter
+from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import linear_of_constants
-from dpoptim.gradients.per_sample_grads import Dense, Lazy, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.gradients.sequence_outer import SequenceOuter
 
 ARGUMENTS = (

@@ -15,8 +15,10 @@ from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import in_company, record_products
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
+from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import onednn_multiplies
-from dpoptim.gradients.per_sample_grads import Dense, Lazy, OneByOne, PerSampleGrad, flat
+from dpoptim.gradients.parts import flat
+from dpoptim.gradients.per_sample_grads import Dense, OneByOne, PerSampleGrad
 from dpoptim.torch_internals import convolution_backward
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError, axes_of
-from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.multiplication import linear
-from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.sequence_outer import positions
 
 
@@ -47,9 +45,4 @@ class LinearRule:
         weight = positions(left, right, axis=g.dim() > 2)
         if module._parameters["bias"] is None:
             return {"weight": weight}
-        return {
-            "weight": weight,
-            "bias": Bias(weight)
-            if isinstance(weight, Outer)
-            else Dense(sum_positions(*widened([left]))),
-        }
+        return {"weight": weight, "bias": weight.bias()}

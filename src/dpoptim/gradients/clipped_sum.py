@@ -1,0 +1,132 @@
+"""The clipped sum of one backward pass: measure, clip, add."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpoptim.clipping import Units
+from dpoptim.gradients.clip_factors import clip_factors
+from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
+from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.products import Groups, Sums
+from dpoptim.gradients.record_by_record import add_record_by_record
+
+# Told the squared norms of the records, and the tapers of their factors if there are any. Private.
+Observer = Callable[[Tensor, Tensor | None], None]
+
+
+@dataclass
+class Norms:
+    """What was measured of the records of a pass.
+
+    Attributes:
+        squared: norms of their gradients in each unit, float64, (B,).
+        longest: the squared length of each record's longest factor, (B,), where huge gradients
+            fade (see `norms.taper`).
+    """
+
+    squared: dict[str, Tensor]
+    longest: Tensor | None
+
+    def of(self, part: slice) -> "Norms":
+        return Norms(
+            {unit: each[part] for unit, each in self.squared.items()},
+            None if self.longest is None else self.longest[part],
+        )
+
+    def whole(self) -> Tensor:
+        """Squared norms of the records' whole gradients, (B,)."""
+        return torch.stack(list(self.squared.values())).sum(0)
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """How the records of a pass are clipped and summed.
+
+    Attributes:
+        units: which parameters are clipped together, and by which rule.
+        margin: share of the bound that is left to rounding.
+        scale: what turns sums over a record's rows into its gradient: float64, (B,).
+        groups: of records that one product may sum.
+        common_factor: whether all gradients carry a factor that depends on the pass's other
+            records: see `products`.
+    """
+
+    units: Units
+    margin: float
+    scale: Tensor
+    groups: Groups
+    common_factor: bool
+
+    @property
+    def block(self) -> int:
+        """Of `row_squared_norms`."""
+        return NORM_BLOCK if self.common_factor else LONG_BLOCK
+
+    def add(
+        self,
+        gradients: Mapping[int, PerSampleGrad],
+        sums: Sequence[Sums],
+        observer: Observer | None,
+    ) -> None:
+        """Add the clipped sum to ``sums``, of all parameters, by place.
+
+        Gradients that are formed in turn are measured and added record by record, when the norms
+        of all others are known.
+        """
+        in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
+        together = {i: each for i, each in gradients.items() if i not in in_turn}
+        norms = self.measure(together, gradients)
+        if in_turn:
+
+            def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+                for unit, each in measured.items():
+                    norms.squared[unit][part] += each.to(self.scale.device) * self.scale[part] ** 2
+                factors, _ = self.clip(norms.of(part))
+                return {unit: each * self.scale[part] for unit, each in factors.items()}
+
+            add_record_by_record(in_turn, self.units.of, sums, self.groups, self.block, weigh)
+        factors, tapers = self.clip(norms)
+        if observer is not None:
+            observer(norms.whole(), tapers)
+        self.add_weighted(together, factors, sums)
+
+    def measure(self, gradients: Mapping[int, PerSampleGrad], places: Iterable[int]) -> Norms:
+        """Measure what is summed together.
+
+        Args:
+            places: of all parameters that have gradients, in whose units nothing else may be.
+        """
+        zero = torch.zeros_like(self.scale)
+        squared: dict[str, list[Tensor]] = {self.units.of[i]: [] for i in places}
+        lengths = [zero]
+        for i, each in gradients.items():
+            measured = each.squared_norms(self.groups, self.block).to(zero.device)
+            squared[self.units.of[i]].append(measured * self.scale**2)
+            longest = each.longest() if self.common_factor else None
+            if longest is not None:
+                lengths.append(longest.to(zero.device) * self.scale**2)
+        return Norms(
+            {unit: torch.stack([*parts, zero]).sum(0) for unit, parts in squared.items()},
+            torch.stack(lengths).amax(0) if self.common_factor else None,
+        )
+
+    def clip(self, norms: Norms) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The factors of each unit, (k, B), and their tapers: see `clip_factors`."""
+        return clip_factors(self.units, self.margin, norms.squared, norms.longest)
+
+    def add_weighted(
+        self,
+        gradients: Mapping[int, PerSampleGrad],
+        factors: Mapping[str, Tensor],
+        sums: Sequence[Sums],
+    ) -> None:
+        """Add the weighted sums; records of factor zero are left out, whatever they hold."""
+        countable = next(iter(factors.values()))[0] > 0
+        if not bool(countable.all()):
+            gradients = {i: each.without(countable) for i, each in gradients.items()}
+        for i, each in gradients.items():
+            weights = (factors[self.units.of[i]] * self.scale).to(sums[i].totals[0].device)
+            each.add_weighted_sums(sums[i], weights, self.groups)

@@ -1,0 +1,74 @@
+"""The parameters of a model that train: their places, layers and precision."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.arithmetic import NARROW, computed_in
+from dpoptim.gradients.products import UNIT_ROUNDOFF
+
+
+class TrainedParameters:
+    """Of a model, in its order.
+
+    Args:
+        model: any module.
+        tied: parameters of the model that count as uses of another one (of the same shape).
+
+    Attributes:
+        names, parameters: of those that require a gradient.
+        layers: the module that each belongs to, by name.
+        places: of every parameter, by id; tied ones have the place of the other one.
+        entries: of all together.
+        narrowest: of the dtypes that their gradients are computed in.
+        stored_narrow: the first that is stored in bfloat16 or float16, if any.
+
+    Raises:
+        ValueError: there is none.
+        PrivacyError: one has a dtype whose rounding is not known.
+    """
+
+    def __init__(self, model: nn.Module, tied: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        named = [
+            (name, p) for name, p in model.named_parameters() if p.requires_grad and p not in tied
+        ]
+        if not named:
+            raise ValueError(
+                "model has no parameter that requires a gradient; there is nothing to train."
+            )
+        for name, p in named:
+            refuse_dtype(name, p.dtype)
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.layers = [name.rpartition(".")[0] for name in self.names]
+        self.places = {id(p): i for i, p in enumerate(self.parameters)}
+        self.places |= {
+            id(other): self.places[id(p)] for other, p in tied.items() if id(p) in self.places
+        }
+        self.entries = sum(p.numel() for p in self.parameters)
+        self.narrowest = min(
+            (computed_in(p.dtype) for p in self.parameters), key=lambda dtype: dtype.itemsize
+        )
+        self.stored_narrow = next((name for name, p in named if p.dtype in NARROW), None)
+        self._of_module: dict[nn.Module, dict[str, int]] = {}
+
+    def places_of(self, module: nn.Module) -> dict[str, int]:
+        """Where a module's parameters stand, by their names in it. They stay the same while the
+        model is attached.
+        """
+        places = self._of_module.get(module)
+        if places is None:
+            named = module.named_parameters(remove_duplicate=False)
+            places = {key: self.places[id(p)] for key, p in named if id(p) in self.places}
+            self._of_module[module] = places
+        return places
+
+
+def refuse_dtype(name: str, dtype: torch.dtype) -> None:
+    if computed_in(dtype) not in UNIT_ROUNDOFF:
+        raise PrivacyError(
+            f"parameter {name!r} is {dtype}; parameters that train are float32, float64, bfloat16 "
+            "or float16. Fix: freeze it, or model.float()."
+        )
