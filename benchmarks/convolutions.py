@@ -62,7 +62,7 @@ def ordinary(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
 def one_by_one(layer: nn.Conv2d, x: Tensor, g: Tensor) -> None:
     weight = convolution.ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"]
     assert isinstance(weight, Lazy)
-    form = weight.one_by_one()
+    form = weight.singly.one_by_one()
     for record in range(len(x)):
         form(record)
 

@@ -243,10 +243,10 @@ PLACES = [
 
 def one_by_one(weight: Lazy) -> torch.Tensor:
     """All gradients, formed one after the other."""
-    form = weight.one_by_one()
+    form = weight.singly.one_by_one()
     formed = [form(record) for record in range(weight.records)]
     assert all(each.data_ptr() % ALIGNMENT == 0 for each in formed)
-    return weight.in_order(torch.stack(formed))
+    return weight.singly.in_order(torch.stack(formed))
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")

@@ -32,7 +32,7 @@ class PublicSizes:
     positions: int | None = None
 
     def small(self, entries: int) -> bool:
-        """Whether all gradients of so many entries are formed and kept, without a second thought."""
+        """Whether gradients of so many entries are just formed and kept."""
         return self.capacity * entries <= KEPT_GRADIENTS
 
     def large_kernel(self, entries: int) -> bool:
