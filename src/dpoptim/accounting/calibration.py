@@ -163,15 +163,19 @@ def _descend(
         x += min(max(step, -1.0), 1.0)
         if not left < x < right or (turn % 4 == 3 and math.isfinite(right - left)):
             x = (left + right) / 2
-        if x < _RANGE[0]:
-            raise _OutOfRangeError(
-                "is met with almost no noise; use a smaller delta, or a smaller epsilon"
-            )
-        if x > _RANGE[1]:
-            raise _OutOfRangeError(
-                "cannot be met with any noise; use a larger epsilon, or fewer or cheaper steps"
-            )
+        _refuse_extremes(x)
     raise _OutOfRangeError("cannot be met: the event's epsilon does not fall as its noise grows")
+
+
+def _refuse_extremes(x: float) -> None:
+    if x < _RANGE[0]:
+        raise _OutOfRangeError(
+            "is met with almost no noise; use a smaller delta, or a smaller epsilon"
+        )
+    if x > _RANGE[1]:
+        raise _OutOfRangeError(
+            "cannot be met with any noise; use a larger epsilon, or fewer or cheaper steps"
+        )
 
 
 def _checked_steps(steps: object) -> int:

@@ -52,15 +52,7 @@ def check_layer_rule(layer: nn.Module, *inputs: Tensor) -> SensitivityResult:
             clipped sum by more than C.
         ValueError: the layer has no rule, or there are fewer than 3 records.
     """
-    if registered_rule(layer) is None and rule_for(layer) is None:
-        raise ValueError(
-            f"{type(layer).__name__} has no rule of its own. Fix: "
-            f"dpoptim.register_layer_rule({type(layer).__name__})."
-        )
-    if not inputs or len({len(x) for x in inputs}) != 1 or len(inputs[0]) < 3:
-        raise ValueError(
-            "inputs must be tensors of one common number of at least 3 records on their first axis."
-        )
+    refuse_layer(layer, inputs)
     batch = tuple(x.double() if x.is_floating_point() else x for x in inputs)
     count = sum(x.is_floating_point() for x in batch)
     model = Between(copy.deepcopy(layer).double(), count)
@@ -77,6 +69,19 @@ def check_layer_rule(layer: nn.Module, *inputs: Tensor) -> SensitivityResult:
             f"sum too far: {found}."
         )
     return found
+
+
+def refuse_layer(layer: nn.Module, inputs: Batch) -> None:
+    """Refuse layers without a rule, and too few records."""
+    if registered_rule(layer) is None and rule_for(layer) is None:
+        raise ValueError(
+            f"{type(layer).__name__} has no rule of its own. Fix: "
+            f"dpoptim.register_layer_rule({type(layer).__name__})."
+        )
+    if not inputs or len({len(x) for x in inputs}) != 1 or len(inputs[0]) < 3:
+        raise ValueError(
+            "inputs must be tensors of one common number of at least 3 records on their first axis."
+        )
 
 
 def compare(model: Between, batch: Batch, clipping: Clipping, reduction: Reduction) -> None:

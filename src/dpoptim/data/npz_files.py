@@ -53,21 +53,14 @@ def read_npz(path: Path, target: str | None) -> Arrays:
             f"{path} holds the arrays {held}, and no labels {label!r}. Fix: --target names the "
             "array of labels."
         )
-    has_test = (
-        x_test is not None and x_test in arrays and label_test != label and label_test in arrays
-    )
-    held_out = (arrays[x_test], arrays[label_test]) if has_test and x_test is not None else None
     checked(path, arrays[x], arrays[label], x, label)
-    if held_out is not None:
-        checked(path, *held_out, str(x_test), label_test)
-        if held_out[0].shape[1:] != arrays[x].shape[1:]:
-            raise ValueError(f"{path}: {x_test!r} has records of another shape than {x!r}.")
-    return Arrays(
-        arrays[x],
-        as_text(arrays[label]),
-        None if held_out is None else held_out[0],
-        None if held_out is None else as_text(held_out[1]),
-    )
+    features, labels = arrays[x], as_text(arrays[label])
+    if x_test is None or label_test == label or not {x_test, label_test} <= arrays.keys():
+        return Arrays(features, labels, None, None)
+    checked(path, arrays[x_test], arrays[label_test], x_test, label_test)
+    if arrays[x_test].shape[1:] != features.shape[1:]:
+        raise ValueError(f"{path}: {x_test!r} has records of another shape than {x!r}.")
+    return Arrays(features, labels, arrays[x_test], as_text(arrays[label_test]))
 
 
 def read_all(path: Path) -> dict[str, NDArray[Any]]:

@@ -195,6 +195,13 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
         categories=texts_of(name, "categories", entry.get("categories", [])),
         classes=texts_of(name, "classes", entry.get("classes", [])),
     )
+    refuse_incomplete(column)
+    return column
+
+
+def refuse_incomplete(column: Column) -> None:
+    """Refuse columns without what their kind needs, or whose entries contradict each other."""
+    name, kind = column.name, column.kind
     if kind == "category" and not column.categories:
         raise ValueError(
             f'schema: column {name!r}: list its categories, a public list, or use kind = "drop".'
@@ -211,7 +218,6 @@ def column_of(name: str, entry: Mapping[str, Any]) -> Column:
             raise ValueError(
                 f"schema: column {name!r}: fill {column.fill:g} is outside its bounds."
             )
-    return column
 
 
 def bounds_of(name: str, value: object) -> tuple[float, float]:

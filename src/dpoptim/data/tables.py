@@ -4,6 +4,7 @@ A file that cannot be used is refused here, before any training, by a message fo
 Nothing here looks at the data to choose a setting, except where its owner declares it public.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,29 @@ def schema_without_file(
     """
     path = existing(path)
     names = [name for name, _ in column_names(path)]
+    target = refuse_columns(path, names, target, person)
+    known = target_column(path, target, classes, target_bounds)
+    if public and scaling in (None, "bounds"):
+        found = from_public_table(
+            path, target=target, person=person, regression=regression or target_bounds is not None
+        )
+        changed = (known if known and each.name == target else each for each in found.columns)
+        return replace(found, columns=tuple(changed))
+    if known is None:
+        if not public:
+            raise ValueError(NO_BOUNDS if regression else undeclared(path))
+        known = public_target(path, target, regression=regression)
+    columns = [
+        known if name == target else Column(name, "person" if name == person else "number")
+        for name in names
+    ]
+    return Schema(tuple(columns), scaling or "unit-norm")
+
+
+def refuse_columns(path: Path, names: Sequence[str], target: str | None, person: str | None) -> str:
+    """Return the label's column; refuse names that the table does not have, and a table of nothing
+    else.
+    """
     if target is None:
         raise ValueError(
             f"{path}: --target is missing; it names the label's column, one of {abridged(names)}."
@@ -117,26 +141,7 @@ def schema_without_file(
         raise ValueError(
             f"{path} has no column beside the label {target!r}; there is nothing to learn from."
         )
-    known = target_column(path, target, classes, target_bounds)
-    if public and scaling in (None, "bounds"):
-        found = from_public_table(
-            path, target=target, person=person, regression=regression or target_bounds is not None
-        )
-        if known is not None:
-            found = replace(
-                found,
-                columns=tuple(known if each.name == target else each for each in found.columns),
-            )
-        return found
-    if known is None:
-        if not public:
-            raise ValueError(NO_BOUNDS if regression else undeclared(path))
-        known = public_target(path, target, regression=regression)
-    columns = [
-        known if name == target else Column(name, "person" if name == person else "number")
-        for name in names
-    ]
-    return Schema(tuple(columns), scaling or "unit-norm")
+    return target
 
 
 def target_column(

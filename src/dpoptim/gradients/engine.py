@@ -113,6 +113,11 @@ class Engine:
         self.reads_in_turn = False  # see `ModelWatch.in_turn`
         self.recorder = BackwardRecorder(self._close, may_round=reduction == "sum")
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a backward pass may have any part of the rows that are open."""
+        return self.partial_backward and self.rows_open > 0
+
     def attach(self) -> None:
         """Put the model's layers under hooks; `detach` takes every trace away."""
         self.hooks = hooks_for(self.model, self.recorder, self.isolation)

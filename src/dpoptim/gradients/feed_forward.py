@@ -14,8 +14,9 @@ leaves out the biases; without the terms for them its bound is false.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,45 +114,38 @@ def refuse_hooks(module: nn.Module, label: str, ours: Collection[int]) -> None:
         )
 
 
+def constant(slope: float, at_zero: float = 0.0) -> Callable[[Any], tuple[float, float]]:
+    return lambda module: (slope, at_zero)
+
+
+# From a module to its largest slope, not finite if it has none (`max` keeps a NaN that comes
+# first), and its largest value at 0.
+ACTIVATIONS: dict[type[nn.Module], Callable[[Any], tuple[float, float]]] = {
+    nn.Identity: constant(1.0),
+    nn.ReLU: constant(1.0),
+    nn.ReLU6: constant(1.0),
+    nn.Tanh: constant(1.0),
+    nn.Sigmoid: constant(0.25, 0.5),
+    nn.Softsign: constant(1.0),
+    nn.GELU: constant(1.13),
+    nn.SiLU: constant(1.1),
+    nn.Flatten: lambda m: (1.0 if (m.start_dim, m.end_dim) == (1, -1) else math.nan, 0.0),
+    nn.Dropout: lambda m: (1 / (1 - m.p) if m.p < 1 else math.nan, 0.0),
+    nn.LeakyReLU: lambda m: (max(abs(m.negative_slope), 1.0), 0.0),
+    nn.ELU: lambda m: (max(abs(m.alpha), 1.0), 0.0),
+    nn.Hardtanh: lambda m: (1.0, abs(min(max(0.0, m.min_val), m.max_val))),
+}
+
+
 def activation(name: str, module: nn.Module) -> tuple[float, float]:
     """The largest slope of a module that works on each entry by itself, and its largest value at
     0.
     """
-    slopes: dict[type[nn.Module], tuple[float, float]] = {
-        nn.Identity: (1.0, 0.0),
-        nn.ReLU: (1.0, 0.0),
-        nn.ReLU6: (1.0, 0.0),
-        nn.Tanh: (1.0, 0.0),
-        nn.Sigmoid: (0.25, 0.5),
-        nn.Softsign: (1.0, 0.0),
-        nn.GELU: (1.13, 0.0),
-        nn.SiLU: (1.1, 0.0),
-    }
-    kind = type(module)
-    if kind in slopes:
-        return slopes[kind]
-    # Of these classes exactly: a subclass may compute anything.
-    if isinstance(module, nn.Dropout) and kind is nn.Dropout and module.p < 1:
-        return 1 / (1 - module.p), 0.0
-    if (
-        isinstance(module, nn.LeakyReLU)
-        and kind is nn.LeakyReLU
-        and math.isfinite(module.negative_slope)
-    ):
-        return max(1.0, abs(module.negative_slope)), 0.0
-    if isinstance(module, nn.ELU) and kind is nn.ELU and math.isfinite(module.alpha):
-        return max(1.0, abs(module.alpha)), 0.0
-    if isinstance(module, nn.Hardtanh) and kind is nn.Hardtanh:
-        return 1.0, abs(min(max(0.0, module.min_val), module.max_val))
-    if (
-        isinstance(module, nn.Flatten)
-        and kind is nn.Flatten
-        and module.start_dim == 1
-        and module.end_dim == -1
-    ):
-        return 1.0, 0.0
-    others = (nn.Linear, nn.Flatten, nn.Dropout, nn.LeakyReLU, nn.ELU, nn.Hardtanh)
-    known = ", ".join(kind.__name__ for kind in (*others, *slopes))
+    kind = type(module)  # exactly: a subclass may compute anything
+    slope, at_zero = ACTIVATIONS[kind](module) if kind in ACTIVATIONS else (math.nan, 0.0)
+    if math.isfinite(slope):
+        return slope, at_zero
+    known = ", ".join(["Linear", *(each.__name__ for each in ACTIVATIONS)])
     raise PrivacyError(
         f"module {name!r} is a {kind.__name__}, for which no bound on gradients is proved. Value "
         "clipping takes chains "

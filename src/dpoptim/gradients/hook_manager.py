@@ -119,14 +119,9 @@ class HookManager:
         self._hooked.add(module)
         label = name or type(module).__name__
         refuse_wrapped(module, label, serve_containers=True)
-        if name in self.isolation.by_vmap:
-            axis = self.isolation.batch_axis
-            whole = VmapLayer(self.recorder, module, label, keys, axis)
-            self._replace_forward(module, PerSampleForward(module, self._runs(whole)))
-            return
-        if name in self.isolation.shared:
-            alike = BareParameters(self.recorder, module, label, keys, sees_records=False)
-            self._replace_forward(module, PerSampleForward(module, self._runs(alike)))
+        told = self._runner_told(module, name, label, keys)
+        if told is not None:
+            self._replace_forward(module, PerSampleForward(module, self._runs(told)))
             return
         rule = rule_for(module)
         if rule is not None:
@@ -144,6 +139,16 @@ class HookManager:
                 self._hook(child, f"{name}.{key}" if name else key)
         if runner is not None:
             self._replace_forward(module, PerSampleForward(module, self._runs(runner)))
+
+    def _runner_told(
+        self, module: nn.Module, name: str, label: str, keys: list[str]
+    ) -> Runner | None:
+        """What runs a module that `Isolation` names."""
+        if name in self.isolation.by_vmap:
+            return VmapLayer(self.recorder, module, label, keys, self.isolation.batch_axis)
+        if name in self.isolation.shared:
+            return BareParameters(self.recorder, module, label, keys, sees_records=False)
+        return None
 
     def _runs(self, runner: Runner) -> Callable[..., Any]:
         return lambda *args, **kwargs: runner(self.rows, args, kwargs)

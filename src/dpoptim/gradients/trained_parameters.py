@@ -1,8 +1,7 @@
 """The parameters of a model that train: their places, layers and precision."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-import torch
 from torch import nn
 
 from dpoptim.errors import PrivacyError
@@ -31,15 +30,7 @@ class TrainedParameters:
     """
 
     def __init__(self, model: nn.Module, tied: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        named = [
-            (name, p) for name, p in model.named_parameters() if p.requires_grad and p not in tied
-        ]
-        if not named:
-            raise ValueError(
-                "model has no parameter that requires a gradient; there is nothing to train."
-            )
-        for name, p in named:
-            refuse_dtype(name, p.dtype)
+        named = trained(model, tied)
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.layers = [name.rpartition(".")[0] for name in self.names]
@@ -66,9 +57,19 @@ class TrainedParameters:
         return places
 
 
-def refuse_dtype(name: str, dtype: torch.dtype) -> None:
-    if computed_in(dtype) not in UNIT_ROUNDOFF:
-        raise PrivacyError(
-            f"parameter {name!r} is {dtype}; parameters that train are float32, float64, bfloat16 "
-            "or float16. Fix: freeze it, or model.float()."
+def trained(model: nn.Module, tied: Collection[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
+    """A model's parameters that require a gradient and stand for themselves; refuses dtypes whose
+    rounding is not known.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in tied]
+    if not named:
+        raise ValueError(
+            "model has no parameter that requires a gradient; there is nothing to train."
         )
+    for name, p in named:
+        if computed_in(p.dtype) not in UNIT_ROUNDOFF:
+            raise PrivacyError(
+                f"parameter {name!r} is {p.dtype}; parameters that train are float32, float64, "
+                "bfloat16 or float16. Fix: freeze it, or model.float()."
+            )
+    return named

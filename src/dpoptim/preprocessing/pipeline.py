@@ -75,25 +75,8 @@ class PrivatePipeline(Pipeline):
             ValueError: a last step without a budget, steps under different neighbouring relations,
                 or bad shares; before anything is spent.
         """
-        last = self.steps[-1][1]
-        if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
-            raise ValueError(
-                "the last step must be an estimator of dpoptim.estimators, got "
-                f"{type(last).__name__}, which does not "
-                "learn privately."
-            )
-        charged = {
-            name: step
-            for name, step in self.get_params(deep=True).items()
-            if isinstance(step, PrivateStep) and step.charged
-        }
+        last, charged = self._steps_with_budgets()
         relation = last.neighboring
-        if other := next(
-            (name for name, step in charged.items() if step.neighboring != relation), None
-        ):
-            raise ValueError(
-                f"step {other!r} must have neighboring={relation!r}, as the last step has."
-            )
         n = public_number_of_records(getattr(last, "n", None), len(X), relation)
         delta, _ = stated_delta(self.delta, n)
         epsilon = positive_number("epsilon", self.epsilon)
@@ -115,14 +98,30 @@ class PrivatePipeline(Pipeline):
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
         whole = compute_epsilon(dp_accounting.ComposedDpEvent(events), delta, relation)
-        said = [
-            note
-            for note in last.privacy_.notes
-            if not note.startswith("all ") and note not in (ALONE, ON_TRUST)
-        ]
-        self.privacy_ = with_scope(replace(whole, notes=tuple(said)), self.ledger)
+        self.privacy_ = with_scope(replace(whole, notes=own_notes(last)), self.ledger)
         last.privacy_ = self.privacy_
         return self
+
+    def _steps_with_budgets(self) -> tuple[Any, dict[str, PrivateStep]]:
+        """The last step, and those before it that pay, by name; of one relation."""
+        last = self.steps[-1][1]
+        if not {"epsilon", "delta", "ledger", "neighboring"} <= set(last.get_params(deep=False)):
+            raise ValueError(
+                "the last step must be an estimator of dpoptim.estimators, got "
+                f"{type(last).__name__}, which does not learn privately."
+            )
+        charged = {
+            name: step
+            for name, step in self.get_params(deep=True).items()
+            if isinstance(step, PrivateStep) and step.charged
+        }
+        for name, step in charged.items():
+            if step.neighboring != last.neighboring:
+                raise ValueError(
+                    f"step {name!r} must have neighboring={last.neighboring!r}, as the last step "
+                    "has."
+                )
+        return last, charged
 
     def _divide(
         self, charged: Mapping[str, PrivateStep], columns: int, n: int, mu: float
@@ -166,3 +165,12 @@ def _budgets(
             step.set_params(
                 **{name: own[name] for name in ("epsilon", "delta", "ledger", "n") if name in own}
             )
+
+
+def own_notes(estimator: Any) -> tuple[str, ...]:
+    """What the guarantee of a step says, but for its scope, which is the pipeline's."""
+    return tuple(
+        note
+        for note in estimator.privacy_.notes
+        if not note.startswith("all ") and note not in (ALONE, ON_TRUST)
+    )

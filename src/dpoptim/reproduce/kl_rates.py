@@ -226,6 +226,18 @@ def write_rows(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:
         writer.writerows(asdict(row) for row in rows)
 
 
+def draw_slope(axis: Any, runs: Sequence[Run], slope: Slope) -> None:
+    """Draw what an experiment measured at one kappa, and the theorem's line."""
+    same = [r for r in runs if r.kappa == slope.kappa or math.isnan(r.kappa)]
+    x, y = np.array([r.x for r in same]), np.array([r.measured for r in same])
+    kappa = "" if math.isnan(slope.kappa) else f"$\\kappa$={slope.kappa:g}: "
+    label = f"{kappa}{slope.slope:.2f} (theorem {slope.expected:.2f})"
+    (points,) = axis.loglog(x, y, "o", markersize=4, label=label)
+    centre = np.exp(np.log(y).mean() - slope.expected * np.log(x).mean())
+    ends = np.array([x.min(), x.max()])
+    axis.loglog(ends, centre * ends**slope.expected, "-", color=points.get_color(), linewidth=1)
+
+
 def draw(path: Path, runs: Sequence[Run], slopes: Sequence[Slope]) -> None:
     """Measured points, the fitted lines' slopes, and lines of the theorems' slopes through the
     same centre.
@@ -240,20 +252,7 @@ def draw(path: Path, runs: Sequence[Run], slopes: Sequence[Slope]) -> None:
     )
     for axis, name in zip(axes.flat, names, strict=False):
         for slope in (s for s in slopes if s.experiment == name):
-            same = [
-                r
-                for r in runs
-                if r.experiment == name and (r.kappa == slope.kappa or math.isnan(r.kappa))
-            ]
-            x, y = np.array([r.x for r in same]), np.array([r.measured for r in same])
-            kappa = "" if math.isnan(slope.kappa) else f"$\\kappa$={slope.kappa:g}: "
-            label = f"{kappa}{slope.slope:.2f} (theorem {slope.expected:.2f})"
-            (points,) = axis.loglog(x, y, "o", markersize=4, label=label)
-            centre = np.exp(np.log(y).mean() - slope.expected * np.log(x).mean())
-            ends = np.array([x.min(), x.max()])
-            axis.loglog(
-                ends, centre * ends**slope.expected, "-", color=points.get_color(), linewidth=1
-            )
+            draw_slope(axis, [r for r in runs if r.experiment == name], slope)
         axis.set_title(name, fontsize=9)
         axis.set_xlabel(r"$\sqrt{d} / (n \sqrt{\rho})$")
         axis.set_ylabel("steps" if name.endswith("steps") else "excess risk")

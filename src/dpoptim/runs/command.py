@@ -33,6 +33,7 @@ from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train import (
     Optimization,
+    Trained,
     comparison_epochs,
     package_versions,
     train_privately,
@@ -64,11 +65,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         defaults=defaults,
     )
     plan = for_unit(plan, data, request.records_per_person)
-    compare = data.public if request.compare is None else request.compare
-    if compare and not data.public:
-        raise ValueError(
-            "--compare trains without privacy, which only public data allows: add --data-is-public."
-        )
+    compare = wants_comparison(request, data)
     torch.manual_seed(request.seed)
     model = build_model(request.model, data.x.shape[1:], data.outputs)
     comparison = copy.deepcopy(model)
@@ -85,13 +82,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         folder = prepare_folder(request, data)
         try_writing(folder)  # before anything is spent
         say(plan.describe(), to=console)
-        if (note := advice(data, request)) is not None:
-            say(note, style="yellow", to=console)
-        if request.ledger is not None and ledger.budget is None:
-            note = (
-                "Note: this ledger has no budget, so it writes every run down and refuses none; "
-                "a new one takes --budget."
-            )
+        for note in notes_on(request, data, ledger):
             say(note, style="yellow", to=console)
         with stop_on_signals() as stop, progress_bar(console, plan) as count:
             saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop)
@@ -110,17 +101,11 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         clipped_to = row_norm(data) if isinstance(plan.method, WholeRun) else None
         # First of all: the budget that made it is spent.
         digest = save_model(folder / "model.pt", model, request.model, data, clipped_to)
-        entry = None
-        if trained.reservation is not None:
-            path = None if request.ledger is None else str(request.ledger)
-            entry = LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
+        entry = entry_of(request, ledger, trained)
     scores = None
     if compare:
-        scores = Scores(
-            train_without_privacy(
-                data, comparison, epochs=comparison_epochs(data), seed=request.seed
-            )
-        )
+        epochs = comparison_epochs(data)
+        scores = Scores(train_without_privacy(data, comparison, epochs=epochs, seed=request.seed))
     result = RunResult(
         data_name=data.name,
         model_name=request.model,
@@ -150,6 +135,27 @@ def run_training(request: TrainRequest, console: Console) -> Path:
 
 
 # ---- before training ----------------------------------------------------------------------------
+
+
+def wants_comparison(request: TrainRequest, data: Data) -> bool:
+    """Whether to train without privacy, too."""
+    compare = data.public if request.compare is None else request.compare
+    if compare and not data.public:
+        raise ValueError(
+            "--compare trains without privacy, which only public data allows: add --data-is-public."
+        )
+    return compare
+
+
+def notes_on(request: TrainRequest, data: Data, ledger: Ledger) -> Iterator[str]:
+    """What to tell the user before anything is spent."""
+    if (note := advice(data, request)) is not None:
+        yield note
+    if request.ledger is not None and ledger.budget is None:
+        yield (
+            "Note: this ledger has no budget, so it writes every run down and refuses none; "
+            "a new one takes --budget."
+        )
 
 
 def for_unit(plan: Plan, data: Data, most_records: int) -> Plan:
@@ -277,6 +283,14 @@ class StepCounter:
 
 
 # ---- after training -----------------------------------------------------------------------------
+
+
+def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerEntry | None:
+    """Where the run was charged, if it was."""
+    if trained.reservation is None:
+        return None
+    path = None if request.ledger is None else str(request.ledger)
+    return LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
 
 
 def print_summary(console: Console, result: RunResult, folder: Path) -> None:

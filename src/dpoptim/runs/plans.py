@@ -12,6 +12,7 @@ from dpoptim.plan import Plan
 from dpoptim.recipes import Recipe
 from dpoptim.registry import Entry, entries, entry
 from dpoptim.runs.options import TrainRequest
+from dpoptim.sampling import Sampler
 
 SINGLE_PASS_SOLVERS = ("accelerated-srgd",)
 
@@ -41,12 +42,7 @@ def plan_of(
         "noise_multiplier": options.noise_multiplier,
     }
     if chosen.solver:
-        if options.model != "softmax":
-            others = ", ".join(name for name, each in entries().items() if not each.solver)
-            raise ValueError(
-                f"--method {chosen.name} is for --model softmax; {others} train any model."
-            )
-        refuse_settings(chosen, options)
+        refuse_for_solver(chosen, options)
         solver_clip = largest_gradient if options.clip_norm is None else options.clip_norm
         relation = relation_of(options, bundled, ("zero-out", "replace-one"))
         plan: Plan = chosen.make(chosen.name, solver_clip).plan(n=n, **budget, neighboring=relation)
@@ -54,18 +50,32 @@ def plan_of(
     method = chosen.make(clip_norm=clip_norm, **settings_of(chosen, options))
     batch_size = min(defaults.batch_size, n) if options.batch_size is None else options.batch_size
     sampler = method.sampler(n, min(batch_size, n))
-    if options.single_pass and not sampler.whole_passes:
-        raise ValueError(
-            f"--method {chosen.name} needs many looks at the data; leave out --single-pass."
-        )
-    epochs = defaults.epochs if options.epochs is None else options.epochs
-    if options.single_pass:
-        epochs = 1
-    elif sampler.whole_passes:
-        epochs = math.ceil(epochs)
+    epochs = epochs_of(chosen, options, sampler, defaults)
     relation = relation_of(options, bundled, sampler.relations)
     plan = method.plan(n=n, batch_size=batch_size, epochs=epochs, **budget, neighboring=relation)
     return plan
+
+
+def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:
+    """Refuse options that are for methods that train step by step."""
+    if options.model != "softmax":
+        others = ", ".join(name for name, each in entries().items() if not each.solver)
+        raise ValueError(
+            f"--method {chosen.name} is for --model softmax; {others} train any model."
+        )
+    refuse_settings(chosen, options)
+
+
+def epochs_of(chosen: Entry, options: TrainRequest, sampler: Sampler, defaults: Recipe) -> float:
+    """Passes over the data: whole ones where the sampler wants that."""
+    if options.single_pass:
+        if not sampler.whole_passes:
+            raise ValueError(
+                f"--method {chosen.name} needs many looks at the data; leave out --single-pass."
+            )
+        return 1
+    epochs = defaults.epochs if options.epochs is None else options.epochs
+    return math.ceil(epochs) if sampler.whole_passes else epochs
 
 
 def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:

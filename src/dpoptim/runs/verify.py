@@ -120,15 +120,14 @@ def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
 def differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
     """One line for each entry that differs."""
     if isinstance(written, dict) and isinstance(expected, dict):
-        for name in [*expected, *(name for name in written if name not in expected)]:
+        for name in dict.fromkeys([*expected, *written]):
             if name == DIGEST and not place:
                 continue  # of the document itself; it was checked when the text was read
             inner = f"{place}.{name}" if place else str(name)
-            if name not in written or name not in expected:
-                yield (
-                    f"{printable(inner)} "
-                    f"{'is missing' if name not in written else 'does not belong there'}"
-                )
+            if name not in written:
+                yield f"{printable(inner)} is missing"
+            elif name not in expected:
+                yield f"{printable(inner)} does not belong there"
             else:
                 yield from differences(written[name], expected[name], inner)
     elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):

@@ -27,7 +27,7 @@ from dpoptim.gradients.oracle import (
     squared_norms,
     trainable,
 )
-from dpoptim.training.check import TOLERANCE
+from dpoptim.training.comparison import TOLERANCE
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, places_of_records, promoted
 from dpoptim.training.quiet import put_back, quiet
@@ -103,26 +103,30 @@ def choose_isolation(
         if not trials.finite:  # records without any token, say, where numbers are a mask
             sample = sample.with_ones()
             trials = Trials(model, sample)
-        if not trials.finite:
-            isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
-            return Chosen(
-                isolation, (not_probed("gradients on random input are not finite"),), None
-            )
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
+        if not trials.finite:
+            unknown = not_probed("gradients on random input are not finite")
+            return Chosen(isolation, (unknown,), None)
         failure = trials.failure(isolation)
         if failure is not None and choice != "auto":
             raise trials.refusal(failure)
         first = failure
         if failure is not None:
-            isolation, failure = with_places(model, sample, trials, isolation, failure)
-        for _ in range(MOST_TRIALS):
-            if failure is None or isolation.alone:
-                break
-            isolation = promoted(model, isolation, failure)
-            failure = None if isolation.alone else trials.failure(isolation)
-        else:
-            isolation = Isolation.of("alone")
+            isolation = slower_way(model, sample, trials, isolation, failure)
         return Chosen(isolation, basis_of(isolation), sample, message_of(trials, isolation, first))
+
+
+def slower_way(
+    model: nn.Module, sample: Sample, trials: "Trials", isolation: Isolation, first: Failure
+) -> Isolation:
+    """The next way after one that failed, by the first that does not."""
+    isolation, failure = with_places(model, sample, trials, isolation, first)
+    for _ in range(MOST_TRIALS):
+        if failure is None or isolation.alone:
+            return isolation
+        isolation = promoted(model, isolation, failure)
+        failure = None if isolation.alone else trials.failure(isolation)
+    return Isolation.of("alone")
 
 
 def working_sample(

@@ -84,24 +84,9 @@ def check_loss(
     program = Program(
         model, loss, default_collate if collate_fn is None else collate_fn, (isolation,)
     )
-    on, skipped = [], ""
-    try:
-        generator = torch.Generator().manual_seed(0)
-        form = units.a_row(train_set)
-        invented = [
-            [made_up(form, generator) for _ in range(units.rows.per_record)] for _ in range(MADE_UP)
-        ]
-    except TypeError as error:
-        skipped = f"nobody can make up {error}"
-    else:
-        with saying("on made-up records"):
-            skipped = compare_if_possible(program, invented)
-        if not skipped:
-            on.append("made-up records")
-            with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
-                variations = with_padding(invented, sequences=collate_fn is not None)
-                if "" in [compare_if_possible(program, changed) for changed in variations]:
-                    on = ["made-up records, also of unequal lengths"]
+    on, skipped = check_on_made_up(
+        program, units.a_row(train_set), units.rows.per_record, sequences=collate_fn is not None
+    )
     apart = 1 if isinstance(train_set, StreamRecords) else max(1, units.count // TAKEN)
     taken = [units.some_rows(train_set, min(i * apart, units.count - 1)) for i in range(TAKEN)]
     with saying(f"on records of the data set{BY_COLLATE}"):
@@ -112,6 +97,34 @@ def check_loss(
     if skipped:
         on.append(f"not on made-up ones: {skipped}")
     return LossCheck(found.loss_reduction, collate_fn, "; ".join(on))
+
+
+def check_on_made_up(
+    program: Program, form: Any, rows: int, *, sequences: bool
+) -> tuple[list[str], str]:
+    """Check the loss on records that nobody owns.
+
+    Args:
+        form: a row, of which only the form is used.
+        rows: of a record.
+        sequences: whether to try shorter ones, too.
+
+    Returns:
+        what was compared, and why nothing was; either is empty.
+    """
+    generator = torch.Generator().manual_seed(0)
+    try:
+        invented = [[made_up(form, generator) for _ in range(rows)] for _ in range(MADE_UP)]
+    except TypeError as error:
+        return [], f"nobody can make up {error}"
+    with saying("on made-up records"):
+        skipped = compare_if_possible(program, invented)
+    if skipped:
+        return [], skipped
+    with saying(f"on made-up records of unequal lengths{BY_COLLATE}"):
+        variations = with_padding(invented, sequences=sequences)
+        also = "" in [compare_if_possible(program, changed) for changed in variations]
+    return ["made-up records, also of unequal lengths" if also else "made-up records"], ""
 
 
 @contextmanager

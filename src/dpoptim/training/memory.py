@@ -77,6 +77,18 @@ def physical_batch_size(
                 return None
             raise
 
+    return most_rows(bytes_for, most, limit)
+
+
+def most_rows(bytes_for: Callable[[int], int | None], most: int, limit: int) -> int:
+    """The most rows, up to ``most``, that take at most ``limit`` bytes, or nearly as many.
+
+    Args:
+        bytes_for: measures; None where the device has not as many.
+
+    Raises:
+        ValueError: a single row takes more.
+    """
     fits, too_many, out_of_memory = 0, most + 1, False
     known = [(rows, needed) for rows in (1, FEW) if (needed := bytes_for(rows)) is not None]
     for _ in range(TRIALS):

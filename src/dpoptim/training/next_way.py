@@ -2,6 +2,7 @@
 have their records.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,19 +87,26 @@ def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolat
     modules = dict(model.named_modules())
     chosen = set(isolation.by_vmap)
     for name in failure.modules or (WHOLE_MODEL,):
-        inside = next((v for v in chosen if name == v or name.startswith(f"{v}.")), None)
-        start = name if inside is None else parent(inside)
-        if inside is None and next(modules[name].children(), None) is None:
-            # a rule, or the lack of one, was not the reason: what is around it is
-            start = parent(name)
-        while start != WHOLE_MODEL and type(modules[start]).forward is nn.Module.forward:
-            start = parent(start)  # a list of modules is never called
-        kind = type(modules[start])
+        kind = type(modules[surroundings(modules, chosen, name)])
         chosen |= {key for key, module in modules.items() if type(module) is kind}
-    outermost = [
-        v for v in chosen if not any(v != o and (o == "" or v.startswith(f"{o}.")) for o in chosen)
-    ]
+    outermost = [v for v in chosen if not any(v != other and inside(v, other) for other in chosen)]
     return replace(isolation, by_vmap=tuple(sorted(outermost)))
+
+
+def surroundings(modules: Mapping[str, nn.Module], chosen: Iterable[str], failed: str) -> str:
+    """The module to take as a whole where one in it failed."""
+    taken = next((v for v in chosen if inside(failed, v)), None)
+    # without children, a rule, or the lack of one, was not the reason: what is around it is
+    alone = taken is None and next(modules[failed].children(), None) is None
+    start = parent(failed) if alone else failed if taken is None else parent(taken)
+    while start != WHOLE_MODEL and type(modules[start]).forward is nn.Module.forward:
+        start = parent(start)  # a list of modules is never called
+    return start
+
+
+def inside(name: str, other: str) -> bool:
+    """Whether a module is another one, or in it."""
+    return other in ("", name) or name.startswith(f"{other}.")
 
 
 def parent(name: str) -> str:

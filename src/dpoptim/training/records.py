@@ -25,18 +25,16 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
     if isinstance(record, Mapping):
         changed = {key: below(key, value) for key, value in record.items()}
         return changed if type(record) is dict else type(record)(changed)  # type: ignore[call-arg]
-    if isinstance(record, tuple) and hasattr(record, "_fields"):
-        return type(record)(*(below(key, getattr(record, key)) for key in record._fields))
     if isinstance(record, tuple | list):
         # The last one of several is what is to be predicted, as in (x, y).
-        last = len(record) - 1
-        return type(record)(
-            below("label" if 0 < i == last else i, value) for i, value in enumerate(record)
-        )
+        unnamed = [*range(len(record) - 1), "label" if len(record) > 1 else 0][: len(record)]
+        fields = getattr(record, "_fields", None)
+        values = map(below, unnamed if fields is None else fields, record)
+        return type(record)(values) if fields is None else type(record)(*values)
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        fields = [field.name for field in dataclasses.fields(record) if field.init]
+        names = [field.name for field in dataclasses.fields(record) if field.init]
         return dataclasses.replace(
-            record, **{key: below(key, getattr(record, key)) for key in fields}
+            record, **{name: below(name, getattr(record, name)) for name in names}
         )
     return change(path, record)
 

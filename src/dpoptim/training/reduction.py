@@ -41,31 +41,30 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         # Of a part of the rows, nobody knows how many they are.
         reading = None if engine.partial_backward else read_reduction(losses, engine.rows_open)
         reduction = agreed_reduction(reading, declared)
-        weight = (
-            None if reading is None or reading.total_weight is None else float(reading.total_weight)
-        )
-        engine.backward(losses, reduction, "scalar", weight)
-        return
-    K = engine.rows.per_record
-    if (
-        losses.dim() == 1
-        and K > 1
-        and K * len(losses) == engine.rows_open
-        and engine.present is None
-    ):
-        # one a record: its rows are reduced
+        divisor = None if reading is None else reading.total_weight
+        engine.backward(losses, reduction, "scalar", None if divisor is None else float(divisor))
+    elif losses.dim() != 1:
+        raise not_one_each(axes_of(losses))
+    elif one_for_each_record(engine, len(losses)):  # whose rows are reduced already
+        K = engine.rows.per_record
         engine.backward(losses * K if engine.rows.reduction == "mean" else losses)
-        return
-    fits = losses.dim() == 1 and (
-        len(losses) == engine.rows_open or (engine.partial_backward and engine.rows_open)
+    elif len(losses) == engine.rows_open or engine.takes_parts:
+        engine.backward(losses)
+    else:  # how many rows there are is private
+        raise not_one_each(f"{axes_of(losses)} of another length")
+
+
+def one_for_each_record(engine: Engine, losses: int) -> bool:
+    """Whether there are as many losses as records of several rows."""
+    K = engine.rows.per_record
+    return K > 1 and K * losses == engine.rows_open and engine.present is None
+
+
+def not_one_each(got: str) -> PrivacyError:
+    return PrivacyError(
+        "private.backward takes one loss for each delivered record, shape (rows,); got "
+        f"{got}. {ONE_BY_ONE}"
     )
-    if not fits:  # how many rows there are is private
-        raise PrivacyError(
-            "private.backward takes one loss for each delivered record, shape (rows,); got "
-            f"{axes_of(losses)}"
-            f"{'' if losses.dim() != 1 else ' of another length'}. {ONE_BY_ONE}"
-        )
-    engine.backward(losses)
 
 
 @dataclass(frozen=True)

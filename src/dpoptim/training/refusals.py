@@ -154,23 +154,19 @@ def refuse_devices(plan: Plan, engine: Engine) -> None:
             check_noise(device)
 
 
+def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Parameter]:
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return [p for group in groups for p in group["params"]]
+
+
 def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """The optimizers together must hold exactly the trainable parameters: others would move, or
     leak, without the gate.
     """
-    holders = Counter(
-        id(p)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    )
-    known = {id(p) for p in engine.parameters}
-    missing = [
-        name
-        for name, p in zip(engine.names, engine.parameters, strict=True)
-        if id(p) not in holders
-    ]
-    if missing:
+    held = parameters_of(optimizers)
+    times = Counter(map(id, held))
+    named = list(zip(engine.names, engine.parameters, strict=True))
+    if missing := [name for name, p in named if not times[id(p)]]:
         raise PrivacyError(
             f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is "
             "not in the optimizer. "
@@ -178,18 +174,13 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
             "trainable parameters, or "
             "freeze it with requires_grad_(False)."
         )
-    twice = [
-        name for name, p in zip(engine.names, engine.parameters, strict=True) if holders[id(p)] > 1
-    ]
-    if twice:
+    if twice := [name for name, p in named if times[id(p)] > 1]:
         raise PrivacyError(
             f"parameter {twice[0]!r} is in two optimizers, of which only the first to step would "
             "find its gradient. "
             "Fix: put each parameter in one."
         )
-    held = [
-        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
-    ]
+    known = {id(p) for p in engine.parameters}
     if any(p.requires_grad for p in held if id(p) not in known):
         raise PrivacyError(
             "the optimizer holds trainable parameters that are not the model's: they would be "

@@ -195,27 +195,12 @@ class AttentionLayer:
         """Softmax attention of projected queries (B, L, E), keys and values (B, S, E), and its
         weights if wanted.
         """
-        module = self.module
-        heads, padding = module.num_heads, given.get("key_padding_mask")
-        wants_weights, causal = given.get("need_weights", True), given.get("is_causal", False)
-        mask = self._mask(given.get("attn_mask"), q)
-        if causal and mask is None:
-            raise ValueError(
-                "is_causal is a hint about attn_mask, so attn_mask must be given with it."
-            )
-        if causal and padding is None and not wants_weights:
-            mask = None  # the kernel makes it
-        else:
-            causal = False
-        padding = None if padding is None else additive(padding, q.dtype)[:, None, None, :]
+        module, wants_weights = self.module, given.get("need_weights", True)
         k, v = self._append(k, "bias_k"), self._append(v, "bias_v")
-        q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
         if module.add_zero_attn:
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
-        mask, padding = (
-            None if m is None else F.pad(m, (0, k.shape[2] - m.shape[3])) for m in (mask, padding)
-        )  # learned and zero positions are masked for nobody
-        mask = padding if mask is None else mask if padding is None else mask + padding
+        mask, causal = self._whole_mask(q, k, given)
         dropout = module.dropout if module.training else 0.0
         if not wants_weights:
             output = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
@@ -226,6 +211,26 @@ class AttentionLayer:
         )
         output = (weights @ v).transpose(1, 2).flatten(2)
         return output, weights.mean(1) if given.get("average_attn_weights", True) else weights
+
+    def _whole_mask(
+        self, q: Tensor, k: Tensor, given: Mapping[str, Any]
+    ) -> tuple[Tensor | None, bool]:
+        """What is added to the scores of queries (B, heads, L, E) and keys (B, heads, S, E), and
+        whether the kernel is to mask what comes later.
+        """
+        padding = given.get("key_padding_mask")
+        mask = self._mask(given.get("attn_mask"), q)
+        if given.get("is_causal", False):
+            if mask is None:
+                raise ValueError(
+                    "is_causal is a hint about attn_mask, so attn_mask must be given with it."
+                )
+            if padding is None and not given.get("need_weights", True):
+                return None, True  # the kernel makes it
+        masks = [mask, None if padding is None else additive(padding, q.dtype)[:, None, None, :]]
+        # learned and zero positions are masked for nobody
+        padded = [F.pad(m, (0, k.shape[2] - m.shape[3])) for m in masks if m is not None]
+        return sum(padded[1:], start=padded[0]) if padded else None, False
 
     def _mask(self, mask: Any, q: Tensor) -> Tensor | None:
         """The attention mask to add: shape (B or 1, heads or 1, L, S)."""

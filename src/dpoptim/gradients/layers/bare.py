@@ -2,7 +2,8 @@
 `shared`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -62,9 +63,8 @@ class BareParameters:
         self.owner.sees_constants_only = not self.sees_records or not tensors
         self.owner.first_axes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
         try:
-            for place, name, parameter in self.owner.places:
-                vars(place)[name] = SharedParameter.of(self.owner, parameter)
-            outputs = self.original(*args, **kwargs)
+            with self._shared_parameters():
+                outputs = self.original(*args, **kwargs)
         except UnsupportedUseError as error:
             mine = {id(p) for _, _, p in self.owner.places} & {id(p) for p in error.parameters}
             if self.falls_back is False or not mine:
@@ -73,8 +73,16 @@ class BareParameters:
         else:
             self.falls_back = False
             return outputs
+        return self.fallback(rows, args, kwargs)
+
+    @contextmanager
+    def _shared_parameters(self) -> Iterator[None]:
+        """Put what looks at every operation in the places of the parameters."""
+        try:
+            for place, name, parameter in self.owner.places:
+                vars(place)[name] = SharedParameter.of(self.owner, parameter)
+            yield
         finally:
             self.owner.sees_constants_only = False
             for place, name, _ in self.owner.places:
                 vars(place).pop(name, None)
-        return self.fallback(rows, args, kwargs)

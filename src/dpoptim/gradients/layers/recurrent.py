@@ -6,7 +6,7 @@ gradient is the sum over steps of (gradient of the map's output) x (its input), 
 on the outputs of all steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ from dpoptim.gradients.multiplication import linear_of_constants
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.gradients.sequence_outer import SequenceOuter
 
+States = tuple[Tensor, Tensor | None]
+# from a place in the sequence and the states before it to those after it
+Step = Callable[[int, Tensor, Tensor | None], States]
 KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
@@ -93,41 +96,45 @@ class Direction:
             steps.outputs = output.detach()
             output = output.clone()  # the caller may change it in place
             return output, output[:, 0 if self.reverse else -1], c
-        gates = z.unbind(1)
-        B, T = x.shape[:2]
-        hidden = projected = None
-        if isinstance(module, nn.GRU):
-            bias = weights.get("b_hh", x.new_zeros(3 * module.hidden_size))
-            hidden = tap(self._use(self.gates_of_hidden, steps), bias.expand(B, T, -1)).unbind(1)
-        if "w_hr" in weights:
-            projected = tap(
-                self._use(("w_hr",), steps), x.new_zeros(()).expand(B, T, module.proj_size)
-            ).unbind(1)
-        w_hh = weights["w_hh"].T
+        step = self._step(z, weights, steps)
         outputs: list[Tensor] = []
-        for t in reversed(range(T)) if self.reverse else range(T):
-            before, c_before = h, c
-            if hidden is not None:
-                h = gru_step(gates[t], torch.addmm(hidden[t], h, w_hh), h)
-            elif c is not None:
-                h, c = lstm_step(torch.addmm(gates[t], h, w_hh), c)
-                if projected is not None:
-                    steps.cells.append(h.detach())
-                    h = torch.addmm(projected[t], h, weights["w_hr"].T)
-            else:
-                h = torch.addmm(gates[t], h, w_hh)
-                h = h.relu() if module.mode == "RNN_RELU" else h.tanh()
+        for t in reversed(range(x.shape[1])) if self.reverse else range(x.shape[1]):
+            before = h, c
+            h, c = step(t, h, c)
             if valid is not None:
-                h = torch.where(valid[:, t, None], h, before)
-                c = (
-                    None
-                    if c is None or c_before is None
-                    else torch.where(valid[:, t, None], c, c_before)
-                )
+                h, c = where(valid[:, t, None], (h, c), before)
             outputs.append(h)
         output = torch.stack(outputs[::-1] if self.reverse else outputs, 1)
         steps.outputs = output.detach()
         return output.clone(), h, c  # the caller may change it in place
+
+    def _step(self, z: Tensor, weights: Mapping[str, Tensor], steps: "Steps") -> Step:
+        """What one step makes of the states.
+
+        Args:
+            z: what comes from the inputs, (B, T, gates).
+            weights: detached, by their short names.
+        """
+        module, gates, w_hh = self.module, z.unbind(1), weights["w_hh"].T
+        B, T = z.shape[:2]
+        if isinstance(module, nn.GRU):
+            bias = weights.get("b_hh", z.new_zeros(3 * module.hidden_size))
+            hidden = tap(self._use(self.gates_of_hidden, steps), bias.expand(B, T, -1)).unbind(1)
+            return lambda t, h, c: (gru_step(gates[t], torch.addmm(hidden[t], h, w_hh), h), None)
+        if isinstance(module, nn.RNN):
+            bend = torch.relu if module.mode == "RNN_RELU" else torch.tanh
+            return lambda t, h, c: (bend(torch.addmm(gates[t], h, w_hh)), None)
+        if "w_hr" not in weights:
+            return lambda t, h, c: lstm_step(torch.addmm(gates[t], h, w_hh), c)
+        zeros = z.new_zeros(()).expand(B, T, module.proj_size)
+        projected = tap(self._use(("w_hr",), steps), zeros).unbind(1)
+
+        def projecting(t: int, h: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            inner, c = lstm_step(torch.addmm(gates[t], h, w_hh), c)
+            steps.cells.append(inner.detach())
+            return torch.addmm(projected[t], inner, weights["w_hr"].T), c
+
+        return projecting
 
     def _use(self, keys: tuple[str, ...], steps: "Steps") -> Use:
         def per_sample_grads(saved: tuple[Tensor, ...], g: Tensor) -> Mapping[str, PerSampleGrad]:
@@ -167,7 +174,15 @@ class Steps:
         return torch.stack(self.cells[::-1] if self.reverse else self.cells, 1)
 
 
-def lstm_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def where(mask: Tensor, after: States, before: States) -> States:
+    """The states after a step where it exists, those before it elsewhere."""
+    (h, c), (h_before, c_before) = after, before
+    cells = None if c is None or c_before is None else torch.where(mask, c, c_before)
+    return torch.where(mask, h, h_before), cells
+
+
+def lstm_step(gates: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor]:
+    assert c is not None
     i, f, g, o = gates.chunk(4, 1)
     c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
     return o.sigmoid() * c.tanh(), c

@@ -11,7 +11,7 @@ tensor that looks at every operation it takes part in:
   record first, by `ExpandParameter`. What comes of row i then depends on row i alone, so the
   gradient of that row is record i's own. (Which tensors are data, and that the records are their
   first axis, is read off how long it is: in the first call, best one on made-up records of a
-      number unlike every other axis. Without those it is on trust, as for all layers.)
+  number unlike every other axis. Without those it is on trust, as for all layers.)
 * with data, in a function that is a layer (``F.linear``), that layer's rule does it;
 * anything else raises `UnsupportedUseError`, upon which the whole module goes through the
   fallback.
@@ -21,6 +21,8 @@ its hook, and is refused.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -100,17 +102,13 @@ class SharedParameter(torch.Tensor):
             # The other tensor gives its shape or dtype only.
             method = "expand" if name == "expand_as" else "to"
             return getattr(args[0], method)(LIKE_ANOTHER[name](args[1]), **kwargs)
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        shared = [leaf for leaf in leaves if isinstance(leaf, SharedParameter)]
-        owner = shared[0].owner
-        data = [t for t in leaves if not isinstance(t, SharedParameter) and not constant(t, owner)]
-        parameters = tuple({id(p): p for s in shared for p in s.parameters}.values())
-        unsupported = UnsupportedUseError(owner.label, name, parameters)
+        operation = Operation(func, name, args, kwargs)
+        owner = operation.shared[0].owner
         if "out" in kwargs or (in_place(name) and args and isinstance(args[0], SharedParameter)):
-            raise unsupported
-        if not data:
-            return derive(func, name, args, kwargs, shared, parameters)
-        if all(isinstance(s.make, Parameter) for s in shared):
+            raise operation.unsupported()
+        if not operation.data:
+            return operation.derived()
+        if all(isinstance(each.make, Parameter) for each in operation.shared):
             found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
             if found is not None:
                 rule, layer, x = found
@@ -118,25 +116,19 @@ class SharedParameter(torch.Tensor):
                 return RuleFunction.apply(
                     owner.recorder, rule, layer, owner.label, x, *layer.parameters()
                 )
-        spread = EXPANDED.get(name, expand_elementwise if name.strip("_") in ELEMENTWISE else None)
-        rows = None if spread is None else spread(name, args, kwargs, shared, data)
-        if rows is None or not owner.may_be_records(rows):
-            raise unsupported
-        axes = max(t.dim() for t in data)
-        joint = (
-            joint_shape(leaves, [*shared, *data], axes) if spread is expand_elementwise else None
-        )
-        args, kwargs = pytree.tree_map(
-            lambda leaf: (
-                leaf.per_record(rows, axes, joint) if isinstance(leaf, SharedParameter) else leaf
-            ),
-            (args, kwargs),
-        )
-        return func(*args, **kwargs)
+        return operation.per_record()
 
     def plain(self) -> Tensor:
         with DisableTorchFunctionSubclass():
             return self.detach().as_subclass(Tensor)
+
+    def fits(self, rows: int, axes: int) -> bool:
+        """Whether broadcasting gives each of so many records its row, among tensors of so many
+        axes.
+        """
+        if self.dim() != axes:
+            return self.dim() < axes
+        return self.shape[0] == 1 or (self.shape[0] == rows and self.alike)
 
     def per_record(self, rows: int, axes: int, joint: torch.Size | None = None) -> Tensor:
         """One row per record: shape (rows, ...) of so many axes, under hooks; in an elementwise
@@ -151,18 +143,101 @@ class SharedParameter(torch.Tensor):
         )
 
 
-def joint_shape(
-    leaves: Sequence[Tensor], without_constants: Sequence[Tensor], axes: int
-) -> torch.Size:
-    """What all operands are broadcast to, records first; a constant with an axis before the
-    records' is left to autograd.
-    """
-    joint = torch.broadcast_shapes(*(t.shape for t in leaves))
-    return (
-        joint
-        if len(joint) == axes
-        else torch.broadcast_shapes(*(t.shape for t in without_constants))
-    )
+@dataclass(frozen=True)
+class Operation:
+    """An operation of torch on shared parameters, among other things."""
+
+    func: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @cached_property
+    def leaves(self) -> list[Tensor]:
+        found = pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    @cached_property
+    def shared(self) -> list[SharedParameter]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, SharedParameter)]
+
+    @cached_property
+    def data(self) -> list[Tensor]:
+        """What may hold records."""
+        owner = self.shared[0].owner
+        others = (leaf for leaf in self.leaves if not isinstance(leaf, SharedParameter))
+        return [t for t in others if not constant(t, owner)]
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        return tuple({id(p): p for each in self.shared for p in each.parameters}.values())
+
+    def unsupported(self) -> UnsupportedUseError:
+        return UnsupportedUseError(self.shared[0].owner.label, self.name, self.parameters)
+
+    def per_record(self) -> Any:
+        """The result, on a row of each shared parameter for each record."""
+        elementwise = expand_elementwise if self.name.strip("_") in ELEMENTWISE else None
+        expand = EXPANDED.get(self.name, elementwise)
+        rows = (
+            None
+            if expand is None
+            else expand(self.name, self.args, self.kwargs, self.shared, self.data)
+        )
+        if rows is None or not self.shared[0].owner.may_be_records(rows):
+            raise self.unsupported()
+        axes = max(t.dim() for t in self.data)
+        joint = self._joint_shape(axes) if expand is expand_elementwise else None
+
+        def expanded(leaf: Any) -> Any:
+            shared = isinstance(leaf, SharedParameter)
+            return leaf.per_record(rows, axes, joint) if shared else leaf
+
+        args, kwargs = pytree.tree_map(expanded, (self.args, self.kwargs))
+        return self.func(*args, **kwargs)
+
+    def _joint_shape(self, axes: int) -> torch.Size:
+        """What all operands are broadcast to, records first; a constant with an axis before the
+        records' is left to autograd.
+        """
+        joint = torch.broadcast_shapes(*(t.shape for t in self.leaves))
+        if len(joint) == axes:
+            return joint
+        return torch.broadcast_shapes(*(t.shape for t in (*self.shared, *self.data)))
+
+    def derived(self) -> Any:
+        """The result of an operation on shared parameters and constants alone: shared, too."""
+        with DisableTorchFunctionSubclass():
+            result = self.func(*self.args, **self.kwargs)
+        first, parameters = self.shared[0], self.parameters
+        leaves, structure = pytree.tree_flatten(result)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                make = lambda values, i=i: self._remade(values)[i]  # noqa: E731
+                leaves[i] = SharedParameter._wrap(
+                    leaf, first.owner, make, parameters, self._alike(leaf)
+                )
+        return pytree.tree_unflatten(leaves, structure)
+
+    def _remade(self, values: Values) -> list[Any]:
+        def value(leaf: Any) -> Any:
+            if not isinstance(leaf, SharedParameter):
+                return leaf
+            if id(leaf) not in values:
+                values[id(leaf)] = leaf.make(values)
+            return values[id(leaf)]
+
+        args, kwargs = pytree.tree_map(value, (self.args, self.kwargs))
+        return pytree.tree_leaves(self.func(*args, **kwargs))
+
+    def _alike(self, result: Tensor) -> bool:
+        """Whether all rows of a result are equal."""
+        first = self.shared[0]
+        if not result.dim():
+            return False
+        if self.name in REPEATING and (result.dim() > first.dim() or first.shape[0] == 1):
+            return True
+        return self.name in SAME_ROWS and first.alike and result.shape[0] == first.shape[0]
 
 
 def as_parameter(leaf: Any) -> Any:
@@ -180,49 +255,6 @@ def in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
 
 
-def derive(
-    func: Callable[..., Any],
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: list[SharedParameter],
-    parameters: tuple[nn.Parameter, ...],
-) -> Any:
-    """An operation on shared parameters and constants alone."""
-    with DisableTorchFunctionSubclass():
-        result = func(*args, **kwargs)
-
-    def remake(values: Values) -> list[Any]:
-        def value(leaf: Any) -> Any:
-            if not isinstance(leaf, SharedParameter):
-                return leaf
-            if id(leaf) not in values:
-                values[id(leaf)] = leaf.make(values)
-            return values[id(leaf)]
-
-        again = pytree.tree_map(value, (args, kwargs))
-        return pytree.tree_leaves(func(*again[0], **again[1]))
-
-    first = shared[0]
-    leaves, structure = pytree.tree_flatten(result)
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            repeated = (
-                name in REPEATING
-                and leaf.dim() > 0
-                and (leaf.dim() > first.dim() or first.shape[0] == 1)
-            )
-            kept = (
-                name in SAME_ROWS
-                and first.alike
-                and leaf.dim() > 0
-                and leaf.shape[0] == first.shape[0]
-            )
-            make = lambda values, i=i: remake(values)[i]  # noqa: E731
-            leaves[i] = SharedParameter._wrap(leaf, first.owner, make, parameters, repeated or kept)
-    return pytree.tree_unflatten(leaves, structure)
-
-
 def expand_elementwise(
     name: str,
     args: tuple[Any, ...],
@@ -237,12 +269,7 @@ def expand_elementwise(
         return None
     sizes = {t.shape[0] for t in data if t.dim() == axes and axes > 0}
     rows = max(sizes, default=0)
-    fits = axes > 0 and sizes <= {1, rows}
-    for s in shared:
-        fits = fits and (
-            s.dim() < axes
-            or (s.dim() == axes and (s.shape[0] == 1 or (s.shape[0] == rows and s.alike)))
-        )
+    fits = axes > 0 and sizes <= {1, rows} and all(s.fits(rows, axes) for s in shared)
     return rows if fits else None
 
 

@@ -1,0 +1,170 @@
+"""The engine's clipped sum of a batch, held against its records taken one at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.errors import PrivacyError, SamplesInteractError
+from dpoptim.gradients.engine import Reduction
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.oracle import (
+    Loss,
+    clipped_sums,
+    engine_sums,
+    gradients_alone,
+    squared_norms,
+    trainable,
+    worst_mismatch,
+)
+from dpoptim.gradients.rows_of_records import RowsOfRecords
+
+TOLERANCE = {  # of the bound, for each record
+    torch.bfloat16: 3e-2,
+    torch.float16: 5e-3,
+    torch.float32: 1e-4,
+    torch.float64: 1e-6,
+}
+
+
+class Comparison:
+    """One batch, and the same records one at a time: under a bound that really clips, and under
+    one that does not.
+
+    Args:
+        alone: batches of one.
+        together: a batch of records.
+        order: which of those alone each of them is.
+        per_record: rows of a record.
+        ways: of keeping records apart, see `Program`.
+
+    Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
+    by the batch size.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        alone: list[Any],
+        together: Any,
+        order: list[int],
+        per_record: int,
+        ways: Sequence[Isolation],
+    ) -> None:
+        self.model, self.loss, self.rows = model, loss, len(order)
+        self.alone, self.together = alone, together
+        self._order, self._per_record, self._ways = order, per_record, ways
+
+    def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
+        """The candidate under which engine and truth agree.
+
+        Raises:
+            SamplesInteractError: none does.
+        """
+        gradients = [g[self._order] for g in gradients_alone(self.model, self.loss, self.alone)]
+        bounds = clipping_and_not(gradients)
+        worst, refused = "", None
+        for way in self._ways:
+            try:
+                for candidate in candidates:
+                    if way.enforced and not self._adds_up(gradients, candidate):
+                        # apart, but not what the loss says: each record would be normalised by
+                        # itself, say
+                        continue
+                    found = (self._mismatch(gradients, C, candidate, way) for C in bounds)
+                    worst = next(filter(None, found), "")
+                    if not worst:
+                        return candidate
+            except SamplesInteractError:
+                raise
+            except PrivacyError as error:
+                refused = refused or error
+        if refused is not None and not worst:
+            raise refused
+        raise self._interaction(gradients, worst)
+
+    def _interaction(self, gradients: list[Tensor], worst: str) -> SamplesInteractError:
+        if self._weighs_records(gradients):
+            return SamplesInteractError(
+                "the loss is a weighted mean over the records of a batch, and how much a record "
+                "weighs depends on the others: a mean over the tokens of the whole batch "
+                "(ignore_index, padding; the loss inside a Hugging Face model), or class weights "
+                "inside a mean. Fix: average over each record's own tokens first, "
+                'dpoptim.losses.per_sample_mean(losses, mask), of losses with reduction="none"; '
+                "multiply class weights yourself."
+            )
+        return SamplesInteractError(
+            "records see each other, or the first axis of some layer is not the record: the "
+            f"clipped sum of a batch of {self.rows} differs from that of its records taken alone, "
+            f"most at parameter {worst!r}. Usual causes: a loss averaged over the tokens of the "
+            "whole batch (average in each record first), an in-batch contrastive loss, class "
+            "weights inside a mean, batch statistics, positions of shape (T,) instead of (1, T), a "
+            "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
+        )
+
+    def _ordinary(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The records' own gradients, shape (rows, entries), and that of the whole batch as
+        autograd has it.
+        """
+        parameters = list(trainable(self.model).values())
+        found = torch.autograd.grad(
+            self.loss(self.model, self.together), parameters, allow_unused=True
+        )
+        whole = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
+        ]
+        rows = torch.cat([g.double().reshape(self.rows, -1).cpu() for g in gradients], 1)
+        return rows, torch.cat([g.double().flatten().cpu() for g in whole])
+
+    def _adds_up(self, gradients: list[Tensor], reduction: Reduction) -> bool:
+        """Whether the batch's gradient is the mean or sum of the records' own."""
+        rows, target = self._ordinary(gradients)
+        expected = rows.mean(0) if reduction == "mean" else rows.sum(0)
+        return float((expected - target).norm()) <= 1e-3 * float(rows.norm(dim=1).sum())
+
+    def _weighs_records(self, gradients: list[Tensor]) -> bool:
+        """Whether the batch's gradient is made of the records' own, with weights that add up to
+        1.
+        """
+        rows, target = self._ordinary(gradients)
+        weights = torch.linalg.pinv(rows @ rows.T, hermitian=True, rtol=1e-9) @ (rows @ target)
+        explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())
+        return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
+
+    def _mismatch(
+        self, gradients: list[Tensor], clip_norm: float, reduction: Reduction, way: Isolation
+    ) -> str:
+        """The parameter where engine and truth differ most under this bound; empty if they
+        agree.
+        """
+        clipping = Clipping(clip_norm)
+        named = trainable(self.model)
+        truth = clipped_sums(gradients, clipping, self.rows, reduction)
+        # a loss reduces a record's rows as it reduces all
+        rows = RowsOfRecords(self._per_record, reduction)
+        ours = engine_sums(
+            self.model, self.loss, self.together, self.rows, clipping, reduction, way, rows
+        )
+        worst, distance = worst_mismatch(named, ours, truth)
+        allowed = clip_norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
+        return "" if distance <= allowed else worst
+
+
+def clipping_and_not(gradients: list[Tensor]) -> tuple[float, float]:
+    """A bound that half of the records exceed, and one that none does.
+
+    Raises:
+        SamplesInteractError: no record's own gradient is finite.
+    """
+    norms = squared_norms(gradients).sqrt()
+    norms = norms[norms.isfinite()]
+    if not len(norms):
+        raise SamplesInteractError(
+            "no record by itself has a finite gradient, as where several are needed: an unbiased "
+            "variance or a correlation over the batch. Fix: let each record's loss depend on that "
+            "record alone."
+        )
+    return max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)
