@@ -29,6 +29,7 @@ from dpoptim.gradients.feed_forward import (
     spectral_norm,
     squared_gradient_bounds,
 )
+from dpoptim.gradients.trained_parameters import TrainedParameters
 from dpoptim.gradients.value_engine import ValueEngine
 
 ACTIVATIONS = [
@@ -626,6 +627,7 @@ def test_layers_too_wide_for_float32_are_refused_with_the_fix() -> None:
         model = nn.Sequential(*[nn.Linear(40_000, 40_000) for _ in range(2)])
     engine = object.__new__(ValueEngine)
     engine._layers, engine.parameters = layers_of(model), list(model.parameters())
-    engine.reduction, engine.capacity, engine._narrowest = "sum", 100, torch.float32
+    engine.reduction, engine.capacity = "sum", 100
+    engine._trained = TrainedParameters(model, {})
     with pytest.raises(dpoptim.PrivacyError, match=r"model\.double\(\)"):
         engine.sum_margin()
