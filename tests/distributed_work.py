@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
@@ -429,17 +427,6 @@ def few_records(rank: int, n: int) -> Tensor:
     """Fewer records than ranks, and batches that are empty on most ranks or on all."""
     plan = plan_for(METHODS["flat"](), n=n, batch_size=1, steps=12)
     return train(plan, noise_seed=7)["parameters"]
-
-
-def sharded_model(rank: int) -> str:
-    model = model_of()
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return caught(
-        lambda: dpoptim.attach(
-            plan_for(METHODS["flat"]()), model, optimizer, TensorDataset(*records())
-        )
-    )
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

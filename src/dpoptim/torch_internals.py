@@ -36,9 +36,11 @@ __all__ = [
     "graph_task",
     "group_norm_backward",
     "has_onednn",
+    "hooks_around_forward",
     "hooks_on_all_modules",
     "is_functorch_tensor",
     "layer_norm_backward",
+    "local_part",
     "module_hooks",
     "onednn_linear",
     "pre_forward_hooks",
@@ -69,6 +71,12 @@ def after_backward(callback: Callable[[], None]) -> None:
 def version_of(tensor: Tensor) -> int:
     """How often a tensor has been written in place; not through ``.data``."""
     return tensor._version
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor that is spread over several; of others, all."""
+    own: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
 
 
 def is_functorch_tensor(x: Tensor) -> bool:
@@ -119,6 +127,11 @@ def hooks_on_all_modules() -> list[int]:
     everywhere = nn.modules.module
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [key for kind in kinds for key in getattr(everywhere, f"_global{kind}")]
+
+
+def hooks_around_forward(module: nn.Module) -> list[dict[int, Any]]:
+    """Where a module keeps the hooks before and after its forward pass, by their ids."""
+    return [module._forward_pre_hooks, module._forward_hooks]
 
 
 def pre_forward_hooks(module: nn.Module) -> Iterable[Any]:
@@ -229,6 +242,11 @@ def _hooks() -> bool:
         and sorted(found) == sorted(handle.id for handle in handles)
         and len(gradient_hooks(module.weight)) == 2
         and list(pre_forward_hooks(module)) == [hook]
+        and [[*hooks] for hooks in hooks_around_forward(module)]
+        == [
+            [handles[1].id],
+            [handles[0].id],
+        ]
     )
 
 

@@ -65,13 +65,6 @@ def test_empty_batches_on_some_ranks_and_on_all() -> None:
         assert (result - alone).abs().max() < 1e-12
 
 
-def test_a_sharded_model_is_refused_by_name() -> None:
-    for error in run_ranks(2, work.sharded_model):
-        assert error.startswith(
-            "PrivacyError: parameter '0.weight' is sharded over processes (fully_shard"
-        )
-
-
 def test_parts_of_a_fixed_batch_are_disjoint_and_cover_each_pass() -> None:
     """Every record of every shard is in exactly one batch of each pass, whatever the shards'
     sizes.

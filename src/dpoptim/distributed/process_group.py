@@ -29,7 +29,8 @@ from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret
 
 Answer = TypeVar("Answer")
-ARRIVED, RELEASE, LEFT, FAILED = 1, 2, 3, 4  # what a rank is about to do
+ARRIVED, RELEASE, LEFT, FAILED, PIECE = 1, 2, 3, 4, 5  # what a rank is about to do
+PIECES = 1 << 20  # of a step, at most
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
 
 
@@ -98,19 +99,31 @@ class ProcessGroup:
             raise answer
         return answer
 
+    def begin_piece(self, step: int, piece: int) -> None:
+        self._meet(PIECE, step * PIECES + piece, f"run a part of step {step}")
+
     def begin_release(self, step: int) -> None:
-        signs = self._say(RELEASE, step)
-        if all(sign == (RELEASE, step) for sign in signs):
+        self._meet(RELEASE, step, f"release step {step}")
+
+    def _meet(self, kind: int, place: int, about: str) -> None:
+        """Go on if all ranks are about to do the same."""
+        signs = self._say(kind, place)
+        if all(sign == (kind, place) for sign in signs):
             return
         self._over = True
-        done = {LEFT: "left the run", FAILED: "left it with an error, and says why itself"}
+        done = {
+            LEFT: "left the run",
+            FAILED: "left it with an error, and says why itself",
+            PIECE: "runs a part of it, or of another",
+        }
         others = [
-            f"rank {rank} {done.get(kind, 'releases')} (step {at})"
-            for rank, (kind, at) in enumerate(signs)
-            if (kind, at) != (RELEASE, step)
+            f"rank {rank} {done.get(other, 'releases')} "
+            f"(step {at // PIECES if other == PIECE else at})"
+            for rank, (other, at) in enumerate(signs)
+            if (other, at) != (kind, place)
         ]
         raise RankError(
-            f"rank {self.rank} is about to release step {step}, but {'; '.join(others)}. Nothing "
+            f"rank {self.rank} is about to {about}, but {'; '.join(others)}. Nothing "
             "of the step was released. "
             "Fix: every rank must go through the same steps, and leave the run after the same "
             "one."
@@ -191,14 +204,14 @@ class ProcessGroup:
     def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
         return ReplicatedTotals(self, parameters, directions)
 
-    def sum_parts(self, vector: Tensor) -> Tensor:
+    def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """See `Ranks`. The sum is written over the beginning of ``vector``.
 
         Each rank sends every other one its part of the vector, and adds up what it gets in the
         order of the ranks. (On gloo this takes two fifths of the time of its reduce-scatter, needs
         no padding, and the order of additions is known.)
         """
-        sizes = part_sizes(len(vector), self.size)
+        sizes = [*(sizes or part_sizes(len(vector), self.size))]
         mine = sizes[self.rank]
         received = vector.new_empty(self.size * mine)
         with self._connected("adding up a step's sums"):

@@ -73,9 +73,12 @@ class Ranks(Protocol):
         """
         ...
 
-    def sum_parts(self, vector: Tensor) -> Tensor:
+    def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """Add up all ranks' vectors (float64, flat, equally long), and return this rank's part of
         the sum.
+
+        Args:
+            sizes: of the ranks' parts, in order; see `part_sizes`.
         """
         ...
 
@@ -109,6 +112,15 @@ class Ranks(Protocol):
 
     def most(self, number: int) -> int:
         """The largest of the ranks' numbers."""
+        ...
+
+    def begin_piece(self, step: int, piece: int) -> None:
+        """All ranks are about to run this piece of this step, whose passes they go through
+        together.
+
+        Raises:
+            RankError: one is elsewhere, has left, or has failed; named.
+        """
         ...
 
     def begin_release(self, step: int) -> None:
@@ -157,7 +169,7 @@ class OneProcess:
     def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
         return Totals(parameters, directions)
 
-    def sum_parts(self, vector: Tensor) -> Tensor:
+    def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         return vector
 
     def join_parts(self, part: Tensor, entries: int) -> Tensor:
@@ -180,6 +192,9 @@ class OneProcess:
 
     def most(self, number: int) -> int:
         return number
+
+    def begin_piece(self, step: int, piece: int) -> None:
+        pass
 
     def begin_release(self, step: int) -> None:
         pass

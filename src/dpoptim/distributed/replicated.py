@@ -38,6 +38,18 @@ class ReplicatedTotals(Totals):
     def take(self) -> list[list[Tensor]]:
         return [[self._ranks.sum_parts(vector) for vector in each] for each in super().take()]
 
+    @property
+    def own_entries(self) -> list[int]:
+        return [part_sizes(whole, self._ranks.size)[self._ranks.rank] for whole in self.entries]
+
+    def joined(self, place: int, part: Tensor) -> Tensor:
+        return self._ranks.join_parts(part, self.entries[place])
+
+    def own(self, place: int, whole: Tensor) -> Tensor:
+        sizes = part_sizes(len(whole), self._ranks.size)
+        start = sum(sizes[: self._ranks.rank])
+        return whole[start : start + sizes[self._ranks.rank]].clone()
+
     def pieces(self, taken: list[Tensor]) -> list[Tensor]:
         """See `Totals.pieces`; empty where another rank has all of a parameter."""
         views: dict[torch.device, Iterator[Tensor]] = {}

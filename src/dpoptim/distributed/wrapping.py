@@ -2,14 +2,18 @@
 the gate.
 """
 
-from typing import Any, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, Self
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import OneProcess, Ranks
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.placement import InPlace, Placement
+from dpoptim.gradients.totals import MakeTotals
 
 
 def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
@@ -26,10 +30,7 @@ def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
             )
         return OneProcess()
     if group is None:
-        own: Any = (
-            model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        )
-        group = own or dist.group.WORLD
+        group = group_of(model) or dist.group.WORLD
     if group is None or dist.get_rank(group) < 0:
         raise ValueError(
             "process_group: this process is not in it. Fix: attach in the group's processes alone."
@@ -37,25 +38,87 @@ def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
     return OneProcess() if dist.get_world_size(group) == 1 else ProcessGroup(group)
 
 
-def refuse_sharded_parameters(model: nn.Module) -> None:
-    """Parameters of which each process has a part: their forward pass uses others, which no hook
-    of ours reaches.
-    """
-    if not dist.is_available():
-        return
+def group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
+    """The processes of the model's wrapper; None if it is bare."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        own: dist.ProcessGroup = model.process_group
+        return own
+    if model is not None and is_sharded(model):
+        from dpoptim.distributed.fsdp_internals import group_of_shards
+
+        return group_of_shards(model)
+    return None
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether each process has a part of a parameter only."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
     from torch.distributed.tensor import DTensor
 
-    for name, p in model.named_parameters():
-        if isinstance(p, DTensor):
-            raise PrivacyError(
-                f"parameter {name!r} is sharded over processes (fully_shard, or tensor "
-                "parallelism), which is not supported "
-                "yet. Fix: keep the model whole on each process: bare, or in "
-                "DistributedDataParallel."
-            )
+    return any(isinstance(p, DTensor) for p in model.parameters())
 
 
-class OwnSynchronisation:
+class Wrapping(Placement, Protocol):
+    """What a wrapper does by itself, and where it keeps parameters.
+
+    Attributes:
+        module: the bare model.
+    """
+
+    module: nn.Module
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """A ``with`` in which the model runs as in one process, with all its parameters here."""
+        ...
+
+    def refuse(self, isolation: Isolation) -> None:
+        """Refuse a way of keeping records apart that the wrapper does not allow.
+
+        Raises:
+            PrivacyError: naming the module.
+        """
+        ...
+
+    def totals(self, ranks: Ranks) -> MakeTotals:
+        """What makes the sums of this rank's records those of all ranks'."""
+        ...
+
+    def switch_off(self) -> Self:
+        """Keep the wrapper from sending gradients."""
+        ...
+
+    def restore(self) -> None:
+        """As it was before `switch_off`. Harmless when repeated."""
+        ...
+
+    def whole(self, state: Any) -> Any:
+        """A state dict (or a nest of them) as one process has it. All ranks call it together."""
+        ...
+
+    def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """This rank's part of a model's state."""
+        ...
+
+    def optimizer_state(self, parameters: list[Tensor], whole: dict[str, Any]) -> dict[str, Any]:
+        """This rank's part of an optimizer's state, whose parameters these are."""
+        ...
+
+
+def wrapping_of(model: nn.Module) -> Wrapping:
+    """How a model is spread over processes.
+
+    Raises:
+        PrivacyError: in a way that is not supported, by name.
+    """
+    if not is_sharded(model):
+        return OwnSynchronisation(model)
+    from dpoptim.distributed.fully_sharded import FullySharded  # slow to import
+
+    return FullySharded(model)
+
+
+class OwnSynchronisation(InPlace):
     """What `DistributedDataParallel` would send by itself: off while attached, as it was
     afterwards.
 
@@ -70,6 +133,24 @@ class OwnSynchronisation:
         self._wrapper = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
         self.module: nn.Module = model if self._wrapper is None else self._wrapper.module
         self._before: tuple[bool, bool] | None = None
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def refuse(self, isolation: Isolation) -> None:
+        pass
+
+    def totals(self, ranks: Ranks) -> MakeTotals:
+        return ranks.totals
+
+    def whole(self, state: Any) -> Any:
+        return state
+
+    def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return whole
+
+    def optimizer_state(self, parameters: list[Tensor], whole: dict[str, Any]) -> dict[str, Any]:
+        return whole
 
     def switch_off(self) -> Self:
         if (wrapper := self._wrapper) is None:

@@ -70,8 +70,10 @@ class ClippedSum:
         gradients: Mapping[int, PerSampleGrad],
         sums: Sequence[Sums],
         observer: Observer | None,
+        finish: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """Add the clipped sum to ``sums``, of all parameters, by place.
+        """Add the clipped sum to ``sums``, of all parameters, by place; ``finish`` is called for
+        each place in turn, when all has been added to it.
 
         Gradients that are formed in turn are measured and added record by record, when the norms
         of all others are known.
@@ -91,7 +93,7 @@ class ClippedSum:
         factors, tapers = self.clip(norms)
         if observer is not None:
             observer(norms.whole(), tapers)
-        self.add_weighted(together, factors, sums)
+        self.add_weighted(together, factors, sums, finish)
 
     def measure(self, gradients: Mapping[int, PerSampleGrad], places: Iterable[int]) -> Norms:
         """Measure what is summed together.
@@ -122,11 +124,14 @@ class ClippedSum:
         gradients: Mapping[int, PerSampleGrad],
         factors: Mapping[str, Tensor],
         sums: Sequence[Sums],
+        finish: Callable[[int], None] = lambda place: None,
     ) -> None:
         """Add the weighted sums; records of factor zero are left out, whatever they hold."""
         countable = next(iter(factors.values()))[0] > 0
         if not bool(countable.all()):
             gradients = {i: each.without(countable) for i, each in gradients.items()}
-        for i, each in gradients.items():
-            weights = (factors[self.units.of[i]] * self.scale).to(sums[i].totals[0].device)
-            each.add_weighted_sums(sums[i], weights, self.groups)
+        for i in range(len(sums)):
+            if (each := gradients.get(i)) is not None:
+                weights = (factors[self.units.of[i]] * self.scale).to(sums[i].totals[0].device)
+                each.add_weighted_sums(sums[i], weights, self.groups)
+            finish(i)

@@ -21,6 +21,7 @@ from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.placement import InPlace, Placement
 from dpoptim.gradients.products import Groups, consecutive_groups, margin
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.single_record_hooks import hooks_for
@@ -54,6 +55,8 @@ class Engine:
         twins: parameters of the model that count as uses of another one (of the same shape): sums
             and norms are those of the two per_sample_grads added up, cross terms included.
         isolation: how records are kept apart; by rules, unless told otherwise.
+        totals: where the sums live.
+        placement: where the parameters are in forward passes, and otherwise.
 
     Attributes:
         physical_records: the most records that one backward pass may have; public. It decides how
@@ -86,14 +89,17 @@ class Engine:
         twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
         isolation: Isolation | None = None,
         totals: MakeTotals = Totals,
+        placement: Placement | None = None,
     ) -> None:
+        self._placement = placement or InPlace()
+        self._placement.settle()
         self.model, self.clipping = model, clipping
         self.capacity, self.reduction = capacity, reduction
         self.physical_records, self.fixed_shape = capacity, False
         self.partial_backward = rows.whole_passes_only(partial_backward)
         self.positions, self.rows = dict(positions or {}), rows
         self.isolation = isolation or Isolation()
-        self._trained = TrainedParameters(model, twins or {})
+        self._trained = TrainedParameters(model, {**(twins or {}), **self._placement.used})
         self.names, self.parameters = self._trained.names, self._trained.parameters
         self.layers, self.places = self._trained.layers, self._trained.places
         clipping.units(self.layers)  # refuses bounds that are too small
@@ -120,7 +126,9 @@ class Engine:
 
     def attach(self) -> None:
         """Put the model's layers under hooks; `detach` takes every trace away."""
-        self.hooks = hooks_for(self.model, self.recorder, self.isolation)
+        with self._placement.in_forward():
+            self.hooks = hooks_for(self.model, self.recorder, self.isolation)
+        self._placement.settle()
         self.state = self.hooks.watch_state()
         self.reads_in_turn = self.state.in_turn
 
@@ -160,6 +168,7 @@ class Engine:
             PrivacyError: rows of the piece before have not been through a backward pass.
         """
         self.require_all_closed()
+        self._placement.settle()
         self.recorder.begin()
         if self._trained.stored_narrow is not None:
             self.recorder.note_narrow(self._trained.stored_narrow)
@@ -194,6 +203,7 @@ class Engine:
 
     def refuse_changes(self, *, everything: bool = False) -> None:
         """The model may not carry out what it saw; see `ModelWatch.refuse_changes`."""
+        self._placement.settle()
         if self.state is not None:
             self.state.refuse_changes(everything=everything)
 
@@ -235,6 +245,8 @@ class Engine:
             self.rows_open -= rows
             self.handed_over.add((self._handing, "mean" if self._common_factor else "sum"))
             if self._null or not rows:
+                for place in range(len(self.parameters)):
+                    self.totals.finish(place)
                 return
             records = rows // self.rows.per_record
             self._add_clipped(
@@ -290,7 +302,7 @@ class Engine:
             self._groups_of(records),
             self._common_factor,
         )
-        clipped.add(gradients, self._sums, self.observer)
+        clipped.add(gradients, self._sums, self.observer, self.totals.finish)
 
     def _groups_of(self, records: int) -> Groups:
         """The groups that the records of a pass are summed in."""

@@ -20,7 +20,11 @@ class Totals:
 
     Attributes:
         sums: of each parameter, for a backward pass to add to.
+        travels: whether sums leave this process at the end of each backward pass, before `take`.
     """
+
+    travels = False
+    sums: Sequence[Sums]
 
     def __init__(self, parameters: Sequence[nn.Parameter], directions: Directions) -> None:
         self._parameters = parameters
@@ -43,6 +47,24 @@ class Totals:
     def entries(self) -> list[int]:
         """Of the whole vectors of a sum, in the order of `take`."""
         return [sum(sizes) for _, sizes in self._layout]
+
+    @property
+    def own_entries(self) -> list[int]:
+        """Those of them that `take` returns in this process."""
+        return self.entries
+
+    def joined(self, place: int, part: Tensor) -> Tensor:
+        """A whole vector, in the order of parameters, from this process's part of it (and the
+        others' parts of theirs); ``place``: that of its device in `entries`.
+        """
+        return part
+
+    def own(self, place: int, whole: Tensor) -> Tensor:
+        """This process's part of a whole vector."""
+        return whole
+
+    def finish(self, place: int) -> None:
+        """A backward pass has added all it has for the parameter at this place."""
 
     def restart(self) -> None:
         """Forget what was added."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dpoptim.torch_internals import local_part
+
 LANES = 1021  # a prime: no row of a matrix is as long by habit
 COPIED = 8 * LANES  # 64-bit words up to which all are compared
 
@@ -120,12 +122,15 @@ class Values:
 
 
 def address(tensor: Tensor) -> int:
+    tensor = local_part(tensor)
     return tensor.data_ptr() if tensor.layout == torch.strided else 0
 
 
 def bytes_of(tensor: Tensor) -> Tensor | None:
-    """A tensor's memory as bytes, without a copy; None where it is not one dense piece."""
-    flat = tensor.detach()
+    """A tensor's memory in this process as bytes, without a copy; None where it is not one dense
+    piece.
+    """
+    flat = local_part(tensor.detach())
     if flat.layout != torch.strided or flat.is_quantized or flat.is_meta:
         return None
     flat = flat.permute(sorted(range(flat.dim()), key=flat.stride, reverse=True))
@@ -135,6 +140,7 @@ def bytes_of(tensor: Tensor) -> Tensor | None:
 def digest(value: object) -> bytes:
     """Of anything, best of what can be pickled."""
     if isinstance(value, Tensor):
+        value = local_part(value)
         value = (
             value.detach().cpu().to_dense()
             if value.layout != torch.strided

@@ -180,7 +180,11 @@ class Delivery:
             return pieces, self._units.items_of(slots.rows)
         engine.physical_records = min(engine.capacity, physical_records or engine.capacity)
         groups = engine.number_of_groups(self._plan.batch_size / self._ranks.size, physical_records)
-        return MicrobatchSampler(self.queue, groups, self._group_coins, physical_records), None
+        together = [self._ranks.most] if engine.totals.travels else []
+        return (
+            MicrobatchSampler(self.queue, groups, self._group_coins, physical_records, *together),
+            None,
+        )
 
 
 def queue_of(

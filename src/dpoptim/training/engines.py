@@ -1,9 +1,13 @@
 """Which engine a plan's method needs."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
+from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.placement import InPlace, Placement
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.value_engine import ValueEngine
@@ -37,6 +41,8 @@ def engine_for(
     partial_backward: bool = False,
     rows: RowsOfRecords = ONE_ROW,
     totals: MakeTotals = Totals,
+    positions: Mapping[str, int] | None = None,
+    placement: Placement | None = None,
 ) -> Engine:
     """Return what turns backward passes into the plan's clipped sums.
 
@@ -44,6 +50,8 @@ def engine_for(
         chosen: how records are kept apart, and what a call of the model looks like.
         rows: that make up a record.
         totals: where the sums live.
+        positions: of the model's layers, if known; see `positions_per_layer`.
+        placement: where its parameters are in forward passes, and otherwise.
     """
     require()  # before a record is touched
     capacity, method = plan.sampler.capacity(plan.n), training_method(plan)
@@ -62,6 +70,11 @@ def engine_for(
                 "isolation is not for value clipping, whose bound is proved for "
                 "layers. Fix: leave it out."
             )
+        if not isinstance(placement or InPlace(), InPlace):
+            raise PrivacyError(
+                "value clipping is not supported for models under fully_shard. Fix: "
+                "dpoptim.DPSGD; or the model bare, or in DistributedDataParallel."
+            )
         paper = method.value_bound == "paper"
         return ValueEngine(model, method.rule, capacity=capacity, paper=paper, totals=totals)
     if chosen.isolation.alone and rows.per_record > 1:
@@ -75,8 +88,9 @@ def engine_for(
         # the mean of one is no other number
         reduction="sum" if chosen.isolation.alone else reduction,
         partial_backward=partial_backward,
-        positions=positions_per_layer(model, chosen.sample),
+        positions=(positions_per_layer(model, chosen.sample) if positions is None else positions),
         isolation=chosen.isolation,
         rows=rows,
         totals=totals,
+        placement=placement,
     )

@@ -132,12 +132,20 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         groups: that each is dealt into, a public number.
         coins: decide each record's group.
         most: records that memory holds; None: all.
+        pieces_of_all: from the pieces of a batch in this process to the most in any; what is
+            missing is made up by pieces of record 0, which count as zero.
     """
 
     def __init__(
-        self, batches: BatchQueue, groups: int, coins: KeyStream, most: int | None
+        self,
+        batches: BatchQueue,
+        groups: int,
+        coins: KeyStream,
+        most: int | None,
+        pieces_of_all: Callable[[int], int] = lambda pieces: pieces,
     ) -> None:
         self.batches, self.size, self._coins = batches, most, coins
+        self._pieces_of_all = pieces_of_all
         self._groups = groups
         # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks
         # of one.
@@ -151,23 +159,26 @@ class MicrobatchSampler(IndexSampler[list[int]]):
 
     def pieces(self) -> Iterator[Indices]:
         for indices in self.batches.ahead():
-            if len(indices) == 0:
-                # The step must still happen: record 0 is delivered, and counts as zero.
-                self.drawn.append(Microbatch(((1,),), null=True, last=True))
-                yield np.zeros(math.prod(indices.shape[1:]), dtype=np.int64)
-                continue
-            groups = into_groups(self._coins, indices, self._groups)
-            blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
-            pieces = list(self._cut(blocks))
+            pieces: list[list[list[Indices]]] = []
+            if len(indices):
+                groups = into_groups(self._coins, indices, self._groups)
+                blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
+                pieces = list(self._cut(blocks))
+            # The step must happen in any case.
+            count = self._pieces_of_all(max(1, len(pieces)))
             for number, piece in enumerate(pieces, 1):
                 sizes = tuple(tuple(map(len, block)) for block in piece)
                 items, present = present_rows(
                     np.concatenate([group for block in piece for group in block])
                 )
                 self.drawn.append(
-                    Microbatch(sizes, null=False, last=number == len(pieces), present=present)
+                    Microbatch(sizes, null=False, last=number == count, present=present)
                 )
                 yield items
+            for number in range(len(pieces) + 1, count + 1):
+                # record 0 is delivered, and counts as zero
+                self.drawn.append(Microbatch(((1,),), null=True, last=number == count))
+                yield np.zeros(math.prod(indices.shape[1:]), dtype=np.int64)
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
         """Pieces of whole blocks where they fit; a block that does not fit into memory by itself

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.optim.adam_bc import pass_on
-from dpoptim.torch_internals import global_step_hooks, gradient_hooks, put_first
+from dpoptim.torch_internals import put_first
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.steps import Steps
 
@@ -92,24 +92,6 @@ class OptimizerHooks:
     ) -> None:
         if self._steps.moved:
             self._gradients.used(optimizer)
-
-
-def refuse_blind_hooks(engine: Engine) -> None:
-    """Refuse hooks that would find no gradient, and so do nothing of what they are there for."""
-    if global_step_hooks:
-        raise PrivacyError(
-            "a hook is registered for all optimizers (register_optimizer_step_pre_hook): it runs "
-            "before the noisy mean is "
-            "written into .grad, and would find nothing. Fix: "
-            "optimizer.register_step_pre_hook(hook)."
-        )
-    for name, p in zip(engine.names, engine.parameters, strict=True):
-        if gradient_hooks(p):
-            raise PrivacyError(
-                f"parameter {name!r} has a hook on its gradient, which never exists: clipped "
-                "sums go to the engine. Fix: "
-                "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
-            )
 
 
 def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.checkpoints import cut, joined
 from dpoptim.distributed.ranks import Ranks
-from dpoptim.distributed.wrapping import OwnSynchronisation
+from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
@@ -35,15 +35,14 @@ from dpoptim.training.engines import engine_for
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
 from dpoptim.training.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.logical_steps import LogicalSteps
-from dpoptim.training.loss_check import check_loss
-from dpoptim.training.optimizer_hooks import OptimizerHooks, refuse_blind_hooks
-from dpoptim.training.probe import show_the_batch_axis
+from dpoptim.training.loss_check import LossCheck, check_loss
+from dpoptim.training.optimizer_hooks import OptimizerHooks
+from dpoptim.training.probe import positions_per_layer, show_the_batch_axis
 from dpoptim.training.public_figures import PublicFigures
 from dpoptim.training.reduction import differentiate
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
-    refuse_devices,
-    refuse_foreign_parameters,
+    refuse_engine,
     refuse_other_unit,
     refuse_to_save,
     refuse_unsupported,
@@ -89,8 +88,8 @@ class PrivateTraining(PublicFigures):
         checkpoint, digest = ranks.from_first(partial(checkpoint_to_resume, resume, checkpoint_key))
         self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
-        self._synchronisation = OwnSynchronisation(model)
-        model = self._synchronisation.module
+        self._wrapping = wrapping_of(model)
+        model = self._wrapping.module
         self._units = units_of(train_set, rows_per_record, rows_reduction, persons)
         refuse_other_unit(plan, self._units)
         row = self._units.a_row(train_set)
@@ -104,20 +103,11 @@ class PrivateTraining(PublicFigures):
             else ""
         )
         queue = queue_of(plan, self._units, ranks, noise_seed, later, sharded=sharded)
-        self._chosen = choose_isolation(model, [row], isolation, batch_axis)  # type: ignore[arg-type]
-        self._loss = (
-            None
-            if loss is None
-            else check_loss(
-                model,
-                loss,
-                train_set,
-                collate_fn,
-                loss_reduction,
-                self._units,
-                self._chosen.isolation,
-            )
-        )
+        with self._wrapping.gathered():
+            self._chosen = choose_isolation(model, [row], isolation, batch_axis)  # type: ignore[arg-type]
+            self._loss = self._checked(loss, collate_fn, loss_reduction)
+            positions = positions_per_layer(model, self._chosen.sample)
+        self._wrapping.refuse(self._chosen.isolation)
         self._reduction = loss_reduction or (
             None if self._loss is None else self._loss.scalar_reduction
         )
@@ -128,11 +118,11 @@ class PrivateTraining(PublicFigures):
             self._reduction or "mean",
             partial_backward=partial_backward,
             rows=self._units.rows,
-            totals=ranks.totals,
+            totals=self._wrapping.totals(ranks),
+            positions=positions,
+            placement=self._wrapping,
         )
-        refuse_blind_hooks(self._engine)
-        refuse_foreign_parameters(self._engine, self.optimizers)
-        refuse_devices(plan, self._engine)
+        refuse_engine(plan, self._engine, self.optimizers)
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
         ranks.arrive("dpoptim.attach")
         options = {
@@ -158,7 +148,7 @@ class PrivateTraining(PublicFigures):
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
             own = ranks.dealer(noise_seed, "ranks of waiting" + later)
-            checkpoint = cut(checkpoint, ranks, self._engine.totals.entries, own)
+            checkpoint = cut(checkpoint, ranks, self._engine.totals, own)
         gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
@@ -192,9 +182,9 @@ class PrivateTraining(PublicFigures):
         if checkpoint is not None:
             self._restore(checkpoint)
         self._engine.attach()
-        self._synchronisation.switch_off()
-        if self._engine.hooks is not None:
-            show_the_batch_axis(model, self._chosen.sample)
+        self._wrapping.switch_off()
+        with self._wrapping.gathered():
+            show_the_batch_axis(model, self._chosen.sample if self._engine.hooks else None)
         if self._chosen.message:
             warnings.warn(self._chosen.message, IsolationWarning, stacklevel=3)
         self._hooks = OptimizerHooks(
@@ -203,6 +193,15 @@ class PrivateTraining(PublicFigures):
         if checkpoint is not None:
             self._hooks.redo(checkpoint["unfinished"])
         ranks.arrive("dpoptim.attach")
+
+    def _checked(
+        self, loss: Loss | None, collate_fn: Collate | None, reduction: Reduction | None
+    ) -> LossCheck | None:
+        """What is found about a loss, if there is one."""
+        if loss is None:
+            return None
+        way, units = self._chosen.isolation, self._units
+        return check_loss(self.model, loss, self._train_set, collate_fn, reduction, units, way)
 
     # ---- data -----------------------------------------------------------------------------------
 
@@ -352,10 +351,12 @@ class PrivateTraining(PublicFigures):
             "identity": self._identity,
             "durable": self._ledger.durable,
             "caveats": self._all_caveats(),
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "unfinished": self._released_gradients.unfinished(),
-            **joined(self._steps.secret_state(), self._ranks, self._engine.totals.entries),
+            "model": self._wrapping.whole(self.model.state_dict()),
+            "optimizers": [
+                self._wrapping.whole(optimizer.state_dict()) for optimizer in self.optimizers
+            ],
+            "unfinished": self._wrapping.whole(self._released_gradients.unfinished()),
+            **joined(self._steps.secret_state(), self._ranks, self._engine.totals),
         }
         write_checkpoint(
             Path(path),
@@ -368,9 +369,10 @@ class PrivateTraining(PublicFigures):
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         """Go on where `save` was called."""
-        self.model.load_state_dict(checkpoint["model"])
+        self.model.load_state_dict(self._wrapping.model_state(checkpoint["model"]))
         for optimizer, state in zip(self.optimizers, checkpoint["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            optimizer.load_state_dict(self._wrapping.optimizer_state(held, state))
         self._steps.restore(checkpoint)
 
     # ---- leaving --------------------------------------------------------------------------------
@@ -381,7 +383,7 @@ class PrivateTraining(PublicFigures):
         """
         self._delivery.restore_randomness()
         self._engine.detach()
-        self._synchronisation.restore()
+        self._wrapping.restore()
         self._hooks.remove()
         if self._owns_ledger:
             self._ledger.close()

@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.distributed.wrapping import refuse_sharded_parameters
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import refuse_wrapped
@@ -17,6 +16,7 @@ from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan
+from dpoptim.torch_internals import global_step_hooks, gradient_hooks
 from dpoptim.training.units import Units
 from dpoptim.unit import RECORD
 
@@ -62,7 +62,6 @@ def refuse_model(model: nn.Module) -> None:
             "(model.module), and start one process for each device: see "
             "docs/guides/many-processes.md."
         )
-    refuse_sharded_parameters(model)
     for name, module in model.named_modules():
         refuse_wrapped(module, name or type(module).__name__, serve_containers=True)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -140,6 +139,42 @@ def refuse_to_save(processes: int, *, sharded: bool) -> None:
             "Fix: the same data set on "
             "every process (a memory-mapped array, say), without sharded."
         )
+
+
+def refuse_engine(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """What only shows when it is known how the model's gradients are taken."""
+    refuse_partial_passes(engine)
+    refuse_blind_hooks(engine)
+    refuse_foreign_parameters(engine, optimizers)
+    refuse_devices(plan, engine)
+
+
+def refuse_partial_passes(engine: Engine) -> None:
+    """Where ranks go through passes together, each must have as many as the others."""
+    if engine.partial_backward and engine.totals.travels:
+        raise PrivacyError(
+            "partial_backward=True is not supported for models under fully_shard, whose processes "
+            "go through every backward pass together. Fix: "
+            "private.batches(physical_batch_size=...), and one backward pass on each."
+        )
+
+
+def refuse_blind_hooks(engine: Engine) -> None:
+    """Refuse hooks that would find no gradient, and so do nothing of what they are there for."""
+    if global_step_hooks:
+        raise PrivacyError(
+            "a hook is registered for all optimizers (register_optimizer_step_pre_hook): it runs "
+            "before the noisy mean is "
+            "written into .grad, and would find nothing. Fix: "
+            "optimizer.register_step_pre_hook(hook)."
+        )
+    for name, p in zip(engine.names, engine.parameters, strict=True):
+        if gradient_hooks(p):
+            raise PrivacyError(
+                f"parameter {name!r} has a hook on its gradient, which never exists: clipped "
+                "sums go to the engine. Fix: "
+                "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
+            )
 
 
 def refuse_devices(plan: Plan, engine: Engine) -> None:

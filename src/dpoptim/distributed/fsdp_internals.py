@@ -1,0 +1,207 @@
+"""Every name of FSDP2 (``fully_shard``) that is not public, in one place.
+
+Its modules hold a DTensor for each parameter, of which this process has a part, and put the whole
+parameter in its place for forward and backward passes. PyTorch has public names for the former
+alone. `require` tests what is needed here on the model itself, before a record is touched.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from dpoptim.errors import PrivacyError
+from dpoptim.torch_internals import hooks_around_forward
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The modules under ``fully_shard``, outer ones first."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def states(model: nn.Module) -> list[Any]:
+    """FSDP's own states; one may belong to several modules."""
+    found = [module._get_fsdp_state() for module in sharded_modules(model)]
+    return list({id(state): state for state in found}.values())
+
+
+def groups(model: nn.Module) -> list[Any]:
+    """Groups of parameters that are gathered together."""
+    return [group for state in states(model) for group in state._fsdp_param_groups]
+
+
+def used_in_forward(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """From the whole parameters that forward passes use to the DTensors that modules hold.
+
+    Each group is gathered once, and given back before the next one: FSDP makes the whole
+    parameters then, and keeps them, without their memory.
+    """
+    found: dict[nn.Parameter, nn.Parameter] = {}
+    for module in sharded_modules(model):
+        module.unshard()
+        seen = {id(p) for p in model.parameters()}
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            own = {each._unsharded_param: each.sharded_param for each in group.fsdp_params}
+            found |= {whole: p for whole, p in own.items() if id(whole) in seen}
+        module.reshard()
+    require(model, found)
+    return found
+
+
+def wholes(model: nn.Module) -> list[nn.Parameter]:
+    """The whole parameters that FSDP keeps, with or without their memory."""
+    return [each._unsharded_param for group in groups(model) for each in group.fsdp_params]
+
+
+def require(model: nn.Module, used: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Refuse a PyTorch whose FSDP does something else than what is relied upon here."""
+    held = [p for p in model.parameters() if isinstance(p, DTensor)]
+    right = (
+        {id(p) for p in used.values()} == {id(p) for p in held}
+        and all(type(whole) is nn.Parameter for whole in used)
+        and all(whole.shape == p.shape for whole, p in used.items())
+        and all(whole.requires_grad == p.requires_grad for whole, p in used.items())
+    )
+    if not right:
+        raise PrivacyError(
+            f"PyTorch {torch.__version__} has changed inside, so models under fully_shard cannot "
+            "be trained. Fix: a PyTorch within the bounds of dpoptim's requirements, a newer "
+            "dpoptim, or DistributedDataParallel."
+        )
+
+
+@contextmanager
+def holding(model: nn.Module, others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+    """Let modules hold other parameters than they do."""
+    places = [
+        (module, name, p)
+        for module in model.modules()
+        for name, p in module._parameters.items()
+        if p is not None and p in others
+    ]
+    try:
+        for module, name, p in places:
+            module._parameters[name] = others[p]
+        yield
+    finally:
+        for module, name, p in places:
+            module._parameters[name] = p
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Let modules hold copies of the whole parameters, and run without FSDP's hooks."""
+    reshard(model)
+    copies: dict[nn.Parameter, nn.Parameter] = {
+        p: nn.Parameter(p.full_tensor().detach().clone(), requires_grad=p.requires_grad)
+        for p in model.parameters()
+        if isinstance(p, DTensor)
+    }
+    with holding(model, copies), without_hooks(model):
+        yield
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Take FSDP's hooks off its modules, and put them back in their places."""
+    kept: list[tuple[Any, dict[int, Any]]] = []
+    try:
+        for state in states(model):
+            handles = (state._pre_forward_hook_handle, state._post_forward_hook_handle)
+            own = {each.id for handle in handles for each in getattr(handle, "handles", [handle])}
+            for module in state._modules:
+                for hooks in hooks_around_forward(module):
+                    kept.append((hooks, dict(hooks)))
+                    for key in own & hooks.keys():
+                        del hooks[key]
+        yield
+    finally:
+        for hooks, before in reversed(kept):
+            hooks.clear()
+            hooks.update(before)
+
+
+def reshard(model: nn.Module) -> None:
+    """Let modules hold the DTensors again. Harmless when repeated."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def sends_gradients(model: nn.Module) -> list[tuple[Any, bool]]:
+    """Which groups would send gradients by themselves."""
+    return [(group, group.reduce_grads) for group in groups(model)]
+
+
+def let_send_gradients(before: list[tuple[Any, bool]]) -> None:
+    """Put back what `sends_gradients` found."""
+    for group, reduces in before:
+        group.reduce_grads = reduces
+
+
+def unsupported(model: nn.Module) -> str:
+    """What about the sharding cannot be trained privately; empty if all can."""
+    for name, p in model.named_parameters():
+        if isinstance(p, DTensor):
+            (*others, last) = p.placements
+            if others or type(last) is not Shard:
+                return f"parameter {name!r} is placed as {p.placements}, not as one shard a process"
+    managed = {id(each.sharded_param) for group in groups(model) for each in group.fsdp_params}
+    for name, p in model.named_parameters():
+        if isinstance(p, DTensor) and id(p) not in managed:
+            return f"parameter {name!r} is a DTensor, but not one of fully_shard's"
+    for group in groups(model):
+        policy = group.mp_policy
+        if any((policy.param_dtype, policy.reduce_dtype, policy.output_dtype)):
+            return "fully_shard has a MixedPrecisionPolicy (use torch.autocast instead)"
+        if any(each.offload_to_cpu for each in group.fsdp_params):
+            return "fully_shard has a CPUOffloadPolicy"
+    meshes = {
+        id(p.device_mesh): p.device_mesh for p in model.parameters() if isinstance(p, DTensor)
+    }
+    if len({tuple(mesh.mesh.flatten().tolist()) for mesh in meshes.values()}) > 1:
+        return "its parameters are spread over different processes"
+    return ""
+
+
+def group_of_shards(model: nn.Module) -> dist.ProcessGroup | None:
+    """The processes that hold the parts of the first sharded parameter; None of a mesh of several
+    dimensions, which `unsupported` names.
+    """
+    mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+    return mesh.get_group() if mesh.ndim == 1 else None
+
+
+def number_of_shards(model: nn.Module) -> int:
+    """How many processes hold the parts."""
+    return next(p.device_mesh.size() for p in model.parameters() if isinstance(p, DTensor))
+
+
+def cut_like(like: Tensor, whole: Tensor) -> Tensor:
+    """This process's part of a whole tensor, as a DTensor placed like another one."""
+    assert isinstance(like, DTensor)
+    (placement,) = like.placements
+    assert isinstance(placement, Shard)
+    size, rank = like.device_mesh.size(), like.device_mesh.get_local_rank()
+    each = -(-whole.shape[placement.dim] // size)
+    start = min(rank * each, whole.shape[placement.dim])
+    length = min(each, whole.shape[placement.dim] - start)
+    part = whole.narrow(placement.dim, start, length).to(like.device).contiguous()
+    return dtensor_of(like, part)
+
+
+def dtensor_of(like: Tensor, part: Tensor) -> DTensor:
+    """This process's part of a tensor that is placed like another one."""
+    assert isinstance(like, DTensor)
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

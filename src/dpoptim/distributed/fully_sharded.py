@@ -1,0 +1,114 @@
+"""Models under ``fully_shard`` (FSDP2): where their parameters are, and what travels."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from dpoptim.distributed import fsdp_internals as fsdp
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.sharded import ShardedTotals
+from dpoptim.errors import PrivacyError
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.totals import MakeTotals
+
+
+class FullySharded:
+    """A model under ``fully_shard``, as a whole or in parts; see `wrapping.Wrapping`.
+
+    Its layers' hooks see whole parameters, in forward and backward passes alike, and give autograd
+    nothing for them; so FSDP has nothing to reduce, and is told besides not to.
+
+    Args:
+        model: with at least one parameter that is a DTensor.
+
+    Raises:
+        PrivacyError: it is sharded in a way that is not supported, by name.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        reason = fsdp.unsupported(model)
+        if reason:
+            raise PrivacyError(
+                f"{reason}, which is not supported. Fix: fully_shard(module, mesh=...) over a "
+                "mesh of one dimension, without policies; or DistributedDataParallel."
+            )
+        self.module = model
+        self._before: list[tuple[Any, bool]] = []
+
+    @cached_property
+    def used(self) -> Mapping[nn.Parameter, nn.Parameter]:
+        return fsdp.used_in_forward(self.module)
+
+    def in_forward(self) -> AbstractContextManager[None]:
+        return fsdp.holding(self.module, {held: whole for whole, held in self.used.items()})
+
+    def settle(self) -> None:
+        fsdp.reshard(self.module)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return fsdp.gathered(self.module)
+
+    def totals(self, ranks: Ranks) -> MakeTotals:
+        if ranks.size != fsdp.number_of_shards(self.module):
+            raise ValueError(
+                "process_group has other processes than the mesh that fully_shard was given. Fix: "
+                "leave process_group out."
+            )
+        return partial(ShardedTotals, ranks)
+
+    def refuse(self, isolation: Isolation) -> None:
+        modules = dict(self.module.named_modules())
+        for name in isolation.by_vmap:
+            if len(fsdp.sharded_modules(modules[name])) > isinstance(modules[name], FSDPModule):
+                raise PrivacyError(
+                    f"{f'module {name!r}' if name else 'the model'} is vectorised as a whole, but "
+                    "parts of it are under fully_shard by themselves. Fix: fully_shard the whole "
+                    'of it alone; or isolation="alone".'
+                )
+
+    def switch_off(self) -> Self:
+        self._before = fsdp.sends_gradients(self.module)
+        fsdp.let_send_gradients([(group, False) for group, _ in self._before])
+        return self
+
+    def restore(self) -> None:
+        self.settle()
+        fsdp.let_send_gradients(self._before)
+        self._before = []
+
+    def whole(self, state: Any) -> Any:
+        return mapped(state, lambda t: t.full_tensor().cpu() if isinstance(t, DTensor) else t)
+
+    def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
+        held = self.module.state_dict()
+        return {key: own_part(held.get(key), value) for key, value in whole.items()}
+
+    def optimizer_state(self, parameters: list[Tensor], whole: dict[str, Any]) -> dict[str, Any]:
+        states = {
+            key: {name: own_part(parameters[key], value) for name, value in state.items()}
+            for key, state in whole["state"].items()
+        }
+        return whole | {"state": states}
+
+
+def mapped(value: Any, change: Any) -> Any:
+    """A nest of dicts and lists with every tensor changed, in the same order in every process."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)((key, mapped(each, change)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(each, change) for each in value)
+    return value
+
+
+def own_part(like: Any, value: Any) -> Any:
+    """This process's part of what has the shape of a parameter that is sharded; else all of it."""
+    if isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape:
+        return fsdp.cut_like(like, value)
+    return value

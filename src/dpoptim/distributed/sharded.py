@@ -1,0 +1,248 @@
+"""Models of which every rank holds a part: sums are formed for some parameters at a time, and each
+rank keeps those of its own parts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import overload
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from dpoptim.clipping import Directions
+from dpoptim.distributed.fsdp_internals import dtensor_of
+from dpoptim.distributed.ranks import Ranks, part_sizes
+from dpoptim.gradients.products import Sums
+from dpoptim.gradients.totals import Totals
+
+TOGETHER = 1 << 20  # entries that travel together, or those of one parameter
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut into one part for each rank.
+
+    Attributes:
+        shape: that it is seen in. axis: that is cut. sizes: of the parts on that axis.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, p: Tensor, ranks: int) -> "Cut":
+        """As the parameter itself is cut; one that every rank holds whole: anywhere."""
+        if isinstance(p, DTensor):
+            (placement,) = p.placements
+            assert isinstance(placement, Shard)
+            shape, axis = tuple(p.shape), placement.dim
+        else:
+            shape, axis = (p.numel(),), 0
+        return cls(shape, axis, tuple(part_sizes(shape[axis], ranks)))
+
+    def part(self, rank: int, whole: Tensor) -> Tensor:
+        """A view of a rank's part of a flat tensor."""
+        start = sum(self.sizes[:rank])
+        return whole.view(self.shape).narrow(self.axis, start, self.sizes[rank])
+
+    def part_shape(self, rank: int) -> tuple[int, ...]:
+        return (*self.shape[: self.axis], self.sizes[rank], *self.shape[self.axis + 1 :])
+
+    def entries(self, rank: int) -> int:
+        return torch.Size(self.part_shape(rank)).numel()
+
+
+class ShardedTotals(Totals):
+    """Each rank sums its own records, for a few parameters at a time, whose sums over all ranks
+    then go to those that hold their parts.
+
+    Args:
+        ranks: that hold the parts.
+        parameters, directions: as for `Totals`; DTensors with one shard a rank, or such as every
+            rank holds whole.
+
+    **Guarantee.** As `ReplicatedTotals`: every entry of the sum is in exactly one rank's part, and
+    every rank's records in it once for each backward pass. No rank holds the sums of more
+    parameters than `TOGETHER` says, but for those of its parts.
+    """
+
+    travels = True
+
+    def __init__(
+        self, ranks: Ranks, parameters: Sequence[nn.Parameter], directions: Directions
+    ) -> None:
+        self._ranks, self._parameters = ranks, parameters
+        self._cuts = [Cut.of(p, ranks.size) for p in parameters]
+        by_device: dict[torch.device, list[int]] = {}
+        for place, p in enumerate(parameters):
+            by_device.setdefault(p.device, []).append(place)
+        self._places = list(by_device.items())
+        self._buffers = [
+            [
+                torch.zeros(sum(self._own_sizes(places)), dtype=torch.float64, device=device)
+                for device, places in self._places
+            ]
+            for _ in directions[0]
+        ]
+        # of each sum, one for each parameter
+        self._own = [self.pieces(each) for each in self._buffers]
+        self._open = OpenSums(parameters, directions)
+        self.sums = self._open
+        self._last = {places[-1]: places for places in travel_together(parameters)}
+        self._begun = False  # whether something was added in this step
+
+    @property
+    def entries(self) -> list[int]:
+        return [sum(self._parameters[i].numel() for i in places) for _, places in self._places]
+
+    @property
+    def own_entries(self) -> list[int]:
+        return [sum(self._own_sizes(places)) for _, places in self._places]
+
+    def _own_sizes(self, places: Sequence[int]) -> list[int]:
+        return [self._cuts[place].entries(self._ranks.rank) for place in places]
+
+    def restart(self) -> None:
+        self._open.clear()
+        self._begun = False
+
+    def _begin(self) -> None:
+        if not self._begun:
+            for buffers in self._buffers:
+                for buffer in buffers:
+                    buffer.zero_()
+        self._begun = True
+
+    def finish(self, place: int) -> None:
+        if (places := self._last.get(place)) is not None:
+            self._send(places)
+
+    def _send(self, places: Sequence[int]) -> None:
+        """Let these parameters' sums go to those that hold their parts, and forget them here."""
+        self._begin()
+        wholes = [self._open.take(place) for place in places]
+        sizes = [
+            sum(self._cuts[i].entries(rank) for i in places) for rank in range(self._ranks.size)
+        ]
+        vector = torch.zeros(
+            sum(sizes), dtype=torch.float64, device=self._parameters[places[0]].device
+        )
+        for number, own in enumerate(self._own):
+            room = iter(
+                vector.split(
+                    [
+                        self._cuts[i].entries(rank)
+                        for rank in range(self._ranks.size)
+                        for i in places
+                    ]
+                )
+            )
+            for rank in range(self._ranks.size):
+                for i, whole in zip(places, wholes, strict=True):
+                    out = next(room).view(self._cuts[i].part_shape(rank))
+                    if whole is None:
+                        out.zero_()
+                    else:
+                        out.copy_(self._cuts[i].part(rank, whole[number]))
+            mine = self._ranks.sum_parts(vector, sizes)
+            for i, part in zip(places, mine.split(self._own_sizes(places)), strict=True):
+                own[i].add_(part)
+
+    def take(self) -> list[list[Tensor]]:
+        self._begin()
+        self._begun = False
+        return self._buffers
+
+    def pieces(self, taken: list[Tensor]) -> list[Tensor]:
+        views: dict[int, Tensor] = {}
+        for (_, places), part in zip(self._places, taken, strict=True):
+            views |= zip(places, part.split(self._own_sizes(places)), strict=True)
+        return [views[place] for place in range(len(self._parameters))]
+
+    def write_means(self, released: list[Tensor], divisor: float) -> None:
+        """As `Totals.write_means`: of a parameter that is cut, into this rank's part alone."""
+        with torch.no_grad():
+            for p, cut, part in zip(
+                self._parameters, self._cuts, self.pieces(released), strict=True
+            ):
+                mean = part.to(p.dtype, copy=True).div_(divisor)
+                if isinstance(p, DTensor):
+                    p.grad = dtensor_of(p, mean.view(cut.part_shape(self._ranks.rank)))
+                else:
+                    p.grad = self._ranks.join_parts(mean, p.numel()).view(p.shape)
+
+    def joined(self, place: int, part: Tensor) -> Tensor:
+        everyone = self._ranks.gathered(part.cpu())
+        whole = torch.empty(self.entries[place], dtype=part.dtype)
+        _, places = self._places[place]
+        ends = list(accumulate(self._parameters[i].numel() for i in places))
+        for rank, theirs in enumerate(everyone):
+            parts = iter(theirs.split([self._cuts[i].entries(rank) for i in places]))
+            for i, end in zip(places, ends, strict=True):
+                out = whole[end - self._parameters[i].numel() : end]
+                self._cuts[i].part(rank, out).copy_(
+                    next(parts).view(self._cuts[i].part_shape(rank))
+                )
+        return whole
+
+    def own(self, place: int, whole: Tensor) -> Tensor:
+        _, places = self._places[place]
+        wholes = whole.split([self._parameters[i].numel() for i in places])
+        return torch.cat(
+            [
+                self._cuts[i].part(self._ranks.rank, each).reshape(-1)
+                for i, each in zip(places, wholes, strict=True)
+            ]
+        )
+
+
+class OpenSums(Sequence[Sums]):
+    """Sums of parameters that a backward pass adds to: made when wanted, until they are taken."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], directions: Directions) -> None:
+        self._parameters, self._directions = parameters, directions
+        self._made: dict[int, Sums] = {}
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    @overload
+    def __getitem__(self, place: int) -> Sums: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sums]: ...
+    def __getitem__(self, place: int | slice) -> Sums | Sequence[Sums]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if place not in self._made:
+            p = self._parameters[place]
+            totals = [
+                torch.empty(p.numel(), dtype=torch.float64, device=p.device)
+                for _ in self._directions[0]
+            ]
+            self._made[place] = Sums(totals, self._directions)
+        return self._made[place]
+
+    def take(self, place: int) -> Sequence[Tensor] | None:
+        """What was added for a parameter, which is forgotten here; None: nothing was."""
+        made = self._made.pop(place, None)
+        return None if made is None else made.settle()
+
+    def clear(self) -> None:
+        self._made = {}
+
+
+def travel_together(parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:
+    """Places of consecutive parameters on one device."""
+    places: list[int] = []
+    size = 0
+    for place, p in enumerate(parameters):
+        other = places and parameters[places[0]].device != p.device
+        if places and (other or size + p.numel() > TOGETHER):
+            yield places
+            places, size = [], 0
+        places.append(place)
+        size += p.numel()
+    yield places

@@ -1,0 +1,395 @@
+"""What the ranks of tests/distributed/test_fully_sharded.py do. Every function takes its rank
+first, and returns plain values.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from distributed_work import FEATURES, METHODS, N, caught, noise_is_wrong, plan_for, records
+from dpoptim.distributed import fsdp_internals
+from dpoptim.distributed.process_group import ProcessGroup
+from dpoptim.distributed.sharded import ShardedTotals
+from dpoptim.errors import PrivacyError
+from dpoptim.gate import Gate
+from dpoptim.gradients import clipped_sum
+from dpoptim.gradients.backward_pass import RuleFunction
+from dpoptim.gradients.hook_manager import HookManager
+from dpoptim.noise.gaussian import add_normal
+from dpoptim.noise.stream import KeyStream
+from dpoptim.training.microbatches import MicrobatchSampler
+
+
+class Blocks(nn.Module):
+    """Two blocks between an embedding of features and a head; float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8))
+            for _ in range(2)
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+class LowRank(nn.Module):
+    """A frozen layer with a low-rank adapter."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted() -> Blocks:
+    model = Blocks().requires_grad_(False)
+    for block in model.blocks:
+        block[1] = LowRank(block[1])
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "whole": Blocks,
+    "per block": Blocks,
+    "blocks alone": Blocks,
+    "adapters": adapted,
+}
+
+
+def model_of(way: str) -> nn.Module:
+    """The model, under fully_shard where there are ranks."""
+    torch.manual_seed(3)
+    model = MODELS[way]()
+    if dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        if way != "whole":
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh)
+        if way != "blocks alone":
+            fully_shard(model, mesh=mesh)
+    return model
+
+
+def whole(model: nn.Module) -> Tensor:
+    """All parameters as one vector."""
+    parts = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in parts])
+
+
+def train(
+    method: str,
+    way: str,
+    *,
+    noise_multiplier: float = 0.0,
+    physical_batch_size: int | None = None,
+    autocast: bool = False,
+    steps: int = 5,
+    look: Callable[[Any, nn.Module], None] = lambda private, model: None,
+    **options: Any,
+) -> Tensor:
+    """A whole run: the final parameters as one vector."""
+    model = model_of(way)
+    x, y = records()
+    plan = plan_for(METHODS[method](), steps=steps, noise_multiplier=noise_multiplier)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    data = TensorDataset(x.float(), y)
+    with dpoptim.attach(plan, model, optimizer, data, noise_seed=5, **options) as private:
+        for a, b in private.batches(physical_batch_size=physical_batch_size):
+            with torch.autocast("cpu", enabled=autocast):
+                losses = F.cross_entropy(model(a).float(), b, reduction="none")
+            private.backward(losses)
+            optimizer.step()
+            look(private, model)
+    return whole(model)
+
+
+def without_noise(rank: int, cases: list[tuple[str, str, dict[str, Any]]]) -> list[Tensor]:
+    return [train(method, way, **options) for method, way, options in cases]
+
+
+# ---- what would break the guarantee -------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """Many parameters whose gradients are zero, of sizes that do not divide: what is released is
+    the noise.
+    """
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(entries // 4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack(
+            [part(x.expand(-1, part.in_features)).sum(1) for part in self.parts]
+        ).sum(0)
+
+
+def released_noise(entries: int = 7_000, steps: int = 3) -> Tensor:
+    """Released noise in units of its standard deviation: (steps, entries)."""
+    plan = plan_for(METHODS["flat"](), noise_multiplier=2.0, steps=steps)
+    model = Wide(entries)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in model.parts:
+        nn.init.zeros_(part.weight)
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    released = []
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(torch.zeros(N, 1))) as private:
+        for (x,) in private.batches():
+            private.backward(model(x))
+            optimizer.step()
+            # what rank 0 of two drew, and then what rank 1 did
+            halves = [p.full_tensor().detach().chunk(2) for p in model.parameters()]
+            ordered = torch.cat(
+                [half.flatten() for pair in zip(*halves, strict=True) for half in pair]
+            )
+            released.append(-ordered.double() * plan.batch_size / (2.0 * 0.7))
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()
+    return torch.stack(released)
+
+
+def largest_shift(worlds: int = 3) -> float:
+    """How far one record moves the released sum, in clip norms: whole gradients far beyond the
+    bound, every record on the last rank, in several pieces.
+    """
+    x, y = records(8)
+    x, last = x.float(), dist.get_rank() == dist.get_world_size() - 1
+    plan = plan_for(dpoptim.DPSGD(clip_norm=0.5), n=8, batch_size=8, steps=1)
+    dealt = patch.object(
+        ProcessGroup,
+        "dealer",
+        lambda self, seed, purpose: lambda batch: batch if last else batch[:0],
+    )
+    largest = 0.0
+    for attack in range(worlds):
+        sums = []
+        for records_there in (8, 7):
+            model = model_of("per block")
+            before = whole(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            attacked = x.clone()
+            attacked[7] *= 10.0**attack
+            data = TensorDataset(attacked[:records_there], y[:records_there])
+            with dealt, dpoptim.attach(plan, model, optimizer, data, noise_seed=5) as private:
+                for a, b in private.batches(physical_batch_size=3):
+                    losses = F.cross_entropy(model(a), b, reduction="none")
+                    private.backward(losses * 100.0**attack)
+                    optimizer.step()
+            sums.append((whole(model) - before) * plan.batch_size)
+        largest = max(largest, float((sums[0] - sums[1]).double().norm()) / 0.5)
+    return largest
+
+
+def reductions() -> int:
+    """How often FSDP sends gradients of its own accord in a run."""
+    sent: list[int] = []
+    honest = _fsdp_param_group.foreach_reduce
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        sent.append(1)
+        return honest(*args, **kwargs)
+
+    with patch.object(_fsdp_param_group, "foreach_reduce", counted), suppress(PrivacyError):
+        train("flat", "per block", steps=1)
+    return len(sent)
+
+
+def sums_are_wrong(expected: Tensor) -> bool:
+    parameters = train("flat", "per block", physical_batch_size=4)
+    return float((parameters - expected).abs().max()) > 1e-5
+
+
+def mutants(rank: int) -> dict[str, tuple[str, Any]]:
+    """Bugs, by name: what would notice each, and the changes to the code."""
+    honest_sum, honest_write = ProcessGroup.sum_parts, ShardedTotals.write_means
+    honest_factors, honest_backward = clipped_sum.clip_factors, RuleFunction.backward
+    honest_pieces = MicrobatchSampler.pieces
+
+    def noise_of_all(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
+        add_normal(KeyStream(), vector, 2.0 * 0.7)
+        return honest_sum(self, vector, sizes)
+
+    def forgotten(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
+        return honest_sum(self, vector.zero_() if rank == 1 else vector, sizes)
+
+    def by_shard(self: ShardedTotals, released: list[Tensor], divisor: float) -> None:
+        honest_write(self, released, divisor / self._ranks.size)
+
+    def by_own_part(units: Any, margin: float, squared: Any, longest: Any) -> Any:
+        """As if each rank measured its part of the parameters alone."""
+        squared = {unit: each / dist.get_world_size() for unit, each in squared.items()}
+        return honest_factors(units, margin, squared, longest)
+
+    def raw_as_well(ctx: Any, g: Tensor) -> Any:
+        """Linear layers hand their weights' ordinary gradients to autograd as well."""
+        found, linear = honest_backward(ctx, g), isinstance(ctx.module, nn.Linear)
+        raw = [
+            g.T @ ctx.saved_tensors[0] if linear and n == 0 else None for n in range(ctx.parameters)
+        ]
+        return (*found[:5], *raw)
+
+    def again(self: MicrobatchSampler) -> Any:
+        """Pieces that only keep other ranks company count."""
+        for items in honest_pieces(self):
+            self.drawn[-1] = replace(self.drawn[-1], null=False)
+            yield items
+
+    def silent(self: HookManager, name: str, place: int, g: Tensor | None) -> None:
+        self.recorder.reached(place)
+
+    raw = [
+        patch.object(RuleFunction, "backward", staticmethod(raw_as_well)),
+        patch.object(HookManager, "_reached", silent),
+        patch.object(fsdp_internals, "let_send_gradients", lambda before: None),
+    ]
+    return {
+        "none": ("", []),
+        "noise by no rank": ("noise", [patch.object(Gate, "_add_noise", lambda self, sums: None)]),
+        "noise by every rank": ("noise", [patch.object(ProcessGroup, "sum_parts", noise_of_all)]),
+        "one key for the noise of all ranks": (
+            "noise",
+            [
+                patch.object(
+                    ProcessGroup,
+                    "own_stream",
+                    lambda self, seed, purpose: self.common_stream(seed, purpose),
+                )
+            ],
+        ),
+        "a rank's sum left out": ("sums", [patch.object(ProcessGroup, "sum_parts", forgotten)]),
+        "divided by the shard's batch size": (
+            "sums",
+            [patch.object(ShardedTotals, "write_means", by_shard)],
+        ),
+        "pieces that stand in for none count": (
+            "sums",
+            [patch.object(MicrobatchSampler, "pieces", again)],
+        ),
+        "clipped by the norm of the rank's own part": (
+            "shift",
+            [patch.object(clipped_sum, "clip_factors", by_own_part)],
+        ),
+        "raw gradients reduced by FSDP": ("reductions", raw),
+    }
+
+
+def caught_mutants(rank: int, expected: Tensor) -> dict[str, bool]:
+    """Which mutants are noticed, each by its detector; the code as it is, by any."""
+    detectors: dict[str, Callable[[], bool]] = {
+        "noise": lambda: noise_is_wrong(released_noise()),
+        "sums": lambda: sums_are_wrong(expected),
+        "shift": lambda: not 0.9 < largest_shift() <= 1.0,
+        "reductions": lambda: reductions() > 0,
+    }
+    found = {}
+    for name, (detector, changes) in mutants(rank).items():
+        with ExitStack() as changed:
+            for change in changes:
+                changed.enter_context(change)
+            found[name] = any(
+                detect() for key, detect in detectors.items() if detector in ("", key)
+            )
+    return found
+
+
+# ---- where parameters are -----------------------------------------------------------------------
+
+
+def bytes_held(rank: int) -> dict[str, int]:
+    """The most bytes of parameters between steps, those of all in one process, and whether
+    gradients were ever anything but shards.
+    """
+    seen = {"held": 0, "gathered": 0, "odd gradients": 0}
+
+    def look(private: Any, model: nn.Module) -> None:
+        seen["held"] = max(seen["held"], sum(local(p) for p in model.parameters()))
+        for whole_one in fsdp_internals.wholes(model):
+            seen["gathered"] += whole_one.untyped_storage().nbytes()
+            seen["odd gradients"] += whole_one.grad is not None
+        seen["odd gradients"] += sum(p.grad is not None for p in model.parameters())
+
+    train("flat", "per block", steps=2, look=look)
+    return seen | {"all": sum(p.numel() * p.element_size() for p in Blocks().parameters())}
+
+
+def local(p: Tensor) -> int:
+    part = p.to_local() if isinstance(p, DTensor) else p
+    return part.numel() * part.element_size()
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+class Borrowing(nn.Module):
+    """Uses a weight outside of its layer's forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) @ self.layer.weight
+
+
+def refused(rank: int) -> dict[str, str]:
+    """Errors of `attach`, one after the other in the same processes; of a loop in the last."""
+    x, y = records()
+    x = x.float()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def attach(model: nn.Module, method: str = "flat", **options: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = plan_for(METHODS[method](), steps=2)
+        with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y), **options) as private:
+            for a, b in private.batches():
+                private.backward(F.cross_entropy(model(a), b, reduction="none"))
+                optimizer.step()
+
+    def sharded(model: nn.Module, **options: Any) -> nn.Module:
+        return fully_shard(model, mesh=mesh, **options)
+
+    narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    square = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("a", "b"))
+    rows = sharded(nn.Linear(FEATURES, 3), shard_placement_fn=lambda p: Shard(0))
+    parallel = parallelize_module(
+        nn.Sequential(nn.Linear(FEATURES, 4)), mesh, {"0": ColwiseParallel()}
+    )
+    return {
+        "policy": caught(lambda: attach(sharded(Blocks(), mp_policy=narrow))),
+        "two axes": caught(lambda: attach(fully_shard(Blocks(), mesh=square))),
+        "tensor parallel": caught(lambda: attach(parallel)),
+        "value": caught(lambda: attach(sharded(nn.Sequential(nn.Linear(FEATURES, 3))), "value")),
+        "partial": caught(lambda: attach(sharded(Blocks()), partial_backward=True)),
+        "vmap": caught(lambda: attach(model_of("per block"), isolation="vmap")),
+        "borrowed": caught(lambda: attach(sharded(Borrowing()), isolation="rules")),
+        "rows are fine": "" if attach(rows) is None else "no",
+    }
