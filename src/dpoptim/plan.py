@@ -84,7 +84,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What was promised. Made by a method's ``plan(...)``; drives sampler, clipping, noise and
+    """Promise of a run. Made by a method's ``plan(...)``; drives sampler, clipping, noise and
     accounting alike.
 
     Attributes:
@@ -101,6 +101,14 @@ class Plan:
     Raises:
         ValueError: there is no guarantee under this relation for the way in which the method draws
             batches.
+
+    Examples:
+        >>> import dpoptim
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=10_000, batch_size=500, epochs=2, epsilon=4.0, delta=1e-6
+        ... )
+        >>> dpoptim.Plan.from_json(plan.to_json()) == plan
+        True
     """
 
     method: Method

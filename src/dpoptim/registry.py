@@ -57,8 +57,23 @@ def register_method(method: AnyMethod) -> AnyMethod:
         method: a subclass of `dpoptim.methods.TrainingMethod` with a ``name`` and a ``summary`` of
             its own.
 
+    Returns:
+        the method, as it was given.
+
     Raises:
-        TypeError: it is none, or lacks one of them. ValueError: the name is taken.
+        TypeError: it is none, or lacks one of them.
+        ValueError: the name is taken.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from dpoptim.methods import DPSGD, register_method
+        >>> @register_method
+        ... @dataclass(frozen=True)
+        ... class Cautious(DPSGD):
+        ...     name = "cautious"
+        ...     summary = "DP-SGD with a smaller clip norm."
+        >>> from dpoptim.registry import unregister_method
+        >>> unregister_method("cautious")
     """
     check_method(method)
     if method.name in BUILT_IN or _registered.get(method.name, method) is not method:

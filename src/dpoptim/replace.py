@@ -60,6 +60,13 @@ def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
         ValueError: max_groups below 1.
         PrivacyError: a batch normalisation of another kind, or a lazy one that has not seen data
             yet, by name; nothing is changed then.
+
+    Examples:
+        >>> from torch import nn
+        >>> import dpoptim
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        >>> type(dpoptim.replace_batchnorm(model).model[1]).__name__
+        'GroupNorm'
     """
     if isinstance(max_groups, bool) or not isinstance(max_groups, int) or max_groups < 1:
         raise ValueError(f"max_groups must be a whole number of at least 1, got {max_groups!r}.")

@@ -73,8 +73,14 @@ HOLD_SECRETS = {
 }
 
 
+EXAMPLE = re.compile(r"^ +(>>>|\.\.\.) .*\n", re.MULTILINE)  # a user's program, in a docstring
+
+
 def sources() -> dict[str, str]:
-    return {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
+    return {
+        str(path.relative_to(SOURCE)): EXAMPLE.sub("", path.read_text())
+        for path in SOURCE.rglob("*.py")
+    }
 
 
 def test_random_draws_have_one_home() -> None:

@@ -70,8 +70,20 @@ def compute_epsilon(
         (where delta is below its numerical floor, or there are more than a million steps, on a
         tilted scale), else, where PLD does not cover the event, RDP. "PLD" or "RDP" insists.
 
-    Raises ValueError or TypeError, naming the argument, if one is out of range or the event cannot
-    be evaluated.
+    Returns:
+        the guarantee at this delta, and the accountant that computed it.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, by name, or the event cannot be
+            evaluated.
+
+    Examples:
+        >>> import dp_accounting as dp
+        >>> from dpoptim.accounting import compute_epsilon
+        >>> step = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0))
+        >>> run = dp.SelfComposedDpEvent(step, 1_000)
+        >>> 1.5 < compute_epsilon(run, 1e-5, "add-or-remove-one").epsilon < 2.5
+        True
     """
     relation = parse_neighboring(neighboring)
     epsilon, name = _epsilon(
@@ -91,6 +103,22 @@ def compute_delta(
 
     PLD cannot resolve deltas below about 1e-14 and says its floor instead, which is still an upper
     bound.
+
+    Args:
+        event, neighboring, accountant: as for `compute_epsilon`.
+        epsilon: > 0.
+
+    Returns:
+        the guarantee at this epsilon.
+
+    Raises:
+        ValueError, TypeError: as for `compute_epsilon`.
+
+    Examples:
+        >>> import dp_accounting as dp
+        >>> from dpoptim.accounting import compute_delta
+        >>> compute_delta(dp.GaussianDpEvent(2.0), 1.0, "zero-out").delta < 0.02
+        True
     """
     relation = parse_neighboring(neighboring)
     leaves, epsilon = canonical(event), check_epsilon(epsilon)
@@ -116,6 +144,22 @@ def privacy_curve(
 
     Each is an upper bound by itself; it can differ from `compute_epsilon` by the discretisation's
     0.2 %.
+
+    Args:
+        event, neighboring, accountant: as for `compute_epsilon`.
+        deltas: shape (k,), each in (1e-14, 1).
+
+    Returns:
+        epsilons, shape (k,).
+
+    Raises:
+        ValueError, TypeError: as for `compute_epsilon`.
+
+    Examples:
+        >>> import dp_accounting as dp
+        >>> from dpoptim.accounting import privacy_curve
+        >>> privacy_curve(dp.GaussianDpEvent(1.0), "zero-out", [1e-6, 1e-5]).round(2)
+        array([4.89, 4.38])
     """
     relation = parse_neighboring(neighboring)
     values = tuple(check_delta(float(delta)) for delta in np.asarray(deltas, dtype=float).ravel())
@@ -139,6 +183,22 @@ def tradeoff_curve(
     profile is the larger of both directions', and each of its points (epsilon, delta) bounds the
     errors from two sides (Dong, Roth and Su 2022, Proposition 3). Same shape as
     `false_positive_rates`.
+
+    Args:
+        event, neighboring, accountant: as for `compute_epsilon`.
+        false_positive_rates: of the attacker, any shape, in [0, 1].
+
+    Returns:
+        false negative rates, of the same shape.
+
+    Raises:
+        ValueError, TypeError: as for `compute_epsilon`.
+
+    Examples:
+        >>> import dp_accounting as dp
+        >>> from dpoptim.accounting import tradeoff_curve
+        >>> tradeoff_curve(dp.GaussianDpEvent(1.0), "zero-out", [0.05]).round(2)  # Phi(1.645 - 1)
+        array([0.74])
     """
     relation = parse_neighboring(neighboring)
     rates = np.asarray(false_positive_rates, dtype=float)
@@ -178,8 +238,23 @@ def renyi_divergence(
 ) -> float:
     """An upper bound on the Renyi divergence of `order` (> 1, finite) between neighbours' outputs.
 
-    Raises ValueError where RDP does not cover the event under the relation (Poisson sampling under
-    replace-one), or has no finite answer.
+    Args:
+        event: what was, or will be, released.
+        order: > 1, finite.
+        neighboring: the relation, or its name.
+
+    Returns:
+        the divergence, >= 0.
+
+    Raises:
+        ValueError: RDP does not cover the event under the relation (Poisson sampling under
+            replace-one), or has no finite answer.
+
+    Examples:
+        >>> import dp_accounting as dp
+        >>> from dpoptim.accounting import renyi_divergence
+        >>> round(float(renyi_divergence(dp.GaussianDpEvent(1.0), 2.0, "zero-out")), 6)
+        1.0
     """
     relation = parse_neighboring(neighboring)
     if not 1 < order < math.inf:

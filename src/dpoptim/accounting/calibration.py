@@ -44,13 +44,22 @@ def calibrate_noise_multiplier(
       delta: in (1e-14, 1).
       neighboring: "add-or-remove-one", "replace-one" or "zero-out".
 
-    Returns the noise's standard deviation on the sum, over the clip norm. Results are kept in
-    `$DPOPTIM_CACHE_DIR` (else the user's cache directory). A stored value is evaluated again
-    before it is returned, rather than trusted for a checksum: a checksum cannot tell a value that
-    an older, mistaken version wrote from a right one, and the evaluation is needed for the printed
-    guarantee anyway.
+    Returns:
+        the noise's standard deviation on the sum, over the clip norm. Results are kept in
+        `$DPOPTIM_CACHE_DIR` (else the user's cache directory), and a stored value is evaluated
+        again before it is returned: a checksum could not tell a value that an older, mistaken
+        version wrote from a right one, and the printed guarantee needs the evaluation anyway.
 
-    Raises ValueError if an argument is out of range, or if the budget is met without noise.
+    Raises:
+        ValueError: an argument is out of range, or the budget is met without noise.
+
+    Examples:
+        >>> from dpoptim.accounting import calibrate_noise_multiplier
+        >>> z = calibrate_noise_multiplier(
+        ...     sample_rate=0.01, steps=500, epsilon=2.0, delta=1e-5, neighboring="zero-out"
+        ... )
+        >>> 0.7 < z < 0.9
+        True
     """
     steps = _checked_steps(steps)
     if not 0 < sample_rate <= 1:
@@ -108,7 +117,20 @@ def calibrate_event(
       epsilon, delta, neighboring: the budget, as for `calibrate_noise_multiplier`.
       start: where to begin searching.
 
-    Raises ValueError if the budget is met with almost no noise, or cannot be met with any.
+    Returns:
+        z > 0, a noise multiplier.
+
+    Raises:
+        ValueError: the budget is met with almost no noise, or cannot be met with any.
+
+    Examples:
+        >>> import dp_accounting as dp
+        >>> from dpoptim.accounting import calibrate_event
+        >>> z = calibrate_event(
+        ...     dp.GaussianDpEvent, epsilon=1.0, delta=1e-5, neighboring="add-or-remove-one"
+        ... )
+        >>> 3.7 < z < 3.8
+        True
     """
     check_delta(delta)
     check_epsilon(epsilon)

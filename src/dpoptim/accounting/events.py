@@ -85,8 +85,22 @@ def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
     """The event as a dictionary that `json.dumps` accepts; `event_from_json` gives an equal event
     back.
 
-    Raises TypeError for an event without a JSON form, and ValueError for a field that is not a
-    finite number (or, for a count, not an integer >= 0).
+    Args:
+        event: any that this package makes.
+
+    Returns:
+        a dictionary of numbers, texts, lists and dictionaries.
+
+    Raises:
+        TypeError: an event without a JSON form.
+        ValueError: a field that is not a finite number (or, for a count, not an integer >= 0).
+
+    Examples:
+        >>> import dp_accounting as dp
+        >>> from dpoptim.accounting import event_from_json, event_to_json
+        >>> event = dp.GaussianDpEvent(2.0)
+        >>> event_from_json(event_to_json(event)) == event
+        True
     """
     name = _NAME_OF.get(type(event))
     if name is None:
@@ -107,8 +121,20 @@ def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
 def event_from_json(data: Mapping[str, Any]) -> dp.DpEvent:
     """The event that `event_to_json` wrote.
 
-    Raises TypeError if `data` is not a mapping or its "type" is unknown, and ValueError for a
-    missing, surplus or malformed field: a stored charge is never guessed at.
+    Args:
+        data: as `json.loads` gives it.
+
+    Returns:
+        an event equal to the one that was written.
+
+    Raises:
+        TypeError: ``data`` is no mapping, or its "type" is unknown.
+        ValueError: a missing, surplus or malformed field: a stored charge is never guessed at.
+
+    Examples:
+        >>> from dpoptim.accounting import event_from_json
+        >>> event_from_json({"type": "Gaussian", "noise_multiplier": 2.0})
+        GaussianDpEvent(noise_multiplier=2.0)
     """
     if not isinstance(data, Mapping):
         raise TypeError(f"data: expected an event as a JSON object, got {data!r}")

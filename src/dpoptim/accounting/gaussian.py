@@ -19,7 +19,20 @@ _LOG_OF_NOTHING = -1e9  # its exponential is 0; finite, because root finding can
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """delta at which mu-GDP gives (epsilon, delta)-DP; `mu` >= 0, `epsilon` >= 0."""
+    """delta at which mu-GDP gives (epsilon, delta)-DP; `mu` >= 0, `epsilon` >= 0.
+
+    Args:
+        mu: of Gaussian differential privacy, >= 0.
+        epsilon: >= 0.
+
+    Returns:
+        delta in [0, 1].
+
+    Examples:
+        >>> from dpoptim.accounting import gdp_delta
+        >>> round(gdp_delta(1.0, 1.0), 4)
+        0.1269
+    """
     if mu == 0:
         return 0.0
     return math.exp(_log_delta(mu, epsilon))
@@ -30,6 +43,18 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     1e-12.
 
     `mu` >= 0, `delta` in (0, 1).
+
+    Args:
+        mu: of Gaussian differential privacy, >= 0.
+        delta: in (0, 1).
+
+    Returns:
+        epsilon >= 0.
+
+    Examples:
+        >>> from dpoptim.accounting import gdp_epsilon
+        >>> round(gdp_epsilon(1.0, 1e-5), 2)
+        4.38
     """
     target = math.log(delta)
     if mu == 0 or _log_delta(mu, 0.0) <= target:
@@ -44,7 +69,20 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
-    """Largest mu for which mu-GDP gives (epsilon, delta)-DP; `epsilon` > 0, `delta` in (0, 1)."""
+    """Largest mu for which mu-GDP gives (epsilon, delta)-DP; `epsilon` > 0, `delta` in (0, 1).
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+
+    Returns:
+        mu > 0.
+
+    Examples:
+        >>> from dpoptim.accounting import gdp_epsilon, gdp_mu
+        >>> round(gdp_epsilon(gdp_mu(2.0, 1e-5), 1e-5), 6)
+        2.0
+    """
     target = math.log(delta)
     low, high = 1e-12, 1.0
     while _log_delta(high, epsilon) < target:

@@ -30,7 +30,19 @@ def parse_neighboring(value: str | NeighboringRelation) -> NeighboringRelation:
     * "replace-one": one record has another value;
     * "zero-out": one record contributes nothing (`dp_accounting` calls it replace-special).
 
-    Raises ValueError for anything else.
+    Args:
+        value: a name, or the relation itself.
+
+    Returns:
+        the relation, as `dp_accounting` knows it.
+
+    Raises:
+        ValueError: anything else.
+
+    Examples:
+        >>> from dpoptim.accounting import parse_neighboring
+        >>> parse_neighboring("zero-out").name
+        'REPLACE_SPECIAL'
     """
     if isinstance(value, NeighboringRelation):
         return value
@@ -42,7 +54,22 @@ def parse_neighboring(value: str | NeighboringRelation) -> NeighboringRelation:
 
 
 def neighboring_name(relation: str | NeighboringRelation) -> str:
-    """The name of a relation, as `parse_neighboring` takes it."""
+    """The name of a relation, as `parse_neighboring` takes it.
+
+    Args:
+        relation: or its name.
+
+    Returns:
+        "add-or-remove-one", "replace-one" or "zero-out".
+
+    Raises:
+        ValueError: no such relation.
+
+    Examples:
+        >>> from dpoptim.accounting import neighboring_name, parse_neighboring
+        >>> neighboring_name(parse_neighboring("zero-out"))
+        'zero-out'
+    """
     return _NAMES[parse_neighboring(relation)]
 
 
@@ -61,6 +88,11 @@ class Guarantee:
       unit: whose data the relation changes: "record", or "user", "document", ...
 
     `str` rounds epsilon and delta up, and never leaves out a note or a status other than "proven".
+
+    Examples:
+        >>> from dpoptim import Guarantee
+        >>> print(Guarantee(1.2341, 1e-5, "zero-out", "PLD", unit="user"))
+        epsilon=1.24 at delta=1e-05 (zero-out, PLD, per user)
     """
 
     epsilon: float

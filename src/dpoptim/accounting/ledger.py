@@ -63,6 +63,16 @@ class Ledger:
 
     Raises LedgerError if the path is no usable ledger or disagrees with what is named; ValueError
     for a budget out of range.
+
+    Examples:
+        >>> import dpoptim
+        >>> ledger = dpoptim.Ledger(epsilon=3.0, delta=1e-6)  # in memory; give a path to keep it
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=10_000, batch_size=500, epochs=5, epsilon=1.0, delta=1e-6
+        ... )
+        >>> _ = ledger.reserve(plan.event, neighboring=plan.neighboring, label="a first run")
+        >>> len(ledger.entries())
+        1
     """
 
     def __init__(

@@ -71,6 +71,19 @@ def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, failure: float) -
     most ``failure``.
 
     Clopper and Pearson 1934. Broadcasts; in [0, 1].
+
+    Args:
+        count: times seen, 0 to ``trials``.
+        trials: > 0.
+        failure: in (0, 1).
+
+    Returns:
+        of the broadcast shape, in [0, 1].
+
+    Examples:
+        >>> from dpoptim.audit import clopper_pearson_upper
+        >>> float(clopper_pearson_upper(0, 100, 0.05).round(3))
+        0.03
     """
     count, trials = np.asarray(count, dtype=float), np.asarray(trials, dtype=float)
     with np.errstate(invalid="ignore"):
@@ -79,7 +92,19 @@ def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, failure: float) -
 
 
 def clopper_pearson_lower(count: ArrayLike, trials: ArrayLike, failure: float) -> Floats:
-    """Exact lower limit of a rate; see `clopper_pearson_upper`."""
+    """Exact lower limit of a rate; see `clopper_pearson_upper`.
+
+    Args:
+        count, trials, failure: as for `clopper_pearson_upper`.
+
+    Returns:
+        of the broadcast shape, in [0, 1].
+
+    Examples:
+        >>> from dpoptim.audit import clopper_pearson_lower
+        >>> float(clopper_pearson_lower(100, 100, 0.05).round(3))
+        0.97
+    """
     return 1 - clopper_pearson_upper(
         np.asarray(trials, dtype=float) - np.asarray(count, dtype=float), trials, failure
     )
@@ -91,6 +116,22 @@ def epsilon_lower_bound(errors: Errors, delta: float, confidence: float) -> floa
 
     (epsilon, delta)-DP forces ``FPR + e^epsilon FNR >= 1 - delta`` and the same with the two
     exchanged (Kairouz, Oh and Viswanath 2015, Theorem 2.1).
+
+    Args:
+        errors: of the attack, counted.
+        delta: of the claim, in [0, 1).
+        confidence: in (0, 1).
+
+    Returns:
+        epsilon >= 0.
+
+    Examples:
+        >>> from dpoptim.audit import Errors, epsilon_lower_bound
+        >>> errors = Errors(
+        ...     false_positives=10, absent_trials=1_000, false_negatives=10, present_trials=1_000
+        ... )
+        >>> 3.0 < epsilon_lower_bound(errors, 1e-5, 0.95) < 4.6  # log 99 with endless trials
+        True
     """
     false_positive, false_negative = errors.upper_bounds(confidence)
     ratios = (
@@ -105,6 +146,21 @@ def gdp_lower_bound(errors: Errors, confidence: float) -> float:
 
     The trade-off curve of mu-GDP is ``Phi(Phi^-1(1 - FPR) - mu)`` (Dong, Roth and Su 2022,
     Definition 3). It bounds epsilon only of mechanisms that are known to be Gaussian.
+
+    Args:
+        errors: of the attack, counted.
+        confidence: in (0, 1).
+
+    Returns:
+        mu >= 0.
+
+    Examples:
+        >>> from dpoptim.audit import Errors, gdp_lower_bound
+        >>> errors = Errors(
+        ...     false_positives=10, absent_trials=1_000, false_negatives=10, present_trials=1_000
+        ... )
+        >>> 4.0 < gdp_lower_bound(errors, 0.95) < 4.66
+        True
     """
     false_positive, false_negative = errors.upper_bounds(confidence)
     return float(separation(false_positive, false_negative))

@@ -29,7 +29,7 @@ RECORDS, BATCH, STEPS, NOISE = 64, 16, 5, 1.5
 
 @dataclass(frozen=True)
 class ChargingResult:
-    """What was not charged as it should be; empty is good."""
+    """Releases that were not charged as they should be; empty is good."""
 
     failed: tuple[str, ...]
 
@@ -66,6 +66,14 @@ class WatchingLedger(Ledger):
 def audit_charging() -> ChargingResult:
     """Watch a gate's first release, then a whole run and an attempt to go on after its last
     step.
+
+    Returns:
+        what was charged before the first release, and whether a step too many was refused.
+
+    Examples:
+        >>> from dpoptim.audit import audit_charging
+        >>> audit_charging().verdict
+        'consistent'
     """
     return ChargingResult((*_order(), *_whole_run()))
 

@@ -51,6 +51,12 @@ def check_layer_rule(layer: nn.Module, *inputs: Tensor) -> SensitivityResult:
         PrivacyError: the rule gives other gradients than the record's own, or one record moved a
             clipped sum by more than C.
         ValueError: the layer has no rule, or there are fewer than 3 records.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.audit import check_layer_rule
+        >>> check_layer_rule(torch.nn.Linear(3, 2), torch.randn(8, 3)).largest_ratio <= 1
+        True
     """
     refuse_layer(layer, inputs)
     batch = tuple(x.double() if x.is_floating_point() else x for x in inputs)

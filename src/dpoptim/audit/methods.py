@@ -55,7 +55,7 @@ CONFIDENCE = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Finding:
-    """What an audit showed of one method.
+    """Outcome of the audit of one method.
 
     Attributes:
         claimed, lower_bound, limit: epsilons at ``delta``: promised, certified, and what as many
@@ -505,6 +505,15 @@ def run_audits(
             claim.
         seed: of coins and noise, so that a finding repeats.
         on_done: told each finding.
+
+    Returns:
+        one finding for each name.
+
+    Examples:
+        >>> from dpoptim.audit import run_audits
+        >>> [finding] = run_audits(["dp-sgd"], trials=500)
+        >>> finding.verdict == "REFUTED"
+        False
     """
     from dpoptim.audit.families import audits  # which knows the registered methods, and these
 

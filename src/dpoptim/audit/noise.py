@@ -94,13 +94,20 @@ class Weights(nn.Module):
 def audit_noise(
     *, steps: int = 12, failure: float = 1e-6, noise_seed: int | None = None
 ) -> NoiseResult:
-    """Look at the noise of ``steps`` >= 2 steps of the live gate, at its tail, and at whether
-    global seeds reach it.
+    """Look at the noise of some steps of the live gate, at its tail, and at whether global seeds
+    reach it.
 
     Args:
+        steps: at least 2.
         failure: probability of a false alarm, at most.
         noise_seed: as for ``attach``; it cannot be given to the check that the noise of two runs
             differs.
+
+    Returns:
+        the finding, with a verdict.
+
+    Raises:
+        ValueError: fewer than 2 steps.
     """
     if steps < 2:
         raise ValueError(f"steps must be at least 2, so that steps can be compared, got {steps!r}.")

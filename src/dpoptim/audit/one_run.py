@@ -49,7 +49,7 @@ MOST_EPSILON = 100.0
 
 @dataclass(frozen=True)
 class OneRunResult:
-    """What one run showed.
+    """Outcome of an attack on one run.
 
     Attributes:
         claimed: epsilon at ``delta``.
@@ -120,8 +120,24 @@ def one_run(
         confidence: that both bounds are right, in (0, 1).
         seed: of the coins; None: fresh.
 
+    Returns:
+        the lower bound, the claim, and a verdict.
+
     Raises:
         ValueError: naming the argument; replace-one has no such audit.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> from dpoptim.audit import attached_run, one_run
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=64, batch_size=32, steps=5, epsilon=4.0, delta=1e-5, neighboring="zero-out"
+        ... )
+        >>> canaries = torch.eye(64, 80), torch.zeros(64, dtype=torch.long)
+        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+        >>> run = attached_run(plan, torch.nn.Linear(80, 2), loss, canaries)
+        >>> one_run(run, 64, plan, seed=0).verdict in {"consistent", "too weak to tell"}
+        True
     """
     if plan.neighboring == "replace-one":
         raise ValueError(
@@ -294,11 +310,26 @@ def attached_run(
     Args:
         plan: DP-SGD under add-or-remove-one, or any plan under zero-out (then n counts all
             canaries).
-        model: is copied. loss: maps (output, target) to one number for each record, shape (B,).
+        model: is copied.
+        loss: maps (output, target) to one number for each record, shape (B,).
         canaries, others: (inputs, targets), records on the first axis: the canaries, and the data
             they hide among.
         learning_rate: of SGD.
         noise_seed: as for ``attach``.
+
+    Returns:
+        a function of the coins that `one_run` calls.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> from dpoptim.audit import attached_run, one_run
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=64, batch_size=32, steps=5, epsilon=4.0, delta=1e-5, neighboring="zero-out"
+        ... )
+        >>> canaries = torch.eye(64, 80), torch.zeros(64, dtype=torch.long)
+        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+        >>> run = attached_run(plan, torch.nn.Linear(80, 2), loss, canaries)
     """
     x, y = (torch.as_tensor(part) for part in canaries)
     rest = (

@@ -76,11 +76,15 @@ def audit_sensitivity(
             distorted.
         loss: called as ``loss(model, batch)``; the ``reduction`` over records of one term each.
         clip_norm: C, or a whole clipping rule.
+        reduction: of the loss, ``"mean"`` or ``"sum"``.
         kinds: what is done to the record, from `KINDS`.
         records: how many of the N records are tried, the first ones; all by default.
         pieces: physical batches that the logical batch is cut to.
         seed: of the "random" records.
         tolerance: see the module.
+
+    Returns:
+        the finding, with a verdict.
 
     Raises:
         ValueError: an unknown kind, or a batch too short.

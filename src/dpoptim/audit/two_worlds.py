@@ -38,7 +38,7 @@ LENGTH = 16.0  # of a canary's gradient, in clip norms: what is not clipped stan
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit showed of a claim.
+    """Outcome of an attack on a claim.
 
     Attributes:
         claimed: epsilon of the plan at ``delta``.
@@ -119,6 +119,9 @@ def audit_two_worlds(
     Returns:
         the result; for a right implementation its verdict is ``"refuted"`` with probability at
         most ``1 - confidence``.
+
+    Raises:
+        ValueError: a setting out of range, by name.
     """
     claimed = plan.guarantee.epsilon
     if not 0 < plan.noise_multiplier < math.inf:

@@ -38,9 +38,20 @@ def load_arrays(
         cache: see `Preparation`.
         pixels, numbers: what happens to records of bytes, which are pixels, and to records of
             other numbers.
+        path: of the file or folder.
+
+    Returns:
+        features and labels, with what makes such features of new records.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the array and the fix.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dpoptim.data import load_arrays
+        >>> np.savez("points.npz", x=np.eye(4, dtype=np.float32), y=np.array([0, 1, 0, 1]))
+        >>> load_arrays("points.npz", classes=("0", "1")).x.shape
+        (4, 4)
     """
     path = Path(path)
     arrays = read_image_folder(path) if path.is_dir() else read_npz(existing(path), target)

@@ -30,7 +30,18 @@ def load_digits(seed: int = 0, steps: Sequence[Step] = (), cache: Path | None = 
     ``seed``.
 
     Args:
-        steps: applied to each image once its pixels are in [0, 1]. cache: see `Preparation`.
+        steps: applied to each image once its pixels are in [0, 1].
+        cache: see `Preparation`.
+        cache: see `Preparation`.
+        seed: of the hold-out.
+
+    Examples:
+        >>> from dpoptim.data import load_digits
+        >>> load_digits().x.shape[1:]
+        (1, 8, 8)
+
+    Returns:
+        images of shape (1, 8, 8), pixels in [0, 1].
     """
     from sklearn.datasets import load_digits as bundled
 
@@ -54,11 +65,24 @@ def load_fashion_mnist(
     not.
 
     Args:
-        steps: applied to each image once its pixels are in [0, 1]. cache: see `Preparation`.
+        steps: applied to each image once its pixels are in [0, 1].
+        cache: see `Preparation`.
+        directory: of the four files.
+
+    Returns:
+        images of shape (1, 28, 28), pixels in [0, 1].
 
     Raises:
         FileNotFoundError: a file is missing; says which, and how to get it.
         ValueError: a file is not in the IDX format, or images and labels do not match.
+
+    Examples:
+        >>> from dpoptim.data import load_fashion_mnist
+        >>> try:
+        ...     load_fashion_mnist("nowhere")
+        ... except FileNotFoundError:
+        ...     print("the message says how to get it")
+        the message says how to get it
     """
     arrays = read_idx_folder(Path(directory))
     for part, labels in (("train", arrays.labels), ("test", arrays.labels_test)):

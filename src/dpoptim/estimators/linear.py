@@ -61,6 +61,17 @@ class DPLogisticRegression(ClassifierMixin, LinearFit):
     record, whatever they hold. It covers one ``fit``, and its notes say what all runs on the
     ledger cost together. Choosing settings by comparing fits (`GridSearchCV`) multiplies what is
     spent, and scores on private data are releases of their own.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, (2_000, 3))
+        >>> from dpoptim.estimators import DPLogisticRegression
+        >>> y = x[:, 0] > 0
+        >>> model = DPLogisticRegression(epsilon=2.0, data_norm=2.0, classes=[False, True])
+        >>> model = model.fit(x, y)
+        >>> model.score(x, y) > 0.9, model.privacy_.epsilon <= 2.0
+        (True, True)
     """
 
     def __init__(
@@ -199,6 +210,16 @@ class DPLinearRegression(RegressorMixin, LinearFit):
 
     The other arguments, and the **Guarantee**, as for `DPLogisticRegression`. The loss is
     minimised for targets divided by ``target_bound``.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, (2_000, 3))
+        >>> from dpoptim.estimators import DPLinearRegression
+        >>> y = x @ [1.0, 0.0, -1.0]
+        >>> model = DPLinearRegression(epsilon=2.0, data_norm=2.0, target_bound=2.0).fit(x, y)
+        >>> model.score(x[:100], y[:100]) > 0.8  # made-up data, so scores are free
+        True
     """
 
     def __init__(

@@ -272,6 +272,16 @@ class DPSGDClassifier(ClassifierMixin, _Network):
     runs on the ledger cost together. Choosing settings by comparing fits
     (`GridSearchCV`) multiplies what is spent, and scores on private data are releases of their
     own.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, (2_000, 3))
+        >>> from dpoptim.estimators import DPSGDClassifier
+        >>> y = x[:, 0] > 0
+        >>> model = DPSGDClassifier(epsilon=4.0, classes=[False, True], epochs=5)
+        >>> model.fit(x, y).privacy_.epsilon <= 4.0
+        True
     """
 
     def __init__(
@@ -350,6 +360,15 @@ class DPSGDRegressor(RegressorMixin, _Network):
             off the data. The error is measured in its units.
 
     The other arguments, and the **Guarantee**, as for `DPSGDClassifier`.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, (2_000, 3))
+        >>> from dpoptim.estimators import DPSGDRegressor
+        >>> model = DPSGDRegressor(epsilon=4.0, target_bound=1.0, epochs=5, hidden_layer_sizes=(8,))
+        >>> model.fit(x, x[:, 0]).predict(x).shape
+        (2000,)
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class ClassifierScores:
-    """What was released of a classifier; all of it may be published.
+    """Released scores of a classifier; all of it may be published.
 
     Attributes:
         accuracy, log_loss (clipped at 4 nats a record): with their intervals.
@@ -69,7 +69,7 @@ class ClassifierScores:
 
 @dataclass(frozen=True)
 class RegressorScores:
-    """What was released of a regression.
+    """Released scores of a regression.
 
     Attributes:
         squared_error: mean, in squared units of the target, of targets and predictions cut to the
@@ -119,6 +119,9 @@ def evaluate_classifier(
         noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
             release.
 
+    Returns:
+        noisy scores with their intervals, and the guarantee.
+
     Raises:
         ValueError: unequal shapes, or a setting out of range; before anything is spent.
 
@@ -126,6 +129,15 @@ def evaluate_classifier(
     record adds sqrt(0.6) to one cell of the confusion matrix, sqrt(0.3) to one bin, and at most
     sqrt(0.1) as its log-loss: at most 1 long together, to which each is scaled down. A label or
     row that is none adds nothing.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dpoptim.evaluation import evaluate_classifier
+        >>> y = np.arange(2_000) % 2
+        >>> sure = np.where(np.eye(2)[y] > 0, 0.9, 0.1)  # always right
+        >>> scores = evaluate_classifier(sure, y, classes=[0, 1], epsilon=1.0)
+        >>> scores.accuracy.low > 0.9
+        True
     """
     names = np.asarray(classes)
     scores, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(y)
@@ -199,10 +211,26 @@ def evaluate_regressor(
     Args:
         predictions, y: shape (n,).
         target_bound: public bound on |y|, to which targets and predictions are cut.
+        epsilon, delta, confidence, neighboring, n, ledger,
+        noise_seed: as for `evaluate_classifier`.
+
+    Returns:
+        noisy scores, and the guarantee.
+
+    Raises:
+        ValueError: unequal shapes, or a setting out of range; before anything is spent.
 
     **Guarantee.** ``guarantee``. With t and r the target and half the residual in units of the
     bound, a record adds ``(r^2 - 1/2, t, t^2 - 1/2)``, at most sqrt(3/2) long, to which it is
     scaled down.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dpoptim.evaluation import evaluate_regressor
+        >>> y = np.linspace(-1, 1, 2_000)
+        >>> scores = evaluate_regressor(y, y, target_bound=1.0, epsilon=1.0)  # always right
+        >>> scores.squared_error.value < 0.1
+        True
     """
     bound, level = (
         positive_number("target_bound", target_bound),

@@ -58,6 +58,11 @@ class LinearModel:
 
     Raises:
         ValueError: a setting out of range.
+
+    Examples:
+        >>> from dpoptim.solvers import LinearModel
+        >>> LinearModel("softmax", features=4, outputs=3).dimension
+        15
     """
 
     loss: Loss

@@ -59,6 +59,15 @@ class DiceSGD(TrainingMethod):
                 batches, R = inf and no reset.
 
     Fixed batches: zero-out or replace-one only, n public and exact.
+
+    Examples:
+        >>> import dpoptim
+        >>> method = dpoptim.DiceSGD(clip_norm=1.0, residual_clip=2.0)
+        >>> plan = method.plan(
+        ...     n=10_000, batch_size=500, epochs=2, epsilon=4.0, delta=1e-6, neighboring="zero-out"
+        ... )
+        >>> plan.guarantee.status
+        'proven'
     """
 
     clip_norm: float | ClipNormPolicy

@@ -85,6 +85,14 @@ class DPFTRL(TrainingMethod):
             None: chosen by `plan` for the budget, and written down in the plan.
         buffers: the most vectors, as long as the model, that ``"best"`` may remember.
         momentum: of the optimizer, in [0, 1): whose iterates ``"best"`` keeps the noise out of.
+
+    Examples:
+        >>> import dpoptim
+        >>> plan = dpoptim.DPFTRL(clip_norm=1.0).plan(
+        ...     n=10_000, batch_size=500, epochs=2, epsilon=4.0, delta=1e-6, neighboring="zero-out"
+        ... )
+        >>> plan.steps
+        40
     """
 
     clip_norm: float | ClipNormPolicy

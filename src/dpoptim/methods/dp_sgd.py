@@ -30,6 +30,14 @@ class DPSGD(TrainingMethod):
         noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier:
             (2, 1) is twice as much in the first half. Accounted step by step. Empty: the same
             throughout.
+
+    Examples:
+        >>> import dpoptim
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=10_000, batch_size=500, epochs=2, epsilon=4.0, delta=1e-6
+        ... )
+        >>> plan.steps, plan.guarantee.epsilon <= 4.0
+        (40, True)
     """
 
     clip_norm: float | ClipNormPolicy

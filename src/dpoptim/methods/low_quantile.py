@@ -57,6 +57,16 @@ def private_low_quantile(
     score ``-|#{values < r} - rank|``, which one record changes by at most 1; drawn exactly
     (`noise.choice`), not by Gumbel noise of 53 bits, so what is left is that nobody tells the
     AES-256 keystream from random bits.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> lengths = torch.linspace(0.5, 20, 1_000)
+        >>> value, guarantee = dpoptim.private_low_quantile(
+        ...     lengths, 0.1, epsilon=1.0, low=0.01, high=100.0
+        ... )
+        >>> guarantee.epsilon
+        1.0
     """
     relation = parse_neighboring(neighboring)
     if neighboring_name(relation) == "add-or-remove-one":

@@ -23,6 +23,10 @@ class PlannedClipNorm:
 
     Args:
         norms: > 0, at least one.
+
+    Examples:
+        >>> import dpoptim
+        >>> method = dpoptim.DPSGD(clip_norm=dpoptim.PlannedClipNorm((1.0, 0.5)))
     """
 
     norms: tuple[float, ...]

@@ -57,6 +57,13 @@ class PrivateQuantile:
             model. ``"all along"``: every step adjusts C by a factor of at most ``exp(rate)``.
         start: C of the first steps, if ``when="all along"``; > 0.
         rate: how fast C moves then; >= 0. At 0 it stays: `monitor`.
+
+    Examples:
+        >>> import dpoptim
+        >>> method = dpoptim.DPSGD(clip_norm=dpoptim.PrivateQuantile(0.1))
+        >>> plan = method.plan(n=10_000, batch_size=500, epochs=2, epsilon=4.0, delta=1e-6)
+        >>> plan.guarantee.epsilon <= 4.0  # the search is inside the budget
+        True
     """
 
     quantile: float

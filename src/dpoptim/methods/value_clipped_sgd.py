@@ -35,6 +35,14 @@ class ValueClippedSGD(TrainingMethod):
         bound: ``"sharp"`` (measured slopes and activations; exact for linear models) or
             ``"paper"`` (the paper's constants for softmax cross-entropy, with the biases that they
             leave out).
+
+    Examples:
+        >>> import dpoptim
+        >>> plan = dpoptim.ValueClippedSGD(clip_norm=4.0).plan(
+        ...     n=10_000, batch_size=500, epochs=2, epsilon=4.0, delta=1e-6
+        ... )
+        >>> plan.method.value_bound
+        'sharp'
     """
 
     clip_norm: float | ClipNormPolicy

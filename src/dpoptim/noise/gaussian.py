@@ -34,7 +34,7 @@ _local = threading.local()
 def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None = 1) -> None:
     """Overwrite `out` with independent N(0, 1) draws.
 
-    Parameters
+    Args:
         stream: where the randomness comes from.
         out: a contiguous floating-point tensor of any shape, dtype and device. Draws are made in
             float64 and rounded to `out.dtype`: on the CPU, or where a large tensor lies
@@ -44,12 +44,22 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
             on two cores); None means `torch.get_num_threads()`. It does not change what a seeded
             stream draws.
 
-    Raises TypeError or ValueError naming the argument, before anything is written.
+    Raises:
+        TypeError, ValueError: naming the argument, before anything is written.
 
-    Guarantee
-        The entries are independent of each other and of all other draws, and N(0, 1) to the
-        precision stated in `dpoptim.noise.ziggurat` before the rounding to `out.dtype`, to whoever
-        does not know the stream's key.
+    **Guarantee.** The entries are independent of each other and of all other draws, and N(0, 1) to
+    the precision stated in `dpoptim.noise.ziggurat` before the rounding to `out.dtype`, to whoever
+    does not know the stream's key.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.noise import KeyStream, fill_standard_normal
+        >>> draws = torch.empty(4)
+        >>> fill_standard_normal(KeyStream.from_seed(7, "example"), draws)
+        >>> again = torch.empty(4)
+        >>> fill_standard_normal(KeyStream.from_seed(7, "example"), again)
+        >>> torch.equal(draws, again)
+        True
     """
     _draw(stream, out, None, threads)
 
@@ -60,6 +70,23 @@ def add_normal(stream: KeyStream, out: Tensor, std: float, *, threads: int | Non
     `std` is a standard deviation in the units of `out`, finite and >= 0; 0 leaves `out` as it is.
     The rest is as for `fill_standard_normal`. On the CPU the noise exists only in blocks of 2^14
     that stay in cache, elsewhere in pieces of 2^22, never as a second tensor of the size of `out`.
+
+    Args:
+        stream: where the randomness comes from.
+        out: a contiguous floating-point tensor, changed in place.
+        std: in the units of ``out``, finite and >= 0; 0 leaves ``out`` as it is.
+        threads: as for `fill_standard_normal`.
+
+    Raises:
+        TypeError, ValueError: naming the argument, before anything is written.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.noise import KeyStream, add_normal
+        >>> sums = torch.zeros(1_000)
+        >>> add_normal(KeyStream(), sums, std=2.0)
+        >>> bool(1.7 < sums.std() < 2.3)
+        True
     """
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std must be finite and >= 0, got {std}")

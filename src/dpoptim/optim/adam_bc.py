@@ -29,6 +29,12 @@ class AdamBC(torch.optim.Optimizer):
             An average over 1 / (1 - beta2) steps is right to about sqrt(1 - beta2) of it.
         weight_decay: decoupled, as in AdamW; >= 0.
         noise_std: of the noise in every entry of the gradients, until `attach` says otherwise.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.optim import AdamBC
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = AdamBC(model.parameters(), lr=0.01)  # `attach` tells it the noise
     """
 
     def __init__(

@@ -33,6 +33,14 @@ class DPClassCounts(BaseEstimator):
 
     **Guarantee.** ``privacy_``, for every list of labels: a record adds 1 to one count at most (a
     label that is no class adds nothing), so the vector of counts has one Gaussian.
+
+    Examples:
+        >>> from dpoptim.preprocessing import DPClassCounts
+        >>> y = ["ill"] * 50 + ["healthy"] * 450
+        >>> counts = DPClassCounts(["healthy", "ill"], epsilon=0.5).fit(y)
+        >>> weight = counts.class_weight()
+        >>> weight["ill"] > weight["healthy"]
+        True
     """
 
     privacy_: Guarantee

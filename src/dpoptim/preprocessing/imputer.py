@@ -28,6 +28,14 @@ class DPImputer(BoundedColumns):
     **Guarantee.** ``privacy_``, for every table. A record adds (u, 0) for each column, u the value
     in half ranges from the middle, or (0, 1) where it is missing: at most 1 long, and
     sqrt(columns) for all. One vector, one Gaussian.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dpoptim.preprocessing import DPImputer
+        >>> x = np.array([[1.0], [np.nan]] * 500)
+        >>> filled = DPImputer(lower=0.0, upper=2.0, epsilon=1.0).fit_transform(x)
+        >>> bool(np.isnan(filled).any())
+        False
     """
 
     def __init__(

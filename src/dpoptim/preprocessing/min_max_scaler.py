@@ -33,6 +33,14 @@ class DPMinMaxScaler(BoundedColumns):
     **Guarantee.** ``privacy_``, for every table: two exponential mechanisms a column on
     `CANDIDATES` public numbers r, with score ``-|#{values < r} - rank|`` of sensitivity 1, exactly
     drawn, all paid from one filter.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dpoptim.preprocessing import DPMinMaxScaler
+        >>> ages = np.array([[18.0], [95.0]])
+        >>> DPMinMaxScaler(lower=18, upper=95).fit_transform(ages)
+        array([[-1.],
+               [ 1.]])
     """
 
     privacy_: Guarantee | None  # type: ignore[assignment]

@@ -26,6 +26,12 @@ class DPOneHot(TransformerMixin, BaseEstimator):
         privacy_: None; nothing is released.
 
     **Guarantee.** What it does to a record depends on that record alone.
+
+    Examples:
+        >>> from dpoptim.preprocessing import DPOneHot
+        >>> DPOneHot([["no", "yes"]]).fit_transform([["yes"], ["perhaps"]])
+        array([[0., 1.],
+               [0., 0.]])
     """
 
     privacy_: None = None

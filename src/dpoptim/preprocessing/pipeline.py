@@ -46,6 +46,20 @@ class PrivatePipeline(Pipeline):
     **Guarantee.** ``privacy_``. The releases of a fit have parameters fixed by public numbers
     before the first of them, so their events compose; charged steps are Gaussian, so their mu^2
     add up.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, (2_000, 3))
+        >>> from dpoptim.estimators import DPLogisticRegression
+        >>> from dpoptim.preprocessing import DPStandardScaler, PrivatePipeline
+        >>> steps = [
+        ...     ("scale", DPStandardScaler(lower=-1, upper=1)),
+        ...     ("model", DPLogisticRegression(classes=[False, True])),
+        ... ]
+        >>> pipeline = PrivatePipeline(steps, epsilon=2.0).fit(x, x[:, 0] > 0)
+        >>> pipeline.privacy_.epsilon <= 2.0
+        True
     """
 
     privacy_: Guarantee

@@ -37,6 +37,14 @@ class DPStandardScaler(BoundedColumns):
     a record adds ``(u, u^2 - 1/2, 0)`` for each column, or ``(0, 0, 1)`` where its value is
     missing: at most sqrt(5/4) long, and sqrt(5/4 columns) for all, which every record is scaled
     down to. One vector, one Gaussian.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dpoptim.preprocessing import DPStandardScaler
+        >>> x = np.random.default_rng(0).normal(50, 10, (5_000, 1))
+        >>> scaler = DPStandardScaler(lower=0, upper=100, epsilon=1.0).fit(x)
+        >>> bool(abs(scaler.mean_[0] - 50) < 3)
+        True
     """
 
     def __init__(

@@ -57,6 +57,11 @@ class SRGD:
 
     Raises:
         ValueError: naming the setting.
+
+    Examples:
+        >>> from dpoptim.solvers import SRGD
+        >>> SRGD(steps=20, batch_size=50, clip_norm=1.0, beta=2.0).accelerated
+        True
     """
 
     steps: int
@@ -91,7 +96,7 @@ class SRGD:
 
 @dataclass(frozen=True)
 class SRGDResult:
-    """What the solver returns; all of it is covered by ``guarantee`` and may be published.
+    """Result of the solver; all of it is covered by ``guarantee`` and may be published.
 
     Attributes:
         weights: y_T (accelerated) or the last iterate; float64, shape (d,).
@@ -137,6 +142,9 @@ def accelerated_srgd(
         ranks: the processes that hold the other records; ``data`` is this one's part, as arrays,
             and every batch takes a share of it in proportion.
 
+    Returns:
+        weights and average, the guarantee and the settings.
+
     Raises:
         ValueError: a relation that would make n private, or too few records.
         LedgerError: the budget of the ledger does not cover the run; nothing was released.
@@ -145,6 +153,18 @@ def accelerated_srgd(
     record is in one batch, so it changes one of the clipped sums, by at most ``clip_norm`` (twice
     that under replace-one); the mechanism hides one such change in all prefix sums together, and
     everything else is computed from what it released.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Budget, LinearModel, LinearProblem
+        >>> from dpoptim.solvers import accelerated_srgd, suggested_settings
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> budget = Budget(delta=1e-6, epsilon=2.0)
+        >>> settings = suggested_settings(1_000, 4, budget.gdp)
+        >>> accelerated_srgd(problem, (x, y), settings, budget=budget).weights.shape
+        torch.Size([4])
     """
     relation = neighboring_name(parse_neighboring(neighboring))
     if relation == "add-or-remove-one":
@@ -277,8 +297,26 @@ def theorem_settings(
         minimiser_inside: whether the population risk's unconstrained minimiser is known to be in
             the ball.
 
+    Returns:
+        settings for `accelerated_srgd`.
+
     Raises:
         ValueError: n is too small for the theorem.
+
+    Examples:
+        >>> from dpoptim.solvers import theorem_settings
+        >>> settings = theorem_settings(
+        ...     10**9,
+        ...     5,
+        ...     epsilon=2.0,
+        ...     delta=1e-9,
+        ...     lipschitz=1.0,
+        ...     smoothness=1.0,
+        ...     radius=1.0,
+        ...     minimiser_inside=True,
+        ... )
+        >>> settings.steps > 1
+        True
     """
     if minimiser_inside:
         found = theory.minimiser_inside(
@@ -334,6 +372,14 @@ def suggested_settings(
         radius: about how far the minimiser is from the starting point.
         minimiser_inside: whether to go without the theorem for constrained minimisers.
         neighboring: as for `accelerated_srgd`.
+
+    Returns:
+        settings for `accelerated_srgd`.
+
+    Examples:
+        >>> from dpoptim.solvers import suggested_settings
+        >>> suggested_settings(10_000, 20, mu=1.0).steps
+        20
     """
     steps = math.ceil(2 * n**0.25) if minimiser_inside else math.ceil(math.sqrt(n))
     steps = min(steps, n)

@@ -52,6 +52,9 @@ def adaptive_gd(
         keep_iterates: return all points visited, which costs memory only.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 
@@ -59,6 +62,19 @@ def adaptive_gd(
     asked before each norm and again before each gradient, and charged what is really drawn. (The
     paper charges by a formula in N_t^2, which asks too little when N_t is negative, and under
     replace-one.)
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Budget, LinearModel, LinearProblem, Objective, adaptive_gd
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> objective = Objective(problem, (x, y))
+        >>> result = adaptive_gd(
+        ...     objective, None, Budget(delta=1e-6, epsilon=2.0), lipschitz=2.0, smoothness=2.0
+        ... )
+        >>> result.weights.shape
+        torch.Size([4])
     """
     w = starting_point(w0, objective)
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)

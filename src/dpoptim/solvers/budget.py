@@ -9,7 +9,7 @@ from dpoptim.accounting.gaussian import gdp_mu
 
 @dataclass(frozen=True)
 class Budget:
-    """What a solver may spend. Give exactly one of ``epsilon``, ``rho`` and ``mu``.
+    """Budget of a solver. Give exactly one of ``epsilon``, ``rho`` and ``mu``.
 
     All noise of the solvers is Gaussian, so the budget is a mu of Gaussian differential privacy;
     epsilon is converted by the exact profile, and ``rho = mu^2 / 2`` is the papers' zCDP parameter
@@ -23,6 +23,11 @@ class Budget:
 
     Raises:
         ValueError: none or several of the three, or a number out of range.
+
+    Examples:
+        >>> from dpoptim.solvers import Budget
+        >>> round(Budget(delta=1e-5, mu=1.0).gdp, 2)
+        1.0
     """
 
     delta: float

@@ -26,7 +26,20 @@ class Everywhere:
 
 @dataclass(frozen=True)
 class Ball:
-    """Points at most ``radius`` (> 0) from the origin."""
+    """Points at most ``radius`` (> 0) from the origin.
+
+    Args:
+        radius: > 0.
+
+    Raises:
+        ValueError: another radius.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Ball
+        >>> Ball(1.0).project(torch.tensor([3.0, 4.0], dtype=torch.float64))
+        tensor([0.6000, 0.8000], dtype=torch.float64)
+    """
 
     radius: float
 
@@ -41,7 +54,20 @@ class Ball:
 
 @dataclass(frozen=True)
 class Box:
-    """Points with every coordinate in [lower, upper]."""
+    """Points with every coordinate in [lower, upper].
+
+    Args:
+        lower, upper: lower < upper.
+
+    Raises:
+        ValueError: an empty box.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Box
+        >>> Box(-1.0, 1.0).project(torch.tensor([3.0, 0.5], dtype=torch.float64))
+        tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
 
     lower: float
     upper: float

@@ -64,6 +64,9 @@ def kl_spider(
             round of one step needs no difference at all.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range; or, with the theorem's constants, a budget for which
             it promises nothing. Nothing is spent then.
@@ -72,6 +75,25 @@ def kl_spider(
     the constants: at the largest numbers of steps the prices add up to exactly the budget, and no
     path costs more. (The paper's Theorem 1 says rho, its Lemma 8 proves 2 rho, and its loop makes
     one more step a round than either.)
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Budget, LinearModel, LinearProblem, Objective, kl_spider
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> objective = Objective(problem, (x, y))
+        >>> result = kl_spider(
+        ...     objective,
+        ...     None,
+        ...     Budget(delta=1e-6, epsilon=4.0),
+        ...     lipschitz=2.0,
+        ...     smoothness=2.0,
+        ...     kl_gamma=4.0,
+        ...     kl_exponent=2.0,
+        ... )
+        >>> result.weights.shape
+        torch.Size([4])
     """
     lipschitz, smoothness = positive("lipschitz", lipschitz), positive("smoothness", smoothness)
     kl_gamma = positive("kl_gamma", kl_gamma)

@@ -40,11 +40,32 @@ def momentum_gd(
         momentum: in [0, 1).
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 
     **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss; momentum and
     averages are post-processing.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Budget, LinearModel, LinearProblem, Objective, momentum_gd
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> objective = Objective(problem, (x, y))
+        >>> result = momentum_gd(
+        ...     objective,
+        ...     None,
+        ...     Budget(delta=1e-6, epsilon=2.0),
+        ...     lipschitz=2.0,
+        ...     steps=10,
+        ...     step_size=0.3,
+        ... )
+        >>> len(result.trace)
+        10
     """
     lipschitz, steps = positive("lipschitz", lipschitz), whole_number("steps", steps, least=1)
     step_size, momentum = positive("step_size", step_size), real_number("momentum", momentum)

@@ -52,11 +52,32 @@ def noisy_gd(
             Algorithm 4 does.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range, or both or neither of step_size and weak_convexity.
 
     **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss: noise sigma on
     the mean with ``sigma^2 = (m L0 / n)^2 steps / (2 rho)``, m = 1 (zero-out) or 2 (replace-one).
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Budget, LinearModel, LinearProblem, Objective, noisy_gd
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> objective = Objective(problem, (x, y))
+        >>> result = noisy_gd(
+        ...     objective,
+        ...     None,
+        ...     Budget(delta=1e-6, epsilon=2.0),
+        ...     lipschitz=2.0,
+        ...     steps=10,
+        ...     step_size=0.3,
+        ... )
+        >>> result.guarantee.epsilon <= 2.0
+        True
     """
     lipschitz, steps = positive("lipschitz", lipschitz), whole_number("steps", steps, least=1)
     if (step_size is None) == (weak_convexity is None):

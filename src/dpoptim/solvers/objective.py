@@ -32,6 +32,16 @@ class Objective:
     Raises:
         ValueError: arrays of unequal length or without records, another relation, or more records
             than the problem's capacity.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import LinearModel, LinearProblem, Objective
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> objective = Objective(problem, (x, y))
+        >>> objective.n
+        1000
     """
 
     def __init__(

@@ -74,6 +74,10 @@ class LinearProblem:
             single-pass ones.
         l2: strength of the public penalty ``l2 |V|^2 / 2`` on all parameters but the intercepts;
             >= 0.
+
+    Examples:
+        >>> from dpoptim.solvers import LinearModel, LinearProblem
+        >>> problem = LinearProblem(LinearModel("logistic", features=4), capacity=1_000, l2=0.01)
     """
 
     def __init__(self, model: LinearModel, *, capacity: int, l2: float = 0.0) -> None:
@@ -129,6 +133,13 @@ class ModuleProblem:
     Raises:
         PrivacyError: a layer that cannot be clipped record by record, or one that keeps statistics
             in buffers.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import ModuleProblem
+        >>> def loss(output, target):
+        ...     return (output - target).square().sum(1)
+        >>> problem = ModuleProblem(torch.nn.Linear(3, 1), loss, capacity=1_000)
     """
 
     def __init__(

@@ -55,11 +55,35 @@ def proximal_point(
         inner_steps: noisy gradients in each round, instead of what the constants say.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 
     **Guarantee.** ``Result.guarantee``, for the objective's relation and any loss. The quadratic
     is public, so the sensitivity is that of F alone.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Budget, proximal_point
+        >>> from dpoptim.solvers import LinearModel, LinearProblem, Objective
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> objective = Objective(problem, (x, y))
+        >>> result = proximal_point(
+        ...     objective,
+        ...     None,
+        ...     Budget(delta=1e-6, epsilon=4.0),
+        ...     lipschitz=2.0,
+        ...     weak_convexity=1.0,
+        ...     kl_gamma=2.0,
+        ...     kl_exponent=2.0,
+        ...     inner_steps=2,
+        ... )
+        >>> result.weights.shape
+        torch.Size([4])
     """
     lipschitz, kl_gamma = positive("lipschitz", lipschitz), positive("kl_gamma", kl_gamma)
     weak_convexity = positive("weak_convexity", weak_convexity)

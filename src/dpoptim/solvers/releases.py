@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """What a solver returns; all of it is covered by ``guarantee``, and may be published.
+    """Result of a solver; all of it is covered by ``guarantee``, and may be published.
 
     Attributes:
         weights: float64, shape (d,).

@@ -38,12 +38,29 @@ def select_stationary(
         objective, w0, budget, lipschitz, smoothness, beta, constants, max_steps, ledger, label,
             noise_seed: as for `adaptive_gd`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 
     **Guarantee.** ``Result.guarantee``: descent and choice are paid from one filter. The choice is
     the exponential mechanism with score -|grad F| (odds exp(score n epsilon / (2 m L0))), at its
     exact price in mu.
+
+    Examples:
+        >>> import torch
+        >>> from dpoptim.solvers import Budget, select_stationary
+        >>> from dpoptim.solvers import LinearModel, LinearProblem, Objective
+        >>> x = torch.rand(1_000, 3, dtype=torch.float64) / 2
+        >>> y = x @ torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+        >>> problem = LinearProblem(LinearModel("squared", features=3), capacity=1_000)
+        >>> objective = Objective(problem, (x, y))
+        >>> result = select_stationary(
+        ...     objective, None, Budget(delta=1e-6, epsilon=2.0), lipschitz=2.0, smoothness=2.0
+        ... )
+        >>> result.trace[-1].kind
+        'selection'
     """
     if not 0 < select_share < 1:
         raise ValueError(f"select_share must be in (0, 1), got {select_share!r}.")

@@ -119,6 +119,9 @@ def attach(
             processes; the plan's n is the number in all of them. Default: every process has the
             same data set, in the same order.
 
+    Returns:
+        the private training, a context manager: loop over its ``batches()``.
+
     Raises:
         RankError: the processes do not agree on what to do, or one has failed; the message names
             it.
@@ -131,6 +134,24 @@ def attach(
     **Guarantee.** Everything that leaves through the optimizer is covered by ``plan.guarantee``,
     for every data set, model and loss, provided that each record's loss depends on that record
     alone. It hides any one record with all its rows, or any one person with all theirs.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> from torch.nn.functional import cross_entropy
+        >>> data = torch.utils.data.TensorDataset(torch.randn(200, 5), torch.randint(2, (200,)))
+        >>> model = torch.nn.Linear(5, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=200, batch_size=50, steps=4, epsilon=4.0, delta=1e-3
+        ... )
+        >>> with dpoptim.attach(plan, model, optimizer, data) as private:
+        ...     for x, y in private.batches():
+        ...         private.backward(cross_entropy(model(x), y, reduction="none"))
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> private.spent().epsilon <= 4.0
+        True
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     if isinstance(optimizers, Sequence):

@@ -89,6 +89,17 @@ def check(
         SamplesInteractError: the gradient of a record depends on the others, or a layer's first
             axis is not the record: the message names the parameter where it shows.
         ValueError: a batch without a common first axis.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> from torch.nn.functional import cross_entropy
+        >>> def loss(model, batch):
+        ...     x, y = batch
+        ...     return cross_entropy(model(x), y, reduction="none")
+        >>> batch = torch.randn(8, 5), torch.randint(2, (8,))
+        >>> dpoptim.check(torch.nn.Linear(5, 2), loss, batch).records
+        8
     """
     records, collate = (
         (single_records(batch), stacked) if collate_fn is None else (list(batch), collate_fn)

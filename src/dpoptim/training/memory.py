@@ -49,6 +49,20 @@ def physical_batch_size(
 
     Raises:
         ValueError: a single row does not fit; the message says what it takes.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        ...     n=10_000, batch_size=500, epochs=1, epsilon=4.0, delta=1e-6
+        ... )
+        >>> def loss(model, batch):
+        ...     return model(batch).square().sum(1)
+        >>> rows = dpoptim.physical_batch_size(
+        ...     plan, torch.nn.Linear(50, 10), loss, torch.randn(32, 50), max_memory=2**20
+        ... )
+        >>> rows >= 1
+        True
     """
     limit = whole_number("max_memory", max_memory, least=1)
     if not isinstance(plan, Plan):

@@ -57,6 +57,12 @@ class PrivateTraining(PublicFigures):
 
     Attributes:
         plan: the promise being kept.
+
+    Examples:
+        >>> import dpoptim
+        >>> [name for name in ("batches", "steps", "backward", "save", "spent") if not
+        ...  hasattr(dpoptim.PrivateTraining, name)]
+        []
     """
 
     def __init__(

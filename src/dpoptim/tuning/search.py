@@ -66,6 +66,21 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
     mu-GDP: which part a record is in depends on its place alone. One in the training part is seen
     by the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen
     by the score alone, a Gaussian of mu. So the trial costs mu once, not twice.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, (2_000, 3))
+        >>> from dpoptim.estimators import DPLogisticRegression
+        >>> from dpoptim.tuning import DPSearchCV
+        >>> search = DPSearchCV(
+        ...     DPLogisticRegression(classes=[False, True]),
+        ...     {"l2": [0.0, 0.1]},
+        ...     epsilon=4.0,
+        ...     mean_trials=3,
+        ... )
+        >>> search.fit(x, x[:, 0] > 0).privacy_.epsilon <= 4.0
+        True
     """
 
     privacy_: Guarantee

@@ -52,6 +52,9 @@ def register_layer_rule(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
             one such tensor. Subclasses that keep its forward pass share the rule, which comes
             before any of this package's own.
 
+    Returns:
+        a decorator, which leaves the rule as it is.
+
     Raises:
         TypeError: ``kind`` is no class of layers, or the rule does not take these three arguments.
         ValueError: there is a rule for it already.
@@ -59,6 +62,20 @@ def register_layer_rule(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
     **Guarantee.** Whatever a rule returns is clipped: a wrong one gives wrong gradients, of norm
     at most C a record. One that computes a record's gradient from other records' rows voids the
     guarantee; `check_layer_rule` looks for that.
+
+    Examples:
+        >>> import torch
+        >>> import dpoptim
+        >>> class Scale(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.weight = torch.nn.Parameter(torch.ones(3))
+        ...     def forward(self, x):
+        ...         return x * self.weight
+        >>> @dpoptim.register_layer_rule(Scale)
+        ... def scale(layer, inputs, g):
+        ...     (x,) = inputs  # (B, 3), as g
+        ...     return {"weight": g * x}
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(
