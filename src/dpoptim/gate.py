@@ -6,7 +6,7 @@ the whole run in the ledger before the first noisy sum exists, so a crash can on
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpoptim.accounting.filters import GaussianFilter, selection_mu
 from dpoptim.accounting.ledger import Ledger, Reservation
-from dpoptim.accounting.ledger_charge import Charge
+from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.errors import PrivacyError
 from dpoptim.noise.choice import exponential_choice
 from dpoptim.noise.correlated.increments import increment_std
@@ -119,6 +119,8 @@ class Gate:
         resume: what `secret_state` returned for the part of the run that is over; independent
             noise comes from ``noise``.
         checkpoint: SHA-256 of the checkpoint that held it; the ledger must have been told of it.
+        part_of: what the first releases of the run cost, and those that were made twice; see
+            `Plan.event_of_part`. None: only the whole run has a price.
 
     Raises:
         LedgerError: the budget does not cover the run; or the run to go on was completed, or did
@@ -144,6 +146,7 @@ class Gate:
         label: str,
         resume: dict[str, Any] | None = None,
         checkpoint: str = "",
+        part_of: PartOf | None = None,
     ) -> None:
         if ledger is None and query.noise_multiplier > 0:
             raise ValueError(
@@ -157,6 +160,9 @@ class Gate:
         self.event, self.neighboring, self.query = event, neighboring, query
         self.releases, self.label = releases, label
         self.released = 0
+        self.ended = False
+        self._begun = 0  # draws of noise along the run, interrupted ones included
+        self._part_of = part_of or (lambda released, repeated: event)
         self._process = os.getpid()
         self._charge = Charge(ledger, event, neighboring, label)
         self._noise = noise
@@ -199,7 +205,8 @@ class Gate:
                 "with more steps."
             )
         self.open()
-        self._charge.announce(self.released, self.releases)
+        self._charge.announce(self._begun, self.releases)
+        self._begun += 1  # first: what was drawn can never be given back
         if self.query.noise_multiplier > 0:
             self._add_noise(sums)
         self.released += 1  # a draw that is interrupted has released nothing
@@ -235,7 +242,7 @@ class Gate:
         that fails.
         """
         if self.released < self.releases:
-            self._charge.note_checkpoint(self.released, digest)
+            self._charge.note_checkpoint(self.released, self._begun, digest)
 
     def _restore(self, secret: dict[str, Any], checkpoint: str) -> None:
         released, correlated = secret["released"], secret["correlated"]
@@ -250,7 +257,7 @@ class Gate:
                 self.query.steps, correlated["sizes"], self._noise
             )
             self._correlated.restore(correlated)
-        self.released = released
+        self.released = self._begun = released
         if released < self.releases:
             self._charge.take_up(secret["reservation"], released, checkpoint)
 
@@ -259,6 +266,40 @@ class Gate:
         to lose its results.
         """
         self._charge.finish()
+
+    @property
+    def why_nothing_is_returned(self) -> str:
+        """Why the ledger's budget gets nothing back when the run ends early; "" if it does.
+        Public.
+        """
+        if self._part_of(0, 0) == self.event:
+            return "its steps share their noise or their charge, so only the whole run has a price"
+        return self._charge.why_nothing_is_returned()
+
+    def close(self) -> None:
+        """Release nothing more, whatever the plan says."""
+        refuse_fork(self._process)
+        self.releases, self.ended = self.released, True
+
+    def give_back(self, most: Callable[[int], int] = lambda begun: begun) -> None:
+        """Release nothing more, and leave to the ledger's budget what the run has not released.
+
+        Args:
+            most: of the sums that were begun here and in the processes that train with this one.
+
+        Raises:
+            LedgerError: nothing can be given back; the run is over, and charged in full.
+
+        **Guarantee.** Every draw of noise that was begun on this reservation, here or by whoever
+        held it before, stays charged to the budget: this gate is closed first, and the ledger lets
+        nobody else go on. When to call it may depend on all that was released ("Giving back" in
+        `dpoptim.accounting.budget`). A kill at any moment leaves the run charged in full, or ended.
+        """
+        complete = self.released == self.releases
+        self.close()
+        begun = most(self._begun)
+        if not complete:
+            self._charge.end(self._part_of, begun)
 
 
 def refuse_fork(process: int) -> None:

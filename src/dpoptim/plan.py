@@ -5,7 +5,7 @@ object.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import dp_accounting
@@ -152,6 +152,22 @@ class Plan:
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         return self.mechanism.event(self.shape, self.noise_multiplier)
+
+    def event_of_part(self, released: int, repeated: int = 0) -> dp_accounting.DpEvent:
+        """What a budget is charged for the run if it is ended for good after so many steps; see
+        `Mechanism.event_of_part`.
+
+        The whole event, where only that has a price. For budgets: the run's own `guarantee` keeps
+        the whole plan.
+        """
+        whole = self.event
+        if self.noise_multiplier == 0 or released + repeated >= self.steps:
+            return whole
+        of_part = partial(self.mechanism.event_of_part, self.shape, self.noise_multiplier)
+        if of_part(released=self.steps, repeated=0) != whole:
+            return whole  # no parts, or a mechanism that changed `event` alone
+        part = of_part(released=released, repeated=repeated)
+        return whole if part is None else part
 
     @property
     def query(self) -> Query:

@@ -35,8 +35,8 @@ def path(tmp_path: Path) -> Path:
 def filled(path: Path) -> Path:
     ledger = Ledger(path, epsilon=8, delta=1e-6)
     first = reserve(ledger, 11.0, "first")
-    ledger.begin_releases(first, 10)
-    ledger.note_checkpoint(first, 5, "ab" * 32)
+    ledger.begin_releases(first, 10, resumed=0)
+    ledger.note_checkpoint(first, 5, "ab" * 32, resumed=0, begun=5)
     ledger.resume(first, dp.GaussianDpEvent(11.0), released=5)
     ledger.commit(ledger.entries()[0])
     for number in range(20):

@@ -14,6 +14,7 @@ from mutants import (
     faults,
     faults_of_isolation,
     faults_of_methods,
+    faults_of_refunds,
     faults_of_statistics,
     faults_of_sums,
     faults_of_turns,
@@ -73,7 +74,7 @@ _f, _s, _m, _t, _c = (
     faults_of_statistics,
     faults_of_turns,
 )
-_i = faults_of_isolation
+_i, _r = faults_of_isolation, faults_of_refunds
 TURNS = "sampling.CyclicPoissonSampling"
 DICE, CORRELATED = "error feedback", "correlated noise"
 FULL, SAMPLED, REPLACE = "two worlds, full batch", "two worlds, sampled", "two worlds, replace-one"
@@ -139,6 +140,26 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("nothing charged", "gate.Gate.open", _f.no_charge, "charging"),
     Mutant("charged after the noise", "gate.Gate.release_sum", _f.charge_after_noise, "charging"),
+    # giving back
+    Mutant(
+        "refunds steps that were released",
+        "ledger_charge.Charge.end",
+        _r.released_steps_returned,
+        "refunds",
+    ),
+    Mutant(
+        "refunds what a killed process released",
+        "ledger_charge.Charge.end",
+        _r.killed_part_returned,
+        "refunds",
+    ),
+    Mutant("an ended run goes on", "gate.Gate.close", _r.ended_runs_go_on, "refunds"),
+    Mutant(
+        "two processes go on with one run",
+        "Ledger._open",
+        _r.two_processes_on_one_run,
+        "refunds",
+    ),
     # clipping
     Mutant(
         "one layer not clipped",

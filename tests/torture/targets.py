@@ -24,7 +24,7 @@ def make_ledger(folder: Path) -> Path:
     for number in range(12):
         event = dp_accounting.GaussianDpEvent(14.0 + number)
         made = ledger.reserve(event, neighboring=AR, label=f"run {number}")
-        ledger.begin_releases(made.id, 10)
+        ledger.begin_releases(made.id, 10, resumed=0)
         if number % 2:
             ledger.commit(made)
     return path

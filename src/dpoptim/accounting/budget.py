@@ -26,6 +26,30 @@ one fixed order (Feldman & Zrnic 2021; Lecuyer 2021) the whole is (alpha, b)-RDP
 2016, the filter by basic composition). Runs that overlap in time are covered too: both filters
 hold for the concurrent composition of interactive mechanisms (Haney et al. 2023). []
 
+**Giving back.** A run whose steps are mechanisms of their own (independent noise in each) and that
+has been *ended*, so that nothing more can ever be released on it, is charged for the steps that it
+released, if the filter is "renyi" and its whole charge is within the bound. The rest is free for
+other runs. When to end a run may depend on everything released so far, its own steps included. The
+theorem above stays true.
+
+**Proof.** In case (A) the first run's charge exceeds the bound, so nothing is given back and
+nothing else is admitted: as before. In case (B) count each step of such runs as a mechanism of its
+own, and every other run as one. Let S be the divergences of all steps released by such runs up to
+some moment, plus the whole charges of the other runs. Ended runs are charged for their steps, open
+ones in full, which is at least the steps they have released and will release; so S never exceeds
+the sum of the charges, and that never exceeds the bound: an admission asks for it, a step of an
+admitted run leaves it alone, and an ending only lowers it. Hence, on every path, each mechanism is
+released only while the divergences of all mechanisms so far, its own included, add up to at most
+the bound. That is the RDP filter at one fixed order under fully adaptive composition, where what
+comes next, and whether anything does, may be any function of what was released (Feldman & Zrnic
+2021, Theorem 4.3; Lecuyer 2021). []
+
+It needs one fixed order, so it is for the budget alone: the guarantee stated for the run itself
+(its own epsilon at its own delta, by PLD) keeps the whole plan, since where a run stopped may tell
+what was seen. It needs the divergence of a *part* of a run, which only steps with independent noise
+have: noise that later steps take back pays for the run as one. The basic filter is about whole
+runs: their (epsilon_i, delta_i) is not a sum over steps.
+
 The conversion (Canonne, Kamath & Steinke 2020, Proposition 12; dp_accounting's RDP accountant):
 (alpha, r)-RDP implies (epsilon, delta)-DP for
 `epsilon = r + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)`; solved for r it gives b.
@@ -179,6 +203,27 @@ class Budget:
         if share <= SMALLEST_DELTA:
             return math.inf, f"run {number} would have a share of delta below {SMALLEST_DELTA:g}"
         return _epsilon(text, share, self.neighboring), ""
+
+    def why_nothing_is_returned(self, whole: float) -> str:
+        """Why a run of this whole charge keeps all of it, however early it is ended; "" if it need
+        not.
+        """
+        if self.order is None:
+            return "the basic filter charges whole runs"
+        if not whole <= self.limit:
+            return (
+                "the run was admitted as the only one, by its own accounting; its charge in the "
+                "budget's filter is above the filter's bound"
+            )
+        return ""
+
+    def charge_of_part(self, whole: float, part: dp.DpEvent) -> float:
+        """The charge of a run that was ended for good after releasing ``part`` of it ("Giving
+        back"), at most `whole`.
+        """
+        if self.why_nothing_is_returned(whole):
+            return whole
+        return min(whole, self.charge(part, 1)[0])
 
     def shortfall(self, charges: Sequence[float], event: dp.DpEvent) -> Shortfall | None:
         """None if `event` may follow runs of these `charges`, else what is missing (see the

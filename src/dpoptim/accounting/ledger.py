@@ -1,8 +1,9 @@
 """The ledger of a data set: what was promised about its records, written down before it is spent.
 
 Every run that looks at private data first reserves its whole event here. A reservation counts in
-full from then on, whether the run finishes, crashes or is stopped early; nothing lowers it.
-`budget.py` says which runs a budget admits and proves it.
+full from then on, whether the run finishes, crashes or is stopped early. Only a run that is ended
+for good gives back, to the budget, what it has not released. `budget.py` says which runs a budget
+admits and what may be given back, and proves it.
 
 Only public values are stored: events (mechanisms and their parameters), labels, times and the
 budget.
@@ -21,6 +22,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +35,7 @@ from dpoptim.accounting.budget import FilterKind
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.events import event_to_json
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
-from dpoptim.accounting.ledger_runs import Reservation, Runs
+from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
 from dpoptim.accounting.ledger_settings import LedgerError, Wanted
 from dpoptim.accounting.ledger_store import LedgerStore
@@ -144,7 +146,7 @@ class Ledger:
 
         def decide(runs: Runs) -> Entry | None:
             found = self._found(runs, reservation.id, "commit it where it was made")
-            done = found.state == "committed"
+            done = found.state != "open"
             return None if done else Entry(Kind.COMMITTED, found.id, _now())
 
         self._append(decide)
@@ -165,8 +167,12 @@ class Ledger:
         or has not begun so many releases.
         """
 
+        times = 0
+
         def decide(runs: Runs) -> Entry:
+            nonlocal times
             found = self._found(runs, reservation_id, "reserve the run anew")
+            times = found.resumed + 1
             if _text(found.event) != _text(event):
                 raise LedgerError(
                     f"{self._where}: reservation {reservation_id!r} ({printable(found.label)}) "
@@ -174,11 +180,10 @@ class Ledger:
                     f"{found.event}, not for {event}; continue with the plan it was made for, or "
                     "reserve the new one"
                 )
-            if found.state == "committed":
+            if found.state != "open":
                 raise LedgerError(
-                    f"{self._where}: the run {printable(found.label)!r} was completed, its "
-                    "reservation is used up; "
-                    "reserve the further steps anew"
+                    f"{self._where}: the run {printable(found.label)!r} was {DONE[found.state]}, "
+                    "its reservation is used up; reserve the further steps anew"
                 )
             if not 0 <= released <= found.begun:
                 raise LedgerError(
@@ -191,15 +196,20 @@ class Ledger:
 
         with self._lock:
             self._append(decide)
-            return self._runs.by_id[reservation_id]
+            # as this call made it, whoever has come since
+            return replace(self._runs.by_id[reservation_id], resumed=times)
 
-    def begin_releases(self, reservation_id: str, count: int) -> None:
+    def begin_releases(self, reservation_id: str, count: int, *, resumed: int) -> None:
         """Writes down that the run may now begin its releases up to number `count`; before it
         does.
+
+        Args:
+            resumed: how often the run had been taken up when the caller began. Raises LedgerError
+                if somebody has taken it up since.
         """
 
         def decide(runs: Runs) -> Entry | None:
-            found = self._open(runs, reservation_id)
+            found = self._open(runs, reservation_id, resumed)
             return (
                 Entry(Kind.BEGUN, found.id, _now(), body=str(count))
                 if count > found.begun
@@ -208,21 +218,68 @@ class Ledger:
 
         self._append(decide)
 
+    def end(self, reservation_id: str, part: dp.DpEvent, *, released: int, resumed: int) -> None:
+        """Ends a run for good, and charges the budget for what it released instead of its plan.
+
+        Nothing more can be released on the reservation once this returns: it cannot be taken up,
+        and whoever still holds it is refused. Who calls it must have stopped releasing before.
+
+        Args:
+            part: the event of at least all that was released, by everybody who has held the
+                reservation.
+            released: so many releases, for people to read.
+            resumed: as for `begin_releases`.
+
+        Raises LedgerError if nothing can be given back (`why_nothing_is_returned`), the run is
+        over, or somebody has taken it up since; nothing has changed then.
+
+        **Guarantee.** "Giving back" in `accounting.budget`: the ledger's guarantee stands, whenever
+        runs are ended, and whatever that depends on.
+        """
+        body = f"{int(released)} {_text(part)}"
+
+        def decide(runs: Runs) -> Entry:
+            found = self._open(runs, reservation_id, resumed)
+            if why := self._why_nothing_is_returned(runs, found):
+                raise LedgerError(f"{self._where}: nothing can be given back: {why}")
+            return Entry(Kind.ENDED, found.id, _now(), body=body)
+
+        self._append(decide)
+
+    def why_nothing_is_returned(self, reservation_id: str) -> str:
+        """Why the budget gets nothing back when this run ends early; "" if it does. Public."""
+        with self._lock:
+            runs = self._sync()
+            found = self._found(runs, reservation_id, "ask the ledger that it was charged to")
+            return self._why_nothing_is_returned(runs, found)
+
+    def _why_nothing_is_returned(self, runs: Runs, run: Reservation) -> str:
+        if self.budget is None:
+            return "this ledger has no budget"
+        return runs.why_nothing_is_returned(run, self.budget)
+
     def note_checkpoint(
-        self, reservation_id: str, released: int, digest: str, *, paused: bool = False
+        self,
+        reservation_id: str,
+        released: int,
+        digest: str,
+        *,
+        resumed: int,
+        begun: int | None,
     ) -> None:
         """Writes down that the run is about to save a checkpoint: its SHA-256, after so many
         releases.
 
         Args:
-            paused: the run has released nothing since it was taken up, so that more may have been
-                begun before.
+            resumed: as for `begin_releases`.
+            begun: so many releases have been begun along the run, interrupted ones included; None
+                where nothing was released since it was taken up: as many as the ledger knows of.
         """
 
         def decide(runs: Runs) -> Entry:
-            found = self._open(runs, reservation_id)
-            begun = found.begun if paused else released
-            return Entry(Kind.SAVED, found.id, _now(), body=f"{released} {begun} {digest}")
+            found = self._open(runs, reservation_id, resumed)
+            known = found.begun if begun is None else begun
+            return Entry(Kind.SAVED, found.id, _now(), body=f"{released} {known} {digest}")
 
         self._append(decide)
 
@@ -306,6 +363,8 @@ class Ledger:
         for entry in self.entries():
             again = f", resumed {entry.resumed} times" if entry.resumed else ""
             again += f", up to {entry.repeated} releases made again" if entry.repeated else ""
+            if entry.part is not None:
+                again += f" after {entry.begun} releases, which are what the budget counts"
             label = printable(entry.label)
             lines.append(
                 f"  {entry.time}  {label}: {entry.event} [{entry.state}{again}] {entry.id}"
@@ -374,13 +433,19 @@ class Ledger:
             raise LedgerError(f"{self._where}: no reservation {reservation_id!r} here; {fix}")
         return found
 
-    def _open(self, runs: Runs, reservation_id: str) -> Reservation:
+    def _open(self, runs: Runs, reservation_id: str, resumed: int) -> Reservation:
         found = self._found(
             runs, reservation_id, "continue the run on the ledger that it was charged to"
         )
         if found.state != "open":
             raise LedgerError(
-                f"{self._where}: the run {printable(found.label)!r} was completed; make a new plan"
+                f"{self._where}: the run {printable(found.label)!r} was {DONE[found.state]}; make "
+                "a new plan"
+            )
+        if found.resumed != resumed:
+            raise LedgerError(
+                f"{self._where}: the run {printable(found.label)!r} was taken up from a checkpoint "
+                "meanwhile, and goes on there; only one process may go on with it"
             )
         return found
 

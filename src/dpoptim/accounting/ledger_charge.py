@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 
 import dp_accounting as dp
 
 from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
+from dpoptim.accounting.ledger_runs import DONE
 from dpoptim.printable import printable
 
 __all__ = ["Charge"]
 
+PartOf = Callable[[int, int], dp.DpEvent]
 ANNOUNCEMENTS = 20  # a run tells the ledger so often how far it may have come
 
 
@@ -36,6 +39,7 @@ class Charge:
         self._ledger = ledger
         self._paused: str | None = None  # the reservation of the part that is over
         self._announced = 0  # so many releases have been announced to the ledger
+        self._times = 0  # how often the run has been taken up, this time included
 
     def check(self) -> None:
         """Refuse before any work is done what `open` would refuse now."""
@@ -56,24 +60,32 @@ class Charge:
             self.reservation = self._ledger.resume(
                 self._paused, self.event, released=self._announced
             )
+            self._times = self.reservation.resumed
 
-    def announce(self, released: int, releases: int) -> None:
-        """Write down, ahead and for several at a time, that a release begins after so many of so
-        many.
+    def announce(self, begun: int, releases: int) -> None:
+        """Write down, ahead and for several at a time, that a release begins.
+
+        Args:
+            begun: so many have been, interrupted ones included.
+            releases: so many are planned.
         """
-        if self._ledger is None or self.reservation is None or released < self._announced:
+        if self._ledger is None or self.reservation is None or begun < self._announced:
             return
-        self._announced = min(releases, released + math.ceil(releases / ANNOUNCEMENTS))
-        self._ledger.begin_releases(self.reservation.id, self._announced)
+        ahead = begun + math.ceil(releases / ANNOUNCEMENTS)
+        self._announced = max(begun + 1, min(releases, ahead))
+        self._ledger.begin_releases(self.reservation.id, self._announced, resumed=self._times)
 
     @property
     def secret_id(self) -> str | None:
         """The reservation's id, also of a run that was taken up and has released nothing since."""
         return self._paused if self.reservation is None else self.reservation.id
 
-    def note_checkpoint(self, released: int, digest: str) -> None:
+    def note_checkpoint(self, released: int, begun: int, digest: str) -> None:
         """Write down the SHA-256 of a checkpoint that is about to be saved; no other will be taken
         up.
+
+        Args:
+            begun: as for `announce`.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -81,10 +93,14 @@ class Charge:
         if self._ledger is None:
             return
         if self.reservation is not None:
-            self._ledger.note_checkpoint(self.reservation.id, released, digest)
-            self._announced = released
+            self._ledger.note_checkpoint(
+                self.reservation.id, released, digest, resumed=self._times, begun=begun
+            )
+            self._announced = begun
         elif self._paused is not None:
-            self._ledger.note_checkpoint(self._paused, released, digest, paused=True)
+            self._ledger.note_checkpoint(
+                self._paused, released, digest, resumed=self._times, begun=None
+            )
 
     def take_up(self, reservation_id: str | None, released: int, digest: str) -> None:
         """Go on with the reservation of a run's earlier part; where the ledger has none, `open`
@@ -102,10 +118,10 @@ class Charge:
         found = next((entry for entry in entries if entry.id == reservation_id), None)
         if found is None or self._ledger is None:
             return
-        if found.state == "committed":
+        if found.state != "open":
             raise LedgerError(
-                f"the run {printable(found.label)!r} was completed, so its checkpoints cannot go "
-                "on; make a new plan."
+                f"the run {printable(found.label)!r} was {DONE[found.state]}, so its checkpoints "
+                "cannot go on; make a new plan."
             )
         if not self._ledger.knows_checkpoint(found.id, released, digest):
             raise LedgerError(
@@ -114,7 +130,40 @@ class Charge:
                 f"{released} releases; it was changed. Fix: give it as private.save(path) wrote "
                 "it, or start a new run."
             )
-        self._paused = found.id
+        self._paused, self._times = found.id, found.resumed
+
+    def why_nothing_is_returned(self) -> str:
+        """Why the budget gets nothing back when the run ends early; "" if it does. Public."""
+        run = self.secret_id
+        if self._ledger is None or self._ledger.budget is None:
+            return "the run is not charged to a ledger with a budget"
+        return "" if run is None else self._ledger.why_nothing_is_returned(run)
+
+    def end(self, part_of: PartOf, begun: int) -> None:
+        """End the run for good, and charge the budget only for what may have been released.
+
+        Who calls it has stopped releasing. First the run is taken up, if it was not yet: whoever
+        held it before is then refused, and what they may have released is known.
+
+        Args:
+            part_of: from releases made along the run, and releases made again, to their event.
+            begun: noisy sums that were begun along the run, this part's included.
+
+        Raises:
+            LedgerError: nothing can be given back, or it could not be written; the whole is
+                charged then.
+        """
+        if self._ledger is None or (self.reservation is None and self._paused is None):
+            return
+        self.open()
+        assert self.reservation is not None
+        repeated = self.reservation.repeated
+        self._ledger.end(
+            self.reservation.id,
+            part_of(begun, repeated),
+            released=begun + repeated,
+            resumed=self._times,
+        )
 
     def finish(self) -> None:
         """Mark the run as completed. A failure is no reason to lose its results: it counts in full

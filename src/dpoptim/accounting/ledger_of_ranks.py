@@ -64,14 +64,28 @@ class LedgerOfRanks(Ledger):
         )
         return taken
 
-    def begin_releases(self, reservation_id: str, count: int) -> None:
-        self._ask(lambda: self._real.begin_releases(reservation_id, count))
+    def begin_releases(self, reservation_id: str, count: int, *, resumed: int) -> None:
+        self._ask(lambda: self._real.begin_releases(reservation_id, count, resumed=resumed))
+
+    def end(self, reservation_id: str, part: dp.DpEvent, *, released: int, resumed: int) -> None:
+        self._ask(lambda: self._real.end(reservation_id, part, released=released, resumed=resumed))
+
+    def why_nothing_is_returned(self, reservation_id: str) -> str:
+        return str(self._from_first(lambda: self._real.why_nothing_is_returned(reservation_id)))
 
     def note_checkpoint(
-        self, reservation_id: str, released: int, digest: str, *, paused: bool = False
+        self,
+        reservation_id: str,
+        released: int,
+        digest: str,
+        *,
+        resumed: int,
+        begun: int | None,
     ) -> None:
         self._ask(
-            lambda: self._real.note_checkpoint(reservation_id, released, digest, paused=paused)
+            lambda: self._real.note_checkpoint(
+                reservation_id, released, digest, resumed=resumed, begun=begun
+            )
         )
 
     def knows_checkpoint(self, reservation_id: str, released: int, digest: str) -> bool:

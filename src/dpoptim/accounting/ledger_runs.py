@@ -16,18 +16,22 @@ from dpoptim.accounting.events import event_from_json
 from dpoptim.accounting.ledger_schema import Entry, Head, Kind
 from dpoptim.accounting.ledger_settings import LedgerError
 
-__all__ = ["Reservation", "Runs"]
+__all__ = ["DONE", "Reservation", "Runs"]
+
+DONE = {"committed": "completed", "ended": "ended for good"}  # states that nothing follows
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """One run's charge. `state` is "open" or "committed"; both count in full.
+    """One run's charge. `state` is "open" or "committed", which both count in full, or "ended".
 
     Attributes:
         begun: at most so many releases have been begun, counted along the run: a part that is done
             again counts from where it went on.
         repeated: at most so many were begun more than once, by parts that went on from a
             checkpoint.
+        part: what an ended run has released, which is what a budget counts of it; `event` stays
+            what is claimed for the run itself.
     """
 
     id: str
@@ -39,6 +43,7 @@ class Reservation:
     resumed: int = 0  # how often the run was taken up again
     begun: int = 0
     repeated: int = 0
+    part: dp.DpEvent | None = None
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Runs:
     neighboring: str
     by_id: dict[str, Reservation] = field(default_factory=dict)
     saved: dict[str, tuple[str, int]] = field(default_factory=dict)
-    _charges: list[float] = field(default_factory=list)
+    _whole: list[float] = field(default_factory=list)  # charges of the runs as planned
 
     def add(self, entries: Sequence[Entry], head: Head) -> None:
         """Take in the entries that lead to `head`. LedgerError for one that cannot be read."""
@@ -87,11 +92,19 @@ class Runs:
         self.by_id[run.id] = _CHANGES[entry.kind](run, entry.body)
 
     def charges(self, budget: Budget) -> list[float]:
-        """What each run takes of the budget, in its filter's currency; computed once for each."""
-        events = [run.event for run in list(self.by_id.values())[len(self._charges) :]]
-        for event in events:
-            self._charges.append(budget.charge(event, len(self._charges) + 1)[0])
-        return self._charges
+        """What each run takes of the budget, in its filter's currency."""
+        runs = list(self.by_id.values())
+        for run in runs[len(self._whole) :]:
+            self._whole.append(budget.charge(run.event, len(self._whole) + 1)[0])
+        return [
+            whole if run.part is None else budget.charge_of_part(whole, run.part)
+            for run, whole in zip(runs, self._whole, strict=True)
+        ]
+
+    def why_nothing_is_returned(self, run: Reservation, budget: Budget) -> str:
+        """See `Budget.why_nothing_is_returned`."""
+        self.charges(budget)
+        return budget.why_nothing_is_returned(self._whole[list(self.by_id).index(run.id)])
 
     def admit(self, event: dp.DpEvent, budget: Budget, dataset: str) -> None:
         """BudgetExceeded if the budget does not admit one more run of this event."""
@@ -105,7 +118,7 @@ def _begun(run: Reservation, body: str) -> Reservation:
 
 
 def _saved(run: Reservation, body: str) -> Reservation:
-    return replace(run, begun=_count(body.split(" ", maxsplit=1)[0]))  # now it is known exactly
+    return replace(run, begun=_count(body.split(" ")[1]))  # now it is known exactly
 
 
 def _resumed(run: Reservation, body: str) -> Reservation:
@@ -117,11 +130,18 @@ def _committed(run: Reservation, body: str) -> Reservation:
     return replace(run, state="committed")
 
 
+def _ended(run: Reservation, body: str) -> Reservation:
+    released, _, event = body.partition(" ")
+    part = event_from_json(json.loads(event))
+    return replace(run, state="ended", begun=_count(released), part=part)
+
+
 _CHANGES = {
     Kind.BEGUN: _begun,
     Kind.SAVED: _saved,
     Kind.RESUMED: _resumed,
     Kind.COMMITTED: _committed,
+    Kind.ENDED: _ended,
 }
 
 

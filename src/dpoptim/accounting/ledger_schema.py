@@ -84,6 +84,8 @@ class Kind:
     SAVED = "saved"  # body: releases so far, releases begun, SHA-256 of the checkpoint
     RESUMED = "resumed"  # body: the releases of the checkpoint it goes on from
     COMMITTED = "committed"
+    # body: releases made at most, and the event of these, JSON: all that a budget still counts
+    ENDED = "ended"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from dpoptim.audit.method_detectors import (
 from dpoptim.audit.noise import audit_noise
 from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
+from dpoptim.audit.refunds import refunds
 from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.sensitivity import Batch, audit_sensitivity
 from dpoptim.audit.statistics import statistics
@@ -242,6 +243,7 @@ DETECTORS: dict[str, Detector] = {
     "noise": noise,
     "participation": participation,
     "charging": charging,
+    "refunds": refunds,
     "refusals": refusals,
     "isolation": isolation,
     "persons": persons,

@@ -40,6 +40,20 @@ class IndependentNoise(StepMechanism):
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
         return run.sampler.event(noise_multiplier * self.scales(run.steps))
 
+    def event_of_part(
+        self, run: RunShape, noise_multiplier: float, *, released: int, repeated: int
+    ) -> dp_accounting.DpEvent | None:
+        """The sampler's composition of the steps released; those made twice at the least noise of
+        the run, and only where a record's coins are fresh in every step.
+        """
+        noise = noise_multiplier * self.scales(run.steps)
+        if repeated and run.sampler.participations(run.steps) != run.steps:
+            return None  # of batches that are dealt out, a record may see both
+        if released + repeated == 0:
+            return dp_accounting.NoOpDpEvent()
+        again = np.full(repeated, noise.min())
+        return run.sampler.event(np.concatenate([noise[:released], again]))
+
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> GaussianSum:
         scales = self.scales(run.steps)
         return GaussianSum(

@@ -50,6 +50,23 @@ class Mechanism(ABC):
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Return what the whole run costs with this noise, > 0."""
 
+    def event_of_part(
+        self, run: RunShape, noise_multiplier: float, *, released: int, repeated: int
+    ) -> dp_accounting.DpEvent | None:
+        """Return what a budget is charged for a run that was ended for good after ``released`` of
+        its steps; None where only the whole run has a price.
+
+        Args:
+            released: in [0, run.steps].
+            repeated: so many of these steps were released twice, by parts that were taken up from
+                a checkpoint.
+
+        **Guarantee.** Each step is a mechanism of its own, given everything released before, and
+        the event covers those released, wherever the run ends and whatever that depends on
+        ("Giving back" in `dpoptim.accounting.budget`).
+        """
+        return None
+
     def calibrate(self, run: RunShape, *, epsilon: float, delta: float) -> float:
         """Return the noise multiplier of a run that costs at most this, and at least 99 % of
         it.

@@ -119,6 +119,11 @@ class Delivery:
     def _deliver(
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
     ) -> Iterator[Any]:
+        if self._steps.gate.ended:
+            raise PrivacyError(
+                "private.finish() has ended this run. Fix: draw batches before, or attach a new "
+                "plan."
+            )
         if self._steps.done == self._plan.steps:
             raise PrivacyError(
                 f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
@@ -137,6 +142,8 @@ class Delivery:
         for batch, piece in load_microbatches(
             self._train_set, pieces, options, self._units.stacked, fixed_items
         ):
+            if self._steps.gate.ended:
+                return
             if loop != self._loop:
                 raise PrivacyError(
                     "private.batches() was called again meanwhile. Fix: use one "
@@ -154,7 +161,7 @@ class Delivery:
             self._gradients.drop()
             self._steps.begin(piece)
             yield batch
-        if self._steps.state == "complete":
+        if self._steps.state == "complete" and not self._steps.gate.ended:
             raise PrivacyError(
                 "the last batch was delivered, but optimizer.step() was not called after it."
             )

@@ -165,6 +165,7 @@ class PrivateTraining(PublicFigures):
             label=label,
             resume=None if checkpoint is None else checkpoint["gate"],
             checkpoint=digest,
+            part_of=plan.event_of_part,
         )
         self._steps = Steps(plan, self._engine, queue, gate, ranks)
         self._delivery = Delivery(
@@ -345,6 +346,11 @@ class PrivateTraining(PublicFigures):
         """
         self._require_attached()
         self._steps.refuse_interrupted()
+        if self._steps.gate.ended:
+            raise PrivacyError(
+                "private.save was called after private.finish: an ended run cannot go on. Fix: "
+                "save model.state_dict()."
+            )
         if self._steps.state != "idle":
             raise PrivacyError(
                 "private.save was called in the middle of a step. Fix: save after "
@@ -381,7 +387,39 @@ class PrivateTraining(PublicFigures):
             optimizer.load_state_dict(self._wrapping.optimizer_state(held, state))
         self._steps.restore(checkpoint)
 
-    # ---- leaving --------------------------------------------------------------------------------
+    # ---- ending ---------------------------------------------------------------------------------
+
+    def finish(self, *, refund: bool = False) -> None:
+        """End the run here, for good: no further step, no checkpoint to go on from.
+
+        Call it between two steps, or in a loop over `batches`, which then ends. The run's own
+        guarantee (`spent`, a certificate) stays that of the whole plan.
+
+        Args:
+            refund: leave the steps that were not made to the budget of the ledger, for other runs.
+
+        Raises:
+            PrivacyError: there is nothing to give back to, or no way to (`why_no_refund`); the run
+                goes on.
+            LedgerError: the ledger cannot be written; the run is over, and charged in full.
+
+        **Guarantee.** With ``refund``, the budget's (epsilon, delta) still holds for everything
+        that was released on the ledger and will be, also if whether to end here was read off the
+        released models: "Giving back" in `dpoptim.accounting.budget`. A step whose noise was drawn
+        is never given back.
+        """
+        self._require_attached()
+        if refund and self.why_no_refund:
+            raise PrivacyError(
+                f"private.finish(refund=True): nothing can be given back: {self.why_no_refund}. "
+                "Fix: private.finish(), which leaves the whole run charged."
+            )
+        self._steps.end(refund=refund)
+
+    @property
+    def why_no_refund(self) -> str:
+        """Why ``finish(refund=True)`` could give nothing back; "" if it can. Public."""
+        return self._steps.gate.why_nothing_is_returned
 
     def detach(self) -> None:
         """Take everything off model and optimizer. Called by leaving the ``with``; harmless when

@@ -55,6 +55,16 @@ class Steps:
             self.choice.meet(ranks)
             engine.clipping, engine.observer = self.choice.rule, self.choice.observe
 
+    def end(self, *, refund: bool) -> None:
+        """Take no further step; see `PrivateTraining.finish`."""
+        self._engine.restart()
+        if self._state != "released":
+            self._state = "idle"
+        if refund:
+            self.gate.give_back(self._ranks.most)
+        else:
+            self.gate.close()
+
     @property
     def state(self) -> State:
         return self._state

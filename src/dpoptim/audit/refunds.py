@@ -1,0 +1,177 @@
+"""An attack on what ended runs give back: stop when it looks good, take up what was killed, let the
+killed one go on, and spend the rest, until the budget admits nothing more.
+
+Every entry of the released sums is a trial of its own: a canary adds 1 to all sums, or is not
+there. The attacker may stop by anything that was released; given where runs stopped, each trial is
+one Gaussian, so that the errors of guessing give a certified lower bound on epsilon.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpoptim.accounting import gdp_epsilon
+from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
+from dpoptim.audit.bounds import Errors, gdp_lower_bound
+from dpoptim.errors import PrivacyError
+from dpoptim.gate import Gate
+from dpoptim.methods import DPSGD
+from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import Plan
+
+__all__ = ["RefundResult", "audit_refunds"]
+
+STEPS, NOISE, LOOKS, AT_MOST = 160, 30.0, 3, 10
+LOOKS_GOOD = 0.5  # of the first canary's released values over their noise
+DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class RefundResult:
+    """What everything released under a budget leaks.
+
+    Attributes:
+        epsilon: a certified lower bound on it.
+        claimed: what the filter promises where all releases are Gaussian: their squared shifts
+            stay within its bound on every path, so together they are one Gaussian.
+        budget: the epsilon of the budget; it promises no less than the filter keeps.
+        runs, released: admitted, and noisy sums of all of them.
+    """
+
+    epsilon: float
+    claimed: float
+    budget: float
+    runs: int
+    released: int
+
+    @property
+    def verdict(self) -> str:
+        """``"refuted"`` if more leaked than the filter allows, else ``"consistent"``."""
+        return "refuted" if self.epsilon > self.claimed else "consistent"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.verdict}: {self.runs} runs, ended early, leak at least epsilon="
+            f"{self.epsilon:.4g}; the filter of a budget of {self.budget:g} keeps them within "
+            f"{self.claimed:.4g}"
+        )
+
+
+def audit_refunds(
+    *,
+    canaries: int = 200_000,
+    epsilon: float = 2.0,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> RefundResult:
+    """Spend a whole budget on runs that are stopped, killed, taken up and ended.
+
+    Args:
+        canaries: trials; half of them are there.
+        epsilon, delta: the budget.
+        confidence: of the lower bound.
+        seed: of noise and stopping, so that a result repeats.
+    """
+    present = torch.arange(canaries, dtype=torch.float64) % 2
+    with Ledger(epsilon=epsilon, delta=delta) as ledger:
+        attacker = Attacker(ledger, present, seed)
+        steps = STEPS
+        while steps >= 1:
+            try:
+                attacker.run(steps)
+            except BudgetExceeded:
+                steps //= 2
+        runs = len(ledger.entries())
+        assert ledger.budget is not None
+        assert ledger.budget.order is not None
+        kept = math.sqrt(2 * ledger.budget.limit / ledger.budget.order)
+    wrong = (attacker.seen / attacker.released > 0.5).double() != present
+    half = canaries // 2
+    errors = Errors(
+        int((wrong & (present == 0)).sum()),
+        canaries - half,
+        int((wrong & (present == 1)).sum()),
+        half,
+    )
+    mu = gdp_lower_bound(errors, confidence)
+    found = 0.0 if mu <= 0 else gdp_epsilon(mu, delta)
+    claimed = gdp_epsilon(kept, delta)
+    return RefundResult(found, claimed, epsilon, runs, attacker.released)
+
+
+class Attacker:
+    """Adds up whatever the library lets go of.
+
+    Attributes:
+        seen: the sum of all released sums, float64, shape (canaries,).
+        released: how many there are.
+    """
+
+    def __init__(self, ledger: Ledger, present: Tensor, seed: int) -> None:
+        self.seen, self.released = torch.zeros_like(present), 0
+        self._ledger, self._present, self._seed = ledger, present, seed
+        self._runs = 0
+
+    def run(self, steps: int) -> None:
+        """One run: looked at, every other one killed, taken up and looked at, and ended before it
+        is done.
+        """
+        self._runs += 1
+        plan = DPSGD(clip_norm=1.0).plan(
+            n=10, batch_size=10, steps=steps, noise_multiplier=NOISE, delta=1e-5
+        )
+        first = gate = self._gate(plan)
+        self._until_it_looks_good(gate)
+        if steps >= 2 * AT_MOST and self._runs % 2:
+            state = gate.secret_state()
+            gate.note_checkpoint(DIGEST)
+            self._take(gate)  # killed after this
+            gate = self._gate(plan, resume=state)
+            self._until_it_looks_good(gate)
+            self._all_of(first)  # which did not die after all
+        gate.give_back()
+        self._all_of(gate)
+
+    def _gate(self, plan: Plan, resume: dict[str, object] | None = None) -> Gate:
+        self._seed += 1
+        return Gate(
+            event=plan.event,
+            neighboring=plan.neighboring,
+            query=plan.query,
+            releases=plan.steps,
+            ledger=self._ledger,
+            noise=KeyStream.from_seed(self._seed, "audit of refunds"),
+            label="stopped when it looks good",
+            resume=resume,
+            checkpoint="" if resume is None else DIGEST,
+            part_of=plan.event_of_part,
+        )
+
+    def _until_it_looks_good(self, gate: Gate) -> None:
+        """A few releases, or fewer if the first canary looks as if it were there."""
+        for _ in range(min(LOOKS, gate.releases - gate.released)):
+            if self._take(gate) > LOOKS_GOOD * NOISE:
+                return
+
+    def _take(self, gate: Gate) -> float:
+        (noisy,) = gate.release_sum([self._present.clone()])
+        self.seen += noisy
+        self.released += 1
+        return float(noisy[0])
+
+    def _all_of(self, gate: Gate) -> None:
+        """A few more releases, or as many as a gate lets go of."""
+        for _ in range(AT_MOST):
+            try:
+                self._take(gate)
+            except (PrivacyError, LedgerError):
+                return
+
+
+def refunds() -> str:
+    """The detector: what is refuted."""
+    result = audit_refunds(confidence=1 - 1e-6)
+    return str(result) if result.verdict == "refuted" else ""

@@ -1,0 +1,47 @@
+"""Privacy bugs of giving back what a run has not released, put into this library for as long as a
+``with`` lasts. For testing detectors only.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_charge import Charge, PartOf
+from dpoptim.accounting.ledger_runs import Reservation, Runs
+from dpoptim.gate import Gate
+
+
+def released_steps_returned() -> AbstractContextManager[Any]:
+    """Every other step that was released is given back."""
+    honest = Charge.end
+
+    def end(charge: Charge, part_of: PartOf, begun: int) -> None:
+        honest(charge, part_of, begun // 2)
+
+    return patch.object(Charge, "end", end)
+
+
+def killed_part_returned() -> AbstractContextManager[Any]:
+    """What a killed process released after its last checkpoint is given back."""
+    honest = Charge.end
+
+    def end(charge: Charge, part_of: PartOf, begun: int) -> None:
+        honest(charge, lambda released, repeated: part_of(released, 0), begun)
+
+    return patch.object(Charge, "end", end)
+
+
+def ended_runs_go_on() -> AbstractContextManager[Any]:
+    """A run is ended in the ledger, and its gate stays open for what was announced."""
+    return patch.object(Gate, "close", lambda gate: None)
+
+
+def two_processes_on_one_run() -> AbstractContextManager[Any]:
+    """Whoever held a run before it was taken up from a checkpoint goes on as well."""
+    honest = Ledger._open
+
+    def anybody(ledger: Ledger, runs: Runs, reservation: str, resumed: int) -> Reservation:
+        return honest(ledger, runs, reservation, runs.by_id[reservation].resumed)
+
+    return patch.object(Ledger, "_open", anybody)
