@@ -119,7 +119,7 @@ class Delivery:
     def _deliver(
         self, physical_batch_size: int | None, options: LoaderOptions, fixed_shape: bool | None
     ) -> Iterator[Any]:
-        if self._steps.gate.ended:
+        if self._ended():
             raise PrivacyError(
                 "private.finish() has ended this run. Fix: draw batches before, or attach a new "
                 "plan."
@@ -142,7 +142,7 @@ class Delivery:
         for batch, piece in load_microbatches(
             self._train_set, pieces, options, self._units.stacked, fixed_items
         ):
-            if self._steps.gate.ended:
+            if self._ended():
                 return
             if loop != self._loop:
                 raise PrivacyError(
@@ -161,10 +161,14 @@ class Delivery:
             self._gradients.drop()
             self._steps.begin(piece)
             yield batch
-        if self._steps.state == "complete" and not self._steps.gate.ended:
+        if self._steps.state == "complete" and not self._ended():
             raise PrivacyError(
                 "the last batch was delivered, but optimizer.step() was not called after it."
             )
+
+    def _ended(self) -> bool:
+        """Whether `PrivateTraining.finish` has been called."""
+        return self._steps.gate.ended
 
     def _pieces(
         self, physical_records: int | None, fixed_shape: bool
