@@ -347,6 +347,19 @@ class Ledger:
             charges = [] if self.budget is None else runs.charges(self.budget)
             return Remaining.of(self.budget, charges, len(runs.by_id))
 
+    def shares(self) -> list[float]:
+        """What each run takes of the budget, as a share of its filter's bound, oldest first.
+
+        A single run may take more than 1 of the bound: it is admitted by its own epsilon.
+
+        Raises:
+            ValueError: there is no budget to share.
+        """
+        if self.budget is None:
+            raise ValueError("this ledger has no budget, so its runs take no share of one.")
+        with self._lock:
+            return [charge / self.budget.limit for charge in self._sync().charges(self.budget)]
+
     def __repr__(self) -> str:
         return f"<Ledger of {printable(self.dataset)!r} ({self.neighboring}): {self.remaining()}>"
 

@@ -42,7 +42,9 @@ def compare(
         int | None, typer.Option(help="Expected batch size; default: the recipe's.", min=1)
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.", min=1)] = 3,
-    out: Annotated[Path, typer.Option(help="File for the figures (JSON).")] = Path("compare.json"),
+    out: Annotated[
+        Path, typer.Option(help="File for the figures (JSON); a page goes beside it.")
+    ] = Path("compare.json"),
 ) -> None:
     """Train by several methods at one guarantee on public data, and once without privacy.
 
@@ -51,6 +53,7 @@ def compare(
     with clear_errors():
         from dpoptim.files import write_atomically
         from dpoptim.runs.compare import compare_methods, to_json
+        from dpoptim.runs.compare_page import compare_page
         from dpoptim.runs.options import TrainRequest
 
         chosen = methods or list(ALL)
@@ -76,6 +79,8 @@ def compare(
             request, chosen, seeds=seeds, on_done=lambda each: say(f"{each.method}: done")
         )
         write_atomically(out, to_json(found))
+        page = out.with_suffix(".html")
+        write_atomically(page, compare_page(found, f"{model.value} models on {Path(data).stem}"))
         table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, {seeds} seeds")
         for heading in ("method", "score", "+-", "seconds", "guarantee"):
             table.add_column(heading)
@@ -83,4 +88,4 @@ def compare(
             figures = (f"{each.mean:.4f}", f"{each.spread:.4f}", f"{each.seconds:.1f}")
             table.add_row(cell(each.method), *figures, cell(each.guarantee))
         console.print(table)
-        say(f"score: accuracy (R2 of numbers) on the public hold-out; saved in {out}")
+        say(f"score: {found[0].measure} on the public hold-out; saved in {out} and {page}")

@@ -16,6 +16,10 @@ def ledger(
         bool,
         typer.Option("--verify", help="Read all of it again: structure, digests, events, budget."),
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page (HTML) to this file."),
+    ] = None,
     digest: Annotated[
         str | None,
         typer.Option(
@@ -48,3 +52,9 @@ def ledger(
                 "admits every run"
             )
         say(f"digest      {opened.digest}")
+        if page is not None:
+            from dpoptim.files import write_atomically
+            from dpoptim.runs.ledger_page import ledger_page
+
+            write_atomically(page, ledger_page(opened))
+            say(f"page        {page}")

@@ -34,14 +34,15 @@ class Compared:
 
     Attributes:
         method: its name, or `WITHOUT_PRIVACY`.
-        guarantee: in words. scores: on the hold-out, one a seed: accuracy, or R2. seconds: of
-            training, the mean.
+        guarantee: in words. scores: on the hold-out, one a seed. seconds: of training, the mean.
+        measure: what the scores are: ``"accuracy"``, or ``"R2"`` where a number is predicted.
     """
 
     method: str
     guarantee: str
     scores: tuple[float, ...]
     seconds: float
+    measure: str
 
     @property
     def mean(self) -> float:
@@ -118,7 +119,13 @@ def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
         )
         scores.append(trained.scores[-1])
         seconds.append(trained.seconds)
-    return Compared(request.method, str(plan.guarantee), tuple(scores), statistics.fmean(seconds))
+    return Compared(
+        request.method,
+        str(plan.guarantee),
+        tuple(scores),
+        statistics.fmean(seconds),
+        measure_of(data),
+    )
 
 
 def run_without_privacy(request: TrainRequest, data: Data, seeds: int) -> Compared:
@@ -132,7 +139,11 @@ def run_without_privacy(request: TrainRequest, data: Data, seeds: int) -> Compar
             train_without_privacy(data, model, epochs=epochs, seed=request.seed + seed)[-1]
         )
     seconds = (time.perf_counter() - started) / seeds
-    return Compared(WITHOUT_PRIVACY, "none", tuple(scores), seconds)
+    return Compared(WITHOUT_PRIVACY, "none", tuple(scores), seconds, measure_of(data))
+
+
+def measure_of(data: Data) -> str:
+    return "accuracy" if data.target_bounds is None else "R2"
 
 
 def to_json(found: Sequence[Compared]) -> str:

@@ -58,6 +58,7 @@ section { margin-top: 48px; }
 .beside > *, .pair > *, .hero > * { min-width: 0; }
 figure svg { display: block; width: 100%; max-width: 460px; height: auto; overflow: visible; }
 figure svg text { font-family: inherit !important; }
+.wide figure svg { max-width: 600px; }
 figcaption { color: var(--muted); font-size: 14px; margin-top: 10px; }
 .lead { max-width: 46em; margin-bottom: 18px; color: var(--muted); }
 ul { list-style: none; }

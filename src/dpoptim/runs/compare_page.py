@@ -1,0 +1,148 @@
+"""``dpoptim compare`` as a page: score against time, at one guarantee."""
+
+from collections.abc import Sequence
+
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+
+from dpoptim.runs.compare import WITHOUT_PRIVACY, Compared
+from dpoptim.runs.drawing import (
+    ACCENT,
+    LINE,
+    MUTED,
+    WARM,
+    figure_style,
+    inline_svg,
+    new_axes,
+    titles,
+)
+from dpoptim.runs.page import duration, escape, figure, grid, page, pairs
+
+FOOTER = (
+    "Scores of many runs are shown, which only public data allows. Times are of this machine, "
+    "and include everything but loading."
+)
+HEADINGS = ("method", "score", "spread over seeds", "time", "guarantee")
+
+
+def compare_page(found: Sequence[Compared], title: str) -> str:
+    """The page. Args: found: of `compare_methods`, best first; of data that is public.
+
+    **Guarantee.** None; see `compare_methods`.
+    """
+    private = [each for each in found if each.method != WITHOUT_PRIVACY]
+    sections = [hero(found, private), picture(found), table(found)]
+    seeds = len(found[0].scores)
+    remark = f"{seeds} seed{'' if seeds == 1 else 's'} each, on public data"
+    return page("Methods compared", title, remark, sections, FOOTER)
+
+
+def shown(each: Compared) -> str:
+    return f"{each.mean:.1%}" if each.measure == "accuracy" else f"{each.mean:.3f}"
+
+
+def hero(found: Sequence[Compared], private: Sequence[Compared]) -> str:
+    best = private[0]
+    quickest = min(private, key=lambda each: each.seconds)
+    rows = [
+        (f"Best: {best.method}", f"{shown(best)} in {duration(best.seconds)}"),
+        (f"Quickest: {quickest.method}", f"{shown(quickest)} in {duration(quickest.seconds)}"),
+        *(
+            (WITHOUT_PRIVACY.capitalize(), f"{shown(each)} in {duration(each.seconds)}")
+            for each in found
+            if each.method == WITHOUT_PRIVACY
+        ),
+    ]
+    return (
+        f'<div class="card hero proven"><div><p class="reading"><strong>{escape(best.method)}'
+        f"</strong> scores best of {len(private)} at one guarantee.</p>"
+        f'<p class="terms">{escape(best.guarantee)}</p></div>'
+        f"<div>{pairs(rows, 'numbers')}</div></div>"
+    )
+
+
+def picture(found: Sequence[Compared]) -> str:
+    return (
+        '<section><h2>Score against time</h2><p class="lead">Higher is better, further left is '
+        "quicker; bars are one standard deviation over the seeds.</p>"
+        '<div class="card wide">'
+        + figure(
+            time_figure(found),
+            f"Score ({found[0].measure}) on the public hold-out against the time of training, "
+            "all at the same guarantee.",
+        )
+        + "</div></section>"
+    )
+
+
+def table(found: Sequence[Compared]) -> str:
+    rows = [
+        (
+            each.method,
+            shown(each),
+            f"{100 * each.spread:.1f} points"
+            if each.measure == "accuracy"
+            else f"{each.spread:.3f}",
+            duration(each.seconds),
+            each.guarantee,
+        )
+        for each in found
+    ]
+    best = next(place for place, each in enumerate(found) if each.method != WITHOUT_PRIVACY)
+    cells = grid(HEADINGS, rows, best)
+    return f'<section><h2>All methods</h2><div class="card">{cells}</div></section>'
+
+
+def time_figure(found: Sequence[Compared]) -> str:
+    """A point for each method; a line for training without privacy."""
+    private = [each for each in found if each.method != WITHOUT_PRIVACY]
+    means = [each.mean for each in found]
+    room = max(max(means) - min(means), 0.02)
+    low, high = min(means) - 0.25 * room, max(means) + 0.2 * room
+    with figure_style("time"):
+        axes = new_axes()
+        axes.set_xscale("log")
+        axes.set_ylim(low, high)
+        times = [each.seconds for each in private]
+        axes.set_xlim(min(times) / 2, max(times) * 2)
+        for each in found:
+            if each.method == WITHOUT_PRIVACY:
+                axes.axhline(each.mean, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        for place, each in enumerate(private):
+            colour = WARM if place == 0 else ACCENT
+            axes.errorbar(
+                each.seconds, each.mean, yerr=each.spread, fmt="o", color=colour, capsize=3
+            )
+        labels = sorted(found, key=lambda each: each.mean)
+        heights = apart([each.mean for each in labels], 0.075 * (high - low))
+        for each, height in zip(labels, heights, strict=True):
+            colour = MUTED if each.method == WITHOUT_PRIVACY else ACCENT
+            colour = WARM if each is private[0] else colour
+            if each.method != WITHOUT_PRIVACY:
+                ends = [each.seconds, max(times) * 2]
+                axes.plot(ends, [each.mean, height], color=LINE, linewidth=0.8, zorder=0)
+            axes.text(
+                1.02,
+                height,
+                f"{each.method}  {shown(each)}",
+                color=colour,
+                va="center",
+                transform=axes.get_yaxis_transform(),
+            )
+        axes.set_position((0.115, 0.16, 0.5, 0.71))
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        if found[0].measure == "accuracy":
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if room > 0.04 else 1))
+        titles(axes, f"{found[0].measure} on data declared public", "time of training")
+        return inline_svg(axes, "time")
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights of labels, rising, each at least ``gap`` above the one before, as low as can be."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    shift = (placed[-1] - heights[-1]) / 2
+    return [height - shift for height in placed]
