@@ -9,8 +9,9 @@ READY  := $(VENV)/.installed
 demo: $(READY)
 	$(BIN)/dpoptim train --data digits --epsilon 2 --delta 1e-5 --compare --out runs/demo --overwrite
 
+# One worker a core, each with one thread, since workers that share cores would wait for each other's threads.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # For every save: lint, types and the quick tests; under a minute on one core. `make test` is what counts.
 check: lint
