@@ -122,3 +122,29 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
         assert stop.asked
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_time_that_is_over_ends_the_run_and_returns_its_steps(
+    stop_after: Any, tmp_path: Path
+) -> None:
+    """Of a run, and of one that was stopped: the model is there, the certificate keeps the whole
+    plan, the budget counts the steps.
+    """
+    ledger = tmp_path / "digits.sqlite"
+    charged = ["--ledger", str(ledger), "--budget", "8,1e-4"]
+    first = run(*charged, "--out", str(tmp_path / "a"), "--max-time", "0")
+    assert first.exit_code == 0, first.output
+    assert "after 1 of" in first.output
+    stop_after(5)
+    assert run(*charged, "--out", str(tmp_path / "b")).exit_code == 130
+    again = run(*charged, "--out", str(tmp_path / "b"), "--resume", "--max-time", "0")
+    assert again.exit_code == 0, again.output
+    assert "after 5 of" in again.output
+    entries = dpoptim.Ledger(ledger).entries()
+    assert [entry.state for entry in entries] == ["ended", "ended"]
+    assert [entry.begun for entry in entries] == [1, 5]
+    for name in ("a", "b"):
+        checked = CliRunner().invoke(app, ["verify", str(tmp_path / name)])
+        assert checked.exit_code == 0, checked.output
+        assert not list((tmp_path / name).glob("*.checkpoint"))
+    assert run(*charged, "--out", str(tmp_path / "b"), "--resume").exit_code != 0

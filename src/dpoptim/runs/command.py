@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,6 +66,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         defaults=defaults,
     )
     plan = for_unit(plan, data, request.records_per_person)
+    most_seconds = seconds_of(request, plan)
     compare = wants_comparison(request, data)
     torch.manual_seed(request.seed)
     model = build_model(request.model, data.x.shape[1:], data.outputs)
@@ -86,7 +88,12 @@ def run_training(request: TrainRequest, console: Console) -> Path:
             say(note, style="yellow", to=console)
         with stop_on_signals() as stop, progress_bar(console, plan) as count:
             saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop)
-            by_loop = partial(train_privately, saved=saved, resume=request.resume)
+            by_loop = partial(
+                train_privately,
+                saved=saved,
+                resume=request.resume,
+                most_seconds=most_seconds,
+            )
             train = train_by_solver if isinstance(plan.method, WholeRun) else by_loop
             trained = train(
                 data,
@@ -114,7 +121,10 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         plan=plan,
         guarantee=trained.guarantee,
         basis=trained.basis,
-        settings=printable_settings(request, data, plan, optimization),
+        settings={
+            **printable_settings(request, data, plan, optimization),
+            **({"ended": trained.ended} if trained.ended else {}),
+        },
         # how long it takes may depend on the data
         seconds=trained.seconds if data.public else None,
         ledger=entry,
@@ -135,6 +145,18 @@ def run_training(request: TrainRequest, console: Console) -> Path:
 
 
 # ---- before training ----------------------------------------------------------------------------
+
+
+def seconds_of(request: TrainRequest, plan: Plan) -> float:
+    """What ``--max-time`` leaves for training."""
+    if request.max_time is None:
+        return math.inf
+    if isinstance(plan.method, WholeRun):
+        raise ValueError(
+            f"--max-time ends runs between two steps, and --method {plan.method.solver} releases "
+            "within one plan of its own. Fix: leave it out."
+        )
+    return 60 * request.max_time
 
 
 def wants_comparison(request: TrainRequest, data: Data) -> bool:
@@ -307,5 +329,7 @@ def print_summary(console: Console, result: RunResult, folder: Path) -> None:
         )
     duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
     table.add_row("training", f"{result.plan.steps} steps{duration}")
+    if "ended" in result.settings:
+        table.add_row("ended", cell(result.settings["ended"]))
     table.add_row("results", cell(f"{folder}/: model.pt, plan.json, certificate.json, report.html"))
     console.print(table, highlight=False, soft_wrap=True)

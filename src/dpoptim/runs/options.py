@@ -197,6 +197,14 @@ class TrainRequest:
     save_every: Annotated[
         float, typer.Option(help="Minutes between two saves of an unfinished run.", min=0)
     ] = 10.0
+    max_time: Annotated[
+        float | None,
+        typer.Option(
+            help="Minutes of training, after which the run ends for good; a ledger with a budget "
+            "gets back the steps not made.",
+            min=0,
+        ),
+    ] = None
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results in an existing --out.")
     ] = False

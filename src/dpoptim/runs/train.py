@@ -19,9 +19,13 @@ from dpoptim.data import Data
 from dpoptim.plan import Plan
 from dpoptim.runs.interrupted import SavedRun
 from dpoptim.training.attach import attach
+from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 from dpoptim.version import __version__ as dpoptim_version
 
+BY_THE_CLOCK = Assumption(
+    "trusted", "how many steps a clock left time for tells nothing about the records"
+)
 SMALL_DATA = 10_000  # records below which ordinary training takes smaller batches and larger steps
 
 
@@ -89,6 +93,7 @@ class Trained:
     reservation: str | None
     scores: tuple[float, ...]
     seconds: float
+    ended: str = ""  # how the run ended before its plan did; for people
 
 
 def train_privately(
@@ -103,6 +108,8 @@ def train_privately(
     on_step: Callable[[int], None],
     saved: SavedRun | None = None,
     resume: bool = False,
+    most_seconds: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Trained:
     """Train a model by SGD under ``plan``; the result is the mean of the last iterates.
 
@@ -110,12 +117,14 @@ def train_privately(
         model: trained in place. label: public text for the ledger. noise_seed: see `attach`.
         on_step: told the number of finished steps.
         saved: where the run is kept while it is not complete. resume: go on from there.
+        most_seconds: of this part of the run. After that it ends for good, and leaves to the
+            ledger's budget, if it has one, the steps that were not made. clock: seconds.
 
     Raises:
         RunInterruptedError: it was asked to stop, and is saved.
 
-    **Guarantee.** The model and everything else in the result are covered by ``guarantee``; scores
-    appear only for data declared public.
+    **Guarantee.** The model and everything else in the result are covered by ``guarantee``, which
+    is that of the whole plan wherever the run ends; scores appear only for data declared public.
     """
     hold_out = public_hold_out(data)
     optimizer = torch.optim.SGD(
@@ -125,7 +134,7 @@ def train_privately(
     steps_per_epoch = -(-plan.n // plan.batch_size)
     scores: list[float] = []
     checkpoint = saved.checkpoint if resume and saved is not None else None
-    started = time.perf_counter()
+    started, ended = clock(), ""
     with attach(
         plan,
         model,
@@ -141,7 +150,9 @@ def train_privately(
     ) as private:
         if checkpoint is not None and saved is not None:
             scores = saved.restore(private.steps_done, average)
-        for x, y in private.batches(physical_batch_size=optimization.physical_batch_size):
+            ended = end_in_time(private, clock() - started, most_seconds)
+        size = optimization.physical_batch_size
+        for x, y in () if ended else private.batches(physical_batch_size=size):
             private.backward(batch_losses(model, (x, y)))
             optimizer.step()
             if not private.finished_step:
@@ -153,17 +164,30 @@ def train_privately(
                 average.swap()
                 scores.append(score(model, *hold_out))
                 average.swap()
-            if saved is not None:
+            ended = end_in_time(private, clock() - started, most_seconds)
+            if saved is not None and not ended:
                 saved.after_step(private, average, scores)
         average.swap()
         return Trained(
             model=model,
             guarantee=private.spent(),
-            basis=private.basis,
+            basis=(*private.basis, *((BY_THE_CLOCK,) if ended else ())),
             reservation=private.reservation,
             scores=tuple(scores),
-            seconds=time.perf_counter() - started,
+            seconds=clock() - started,
+            ended=ended,
         )
+
+
+def end_in_time(private: PrivateTraining, seconds: float, most_seconds: float) -> str:
+    """End the run for good if its time is over and steps are left; say so, or nothing."""
+    done, planned = private.steps_done, private.plan.steps
+    if seconds < most_seconds or done == planned:
+        return ""
+    why = private.why_no_refund
+    private.finish(refund=not why)
+    returned = f"nothing is given back: {why}" if why else "the budget gets the others back"
+    return f"after {done} of {planned} steps, by --max-time; {returned}"
 
 
 def public_hold_out(data: Data) -> tuple[Tensor, Tensor] | None:
