@@ -22,3 +22,11 @@ def test_nothing_heavy_is_imported(code: str) -> None:
         [sys.executable, "-c", check], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_the_version_is_told_without_the_commands() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "dpoptim", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("dpoptim ")
+    assert "typer" not in told.stderr
+    assert "rich" not in told.stderr

@@ -1,5 +1,19 @@
-"""The command line as a module: ``python -m dpoptim``."""
+"""The command line: ``dpoptim``, and as a module ``python -m dpoptim``."""
 
-from dpoptim.cli import app
+import sys
 
-app()
+from dpoptim.version import __version__
+
+
+def main() -> None:
+    """Run a command; the version is told without loading what commands need."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"dpoptim {__version__}")
+        return
+    from dpoptim.cli import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

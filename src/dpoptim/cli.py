@@ -3,12 +3,10 @@ that it shows is public.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from dpoptim.commands.compare import compare
@@ -242,6 +240,8 @@ def audit(
     Example: [bold]dpoptim audit dp-ftrl[/]
     """
     with clear_errors():
+        from rich.progress import BarColumn, Progress, TextColumn
+
         from dpoptim.audit.command import audit_run, chosen, save, verdict_text
         from dpoptim.audit.methods import CONFIDENCE, run_audits
 
@@ -327,7 +327,3 @@ app.command()(compare)
 app.command()(verify)
 app.command()(sign)
 app.command()(ledger_command)
-
-
-if __name__ == "__main__":
-    sys.exit(app())
