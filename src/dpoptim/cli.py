@@ -161,8 +161,8 @@ def calibrate(
 def positive(name: str, value: float) -> float:
     if not value > 0:
         raise ValueError(
-            f"{name} must be above 0, got {value!r}: without noise there is no "
-            "guarantee to compute."
+            f"{name} must be above 0, got {value!r}: without noise there is no guarantee to "
+            "compute."
         )
     return value
 

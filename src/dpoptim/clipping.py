@@ -103,14 +103,14 @@ class Clipping:
             )
         if self.norm < SMALLEST_NORM:
             raise ValueError(
-                f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; "
-                "scale the loss instead."
+                f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; scale the loss "
+                "instead."
             )
         one_of("clipping", self.style, get_args(Style))
         if self.style == "automatic" and math.isinf(self.norm):
             raise ValueError(
-                "clipping='automatic' scales every gradient to clip_norm, so "
-                "clip_norm must be finite."
+                "clipping='automatic' scales every gradient to clip_norm, so clip_norm must be "
+                "finite."
             )
 
     @property
@@ -187,8 +187,8 @@ class SplitClipping:
         if 0 < rest < max(self.norm / 1000, SMALLEST_NORM):
             raise ValueError(
                 f"residual_clip={self.residual_clip!r} is too close to clip_norm={self.norm!r}; "
-                "make them equal (nothing is "
-                f"fed back), or residual_clip larger, such as {2 * self.norm:g}."
+                "make them equal (nothing is fed back), or residual_clip larger, such as "
+                f"{2 * self.norm:g}."
             )
 
     def units(self, layers: Sequence[str]) -> Units:

@@ -138,8 +138,8 @@ def entry(name: str) -> Entry:
             ) from None
         if method.name != name:
             raise ValueError(
-                f"the entry point {name!r} names a method that calls itself "
-                f"{method.name!r}; use one name."
+                f"the entry point {name!r} names a method that calls itself {method.name!r}; use "
+                "one name."
             )
     else:
         raise ValueError(

@@ -291,8 +291,8 @@ def check_delta(delta: float) -> float:
     """`delta`, if it is in (1e-14, 1); else ValueError."""
     if not 0 < delta < 1:
         raise ValueError(
-            f"delta: expected a number in (0, 1), got {delta!r}; a usual choice is well below 1 "
-            "/ (number of records)"
+            f"delta: expected a number in (0, 1), got {delta!r}; a usual choice is well below 1 / "
+            "(number of records)"
         )
     if delta <= _SMALLEST_DELTA:
         raise ValueError(

@@ -71,8 +71,7 @@ class Remaining:
         return (
             f"{promise}; {_count(self.runs)} reserved: {self.reserved / self.limit:.1%} of the "
             f"filter's bound; left for later runs: {self.left / self.limit:.1%}, about one "
-            "Gaussian release "
-            f"of epsilon={self.next_epsilon:.3g}"
+            f"Gaussian release of epsilon={self.next_epsilon:.3g}"
         )
 
 
@@ -107,14 +106,12 @@ def refusal(budget: Budget, short: Shortfall, *, runs: int, dataset: str) -> Bud
         body = (
             f"nothing is reserved yet and epsilon={short.left:.6g} is left, but this run needs "
             f"epsilon={short.needed:.6g}. Plan it for a lower epsilon: fewer steps, a smaller "
-            "sample rate "
-            "or more noise."
+            "sample rate or more noise."
         )
         return BudgetExceeded(head + body, short)
     body = (
         f"{_count(runs)} reserved {short.reserved:.6g} of {short.limit:.6g} ({budget.currency}), "
-        "this run "
-        f"needs {short.needed:.6g}, left is {short.left:.6g}. "
+        f"this run needs {short.needed:.6g}, left is {short.left:.6g}. "
     )
     if math.isinf(short.reserved):
         body += "An earlier run has no bound under this filter, so it must stay the only one."
@@ -142,8 +139,8 @@ def _how_to_fit(budget: Budget, short: Shortfall) -> str:
     single = budget.largest_gaussian(short.left)
     shorter = f"at most {steps} % of its steps, or " if steps >= 1 else ""
     return (
-        f"To fit: {shorter}about {noise:.3g} times its noise, or a lower epsilon "
-        f"(a single Gaussian release of epsilon={single:.3g} would fit)."
+        f"To fit: {shorter}about {noise:.3g} times its noise, or a lower epsilon (a single "
+        f"Gaussian release of epsilon={single:.3g} would fit)."
     )
 
 

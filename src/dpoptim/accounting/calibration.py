@@ -64,8 +64,8 @@ def calibrate_noise_multiplier(
     steps = _checked_steps(steps)
     if not 0 < sample_rate <= 1:
         raise ValueError(
-            f"sample_rate: expected a number in (0, 1], got {sample_rate!r}; "
-            "it is the expected batch size divided by the number of records"
+            f"sample_rate: expected a number in (0, 1], got {sample_rate!r}; it is the expected "
+            "batch size divided by the number of records"
         )
     check_delta(delta)
     check_epsilon(epsilon)

@@ -101,8 +101,8 @@ def _walk(event: dp.DpEvent, times: int) -> Iterator[tuple[dp.DpEvent, int]]:
         case RepeatAndSelectDpEvent(event=inner, mean=mean, shape=shape):
             if not (1 < mean < math.inf and 0 <= shape < math.inf):
                 raise ValueError(
-                    "event: expected a mean above 1 and a shape of at least 0, got "
-                    f"{mean!r} and {shape!r}"
+                    f"event: expected a mean above 1 and a shape of at least 0, got {mean!r} and "
+                    f"{shape!r}"
                 )
             yield RepeatAndSelectDpEvent(_rebuilt(canonical(inner)), mean, shape), times
         case _:
@@ -127,9 +127,8 @@ def _check_simple(event: object) -> None:
         case dp.DpEvent():
             raise ValueError(
                 f"event: {type(event).__name__} is not evaluated, because no accountant here can "
-                "be trusted "
-                "with it; describe the release by Gaussian, Laplace, zCDP or Poisson-sampled "
-                "events"
+                "be trusted with it; describe the release by Gaussian, Laplace, zCDP or "
+                "Poisson-sampled events"
             )
         case _:
             raise TypeError(f"event: expected a dp_accounting.DpEvent, got {event!r}")
@@ -160,8 +159,8 @@ def _checked_count(count: object) -> int:
 def _checked_rate(rate: object) -> float:
     if not isinstance(rate, Real) or not 0 < float(rate) <= 1:
         raise ValueError(
-            f"event: the sampling probability must be in (0, 1], got {rate!r}; "
-            "it is the expected batch size divided by the number of records"
+            f"event: the sampling probability must be in (0, 1], got {rate!r}; it is the expected "
+            "batch size divided by the number of records"
         )
     return float(rate)
 

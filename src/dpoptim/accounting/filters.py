@@ -66,9 +66,8 @@ class GaussianFilter:
         """
         if not self.ask(mu):
             raise PrivacyError(
-                f"a release of mu={mu:.6g} does not fit into the {self.left:.6g} that are left "
-                f"of mu={self.mu:.6g}. "
-                "Fix: ask first, and release with more noise or stop."
+                f"a release of mu={mu:.6g} does not fit into the {self.left:.6g} that are left of "
+                f"mu={self.mu:.6g}. Fix: ask first, and release with more noise or stop."
             )
         self._spent += _square(mu)
 

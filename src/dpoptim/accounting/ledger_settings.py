@@ -62,8 +62,8 @@ class Wanted:
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError(
-                f"epsilon={self.epsilon}, delta={self.delta}: a budget needs both; "
-                "give both or neither"
+                f"epsilon={self.epsilon}, delta={self.delta}: a budget needs both; give both or "
+                "neither"
             )
         if self.filter not in (None, "renyi", "basic"):
             raise ValueError(f'filter: expected "renyi" or "basic", got {self.filter!r}')
@@ -100,7 +100,6 @@ class Wanted:
                 )
                 raise LedgerError(
                     f"{where}: this ledger was made with {what}={kept!r}, not {wanted!r}, which "
-                    "cannot be changed; leave "
-                    f"{'the budget' if what != name else name} out to use what is stored, or "
-                    "keep another ledger"
+                    f"cannot be changed; leave {'the budget' if what != name else name} out to use "
+                    "what is stored, or keep another ledger"
                 )

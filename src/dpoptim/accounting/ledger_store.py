@@ -158,8 +158,8 @@ class LedgerStore:
             found.append(entry)
         if at != now:
             raise sqlite3.DatabaseError(
-                "file is malformed: it holds other entries than the "
-                f"{max(known.count, now.count)} recorded"
+                f"file is malformed: it holds other entries than the {max(known.count, now.count)} "
+                "recorded"
             )
         return found, now
 
@@ -182,8 +182,7 @@ class LedgerStore:
             if version != SCHEMA_VERSION:
                 raise LedgerError(
                     f"{self.path}: ledger format {version}, this dpoptim reads format "
-                    f"{SCHEMA_VERSION}; "
-                    "use the version that wrote it (the file was not touched)"
+                    f"{SCHEMA_VERSION}; use the version that wrote it (the file was not touched)"
                 )
             if [row[0] for row in connection.execute("PRAGMA integrity_check")] != ["ok"]:
                 raise sqlite3.DatabaseError("file is malformed")
@@ -206,8 +205,8 @@ class LedgerStore:
             if self._memory is not None and os.getpid() != self._process:
                 raise LedgerError(
                     "the ledger in memory belongs to the process that made it: what a forked one "
-                    "reserves, the "
-                    "first would never see. Fix: Ledger(path), or reserve in the first process."
+                    "reserves, the first would never see. Fix: Ledger(path), or reserve in the "
+                    "first process."
                 )
             kept = nullcontext(self._memory) if self._memory else closing(_connect(self.path))
             with kept as connection:

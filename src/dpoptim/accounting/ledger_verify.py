@@ -29,7 +29,7 @@ def verify(store: LedgerStore, budget: Budget | None, neighboring: str, digest: 
         runs.add([entry], at)
     if digest is not None and digest not in seen:
         raise LedgerError(
-            f"no state of this ledger has the digest {digest}: it was written anew, or replaced "
-            "by an older copy"
+            f"no state of this ledger has the digest {digest}: it was written anew, or replaced by "
+            "an older copy"
         )
     return head.count

@@ -154,9 +154,8 @@ class LossDistribution:
         smallest = float(self._deltas.min())
         if smallest < 2 * self.reserve:
             raise ValueError(
-                f"delta: {smallest:g} is too close to the rounding errors of PLD over "
-                f"{self.steps} steps "
-                f"({self.reserve:.1g}); use a delta above {2 * self.reserve:.1g}"
+                f"delta: {smallest:g} is too close to the rounding errors of PLD over {self.steps} "
+                f"steps ({self.reserve:.1g}); use a delta above {2 * self.reserve:.1g}"
             )
         # Each step may move this much probability to an infinite loss: 1e-4 of delta in all.
         self._log_mass = max(-50.0, math.log(1e-4 * smallest / max(self.steps, 1)))

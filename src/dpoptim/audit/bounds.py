@@ -52,8 +52,8 @@ class Errors:
         ):
             if not (trials >= 1 and 0 <= wrong <= trials):
                 raise ValueError(
-                    "counts must satisfy 0 <= wrong <= trials and trials >= 1, got "
-                    f"{wrong} of {trials}."
+                    f"counts must satisfy 0 <= wrong <= trials and trials >= 1, got {wrong} of "
+                    f"{trials}."
                 )
 
     def upper_bounds(self, confidence: float) -> tuple[float, float]:
@@ -173,7 +173,7 @@ def separation(false_positive: ArrayLike, false_negative: ArrayLike) -> Floats:
 def failure_of(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(
-            f"confidence must be in (0, 1), got {confidence!r}; 0.95 is usual, 1 - "
-            "1e-6 for a test suite."
+            f"confidence must be in (0, 1), got {confidence!r}; 0.95 is usual, 1 - 1e-6 for a test "
+            "suite."
         )
     return 1 - confidence

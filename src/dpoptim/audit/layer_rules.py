@@ -71,8 +71,8 @@ def check_layer_rule(layer: nn.Module, *inputs: Tensor) -> SensitivityResult:
     found = audit_sensitivity(model, batch, summed, tight)
     if found.verdict != "consistent":
         raise PrivacyError(
-            f"the rule of {type(layer).__name__} lets a record move the clipped "
-            f"sum too far: {found}."
+            f"the rule of {type(layer).__name__} lets a record move the clipped sum too far: "
+            f"{found}."
         )
     return found
 
@@ -106,9 +106,8 @@ def compare(model: Between, batch: Batch, clipping: Clipping, reduction: Reducti
             )
             raise PrivacyError(
                 f"the rule of {type(model.layer).__name__} gives {whose} other gradients than "
-                "those of the records "
-                "taken one at a time. Fix: row i of what it returns must be made of row i of g "
-                "and of the inputs alone."
+                "those of the records taken one at a time. Fix: row i of what it returns must be "
+                "made of row i of g and of the inputs alone."
             )
 
 

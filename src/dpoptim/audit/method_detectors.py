@@ -58,8 +58,8 @@ def error_feedback() -> str:
             moved = float(released_means(quiet, x, SEED).norm()) * batch_size
             if moved > allowed * (1 + 1e-6):
                 return (
-                    f"refuted: one record moves a run of {method} by {moved:.4g}, and the noise "
-                    f"is for {allowed:.4g}"
+                    f"refuted: one record moves a run of {method} by {moved:.4g}, and the noise is "
+                    f"for {allowed:.4g}"
                 )
     return ""
 

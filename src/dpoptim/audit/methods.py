@@ -185,8 +185,8 @@ def mu_of(plan: Plan) -> float:
     mu = gaussian_mu(canonical(plan.event), parse_neighboring(plan.neighboring))
     if mu is None:
         raise ValueError(
-            f"a plan for {plan.method.name!r} on this sampler is not one Gaussian, "
-            "as this attack supposes."
+            f"a plan for {plan.method.name!r} on this sampler is not one Gaussian, as this attack "
+            "supposes."
         )
     return mu
 

@@ -91,8 +91,8 @@ def audit_participation(
     """
     if batch_size >= records or steps < 2:
         raise ValueError(
-            f"batch_size={batch_size} of {records} records in {steps} steps: use a smaller "
-            "batch, or more steps."
+            f"batch_size={batch_size} of {records} records in {steps} steps: use a smaller batch, "
+            "or more steps."
         )
     took_part = participation(
         records=records, batch_size=batch_size, steps=steps, noise_seed=noise_seed

@@ -48,9 +48,8 @@ class SensitivityResult:
 
     def __str__(self) -> str:
         return (
-            f"{self.verdict}: one record moved the clipped sum by at most "
-            f"{self.largest_ratio:.7g} C in "
-            f"{self.trials} trials (worst: {self.worst})"
+            f"{self.verdict}: one record moved the clipped sum by at most {self.largest_ratio:.7g} "
+            f"C in {self.trials} trials (worst: {self.worst})"
         )
 
 

@@ -71,10 +71,8 @@ class AuditResult:
     def __str__(self) -> str:
         return (
             f"{self.verdict}: claimed epsilon {self.claimed:.3g}, audited at least "
-            f"{self.lower_bound:.3g} of about "
-            f"{self.limit:.3g} that {self.trials} trials could show (delta={self.delta:g}, "
-            f"{self.neighboring}, "
-            f"confidence {self.confidence:.7g})"
+            f"{self.lower_bound:.3g} of about {self.limit:.3g} that {self.trials} trials could "
+            f"show (delta={self.delta:g}, {self.neighboring}, confidence {self.confidence:.7g})"
         )
 
 
@@ -126,8 +124,8 @@ def audit_two_worlds(
     claimed = plan.guarantee.epsilon
     if not 0 < plan.noise_multiplier < math.inf:
         raise ValueError(
-            "plan has no noise, so it claims nothing that could be refuted; give it "
-            "a noise_multiplier."
+            "plan has no noise, so it claims nothing that could be refuted; give it a "
+            "noise_multiplier."
         )
     count = plan.n if canaries is None else canaries
     if count < 8:

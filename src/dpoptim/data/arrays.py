@@ -97,8 +97,8 @@ def label_numbers(source: str, labels: list[str], names: tuple[str, ...]) -> Lab
     if (y < 0).any():
         raise ValueError(
             f"{source}: record {int(np.argmax(y < 0)) + 1} has a label outside the declared "
-            f"classes {', '.join(names)}; "
-            "add it to --classes or drop the record. (Labels are compared as text: 1.0 is not 1.)"
+            f"classes {', '.join(names)}; add it to --classes or drop the record. (Labels are "
+            "compared as text: 1.0 is not 1.)"
         )
     return y
 

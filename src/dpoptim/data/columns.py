@@ -134,8 +134,8 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
                 return
             if any("\0" in value for value in row):
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged "
-                    "or UTF-16; save it as UTF-8."
+                    f"{path}, line {reader.line_num}: a NUL character. Fix: the file is damaged or "
+                    "UTF-16; save it as UTF-8."
                 )
             if row:
                 yield row
@@ -146,8 +146,8 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
         if "(Error)" in str(error):  # csv.Error: a field beyond its limit
             return ValueError(
                 f"{self._path}, near line {line + 1}: a field of more than "
-                f"{csv.field_size_limit():,} characters. "
-                "Fix: close the quotation mark that was left open there, or shorten the text."
+                f"{csv.field_size_limit():,} characters. Fix: close the quotation mark that was "
+                "left open there, or shorten the text."
             )
         return error
 

@@ -90,8 +90,8 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
     if not finite.all():
         record = chunk.first + int(np.argmin(finite))
         raise ValueError(
-            f"{path}: record {record} has a feature that is NaN or infinite; clean "
-            "it, or give fill values."
+            f"{path}: record {record} has a feature that is NaN or infinite; clean it, or give "
+            "fill values."
         )
     return x
 
@@ -136,8 +136,7 @@ def numbers_of(path: Path, chunk: Chunk, column: Column) -> NDArray[np.float64]:
     if bad is not None:
         raise ValueError(
             f"{path}, record {chunk.first + bad}: column {column.name!r} is not a number. Fix: "
-            "correct it, or make the "
-            "column a category or drop it in the schema."
+            "correct it, or make the column a category or drop it in the schema."
         )
     return numbers
 
@@ -148,8 +147,8 @@ def targets_of(path: Path, chunk: Chunk, target: Column) -> NDArray[np.int64] | 
         if np.isnan(numbers).any():
             record = chunk.first + int(np.argmax(np.isnan(numbers)))
             raise ValueError(
-                f"{path}: record {record} has no value of the target "
-                f"{target.name!r}; drop the record."
+                f"{path}: record {record} has no value of the target {target.name!r}; drop the "
+                "record."
             )
         return to_unit(np.clip(numbers, *target.bounds), target.bounds).astype(np.float32)
     places = {name: place for place, name in enumerate(target.classes)}
@@ -159,9 +158,8 @@ def targets_of(path: Path, chunk: Chunk, target: Column) -> NDArray[np.int64] | 
         record = chunk.first + int(np.argmax(y < 0))
         raise ValueError(
             f"{path}: record {record} has a label outside the declared classes "
-            f"{', '.join(target.classes)}; "
-            "add it to the classes or drop the record. (Labels are compared as text: 1.0 is not "
-            "1.)"
+            f"{', '.join(target.classes)}; add it to the classes or drop the record. (Labels are "
+            "compared as text: 1.0 is not 1.)"
         )
     return y
 
@@ -171,8 +169,7 @@ def persons_of(path: Path, chunk: Chunk, person: str) -> list[str]:
     nobody = next((place for place, name in enumerate(persons) if not name), None)
     if nobody is not None:
         raise ValueError(
-            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is "
-            "empty. Fix: give it a person "
-            "of its own, or drop it."
+            f"{path}: record {chunk.first + nobody} belongs to nobody: column {person!r} is empty. "
+            "Fix: give it a person of its own, or drop it."
         )
     return persons

@@ -25,8 +25,7 @@ def read_idx(folder: Path, stem: str, axes: int) -> NDArray[np.uint8]:
     if path is None:
         raise FileNotFoundError(
             f"{candidates[0]} does not exist (nor without .gz). Fix: point --data-dir at the "
-            "folder of the "
-            "four IDX files; for Fashion-MNIST on Debian, install the package "
+            "folder of the four IDX files; for Fashion-MNIST on Debian, install the package "
             "dataset-fashion-mnist."
         )
     with decoding(path, "a file that can be read", "fetch it again"), opened(path) as stream:

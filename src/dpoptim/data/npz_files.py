@@ -43,8 +43,7 @@ def read_npz(path: Path, target: str | None) -> Arrays:
     if pair is None:
         raise ValueError(
             f"{path} holds the arrays {held}; it must hold features 'x' and labels 'y', or "
-            "x_train, y_train, "
-            "x_test, y_test (--target names another array of labels)."
+            "x_train, y_train, x_test, y_test (--target names another array of labels)."
         )
     x, label = pair[0], target or ("y_train" if pair[1] else ORDINARY_TARGET)
     x_test, label_test = pair[1], label.replace("_train", "_test")
@@ -88,8 +87,7 @@ def read_features(path: Path) -> NDArray[Any]:
     if name is None:
         raise ValueError(
             f"{path} holds the arrays {', '.join(arrays) or '(none)'}; name the one to predict "
-            "'x', such as by "
-            "numpy.savez(path, x=...)."
+            "'x', such as by numpy.savez(path, x=...)."
         )
     return arrays[name]
 
@@ -98,13 +96,13 @@ def checked(path: Path, x: NDArray[Any], labels: NDArray[Any], name: str, label:
     real = np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_
     if x.ndim < 2 or not real or np.iscomplexobj(x):
         raise ValueError(
-            f"{path}: {name!r} must be an array of real numbers (records, ...), got "
-            f"shape {x.shape}."
+            f"{path}: {name!r} must be an array of real numbers (records, ...), got shape "
+            f"{x.shape}."
         )
     if labels.shape != (len(x),):
         raise ValueError(
-            f"{path}: {label!r} has shape {labels.shape}; it must hold one label "
-            f"for each of {len(x)} rows."
+            f"{path}: {label!r} has shape {labels.shape}; it must hold one label for each of "
+            f"{len(x)} rows."
         )
 
 

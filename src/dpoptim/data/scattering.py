@@ -110,8 +110,7 @@ class Scattering:
         if min(height, width) < 2**scales:
             raise ValueError(
                 f"images of {height} x {width} pixels are too small for scales={scales}, which "
-                "averages over "
-                f"{2**scales} pixels; choose a smaller one."
+                f"averages over {2**scales} pixels; choose a smaller one."
             )
         self.height, self.width, self.scales, self.angles = height, width, scales, angles
         step = 2**scales

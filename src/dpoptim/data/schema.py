@@ -253,8 +253,7 @@ def refuse_incomplete(column: Column) -> None:
     if kind == "target" and (len(column.classes) >= 2) == (column.bounds is not None):
         raise ValueError(
             f"schema: the target {name!r} needs either classes (at least two, a public list) or "
-            "bounds (a number to "
-            "predict)."
+            "bounds (a number to predict)."
         )
     if column.fill is not None and column.bounds is not None:
         low, high = column.bounds
@@ -274,8 +273,8 @@ def bounds_of(name: str, value: object) -> tuple[float, float]:
     low, high = (real_number(f"schema: column {name!r}: a bound", each) for each in value)
     if not -1e30 < low < high < 1e30:  # squares and differences stay finite
         raise ValueError(
-            f"schema: column {name!r}: bounds must be two finite numbers, the lower "
-            f"first, got {value!r}."
+            f"schema: column {name!r}: bounds must be two finite numbers, the lower first, got "
+            f"{value!r}."
         )
     return low, high
 

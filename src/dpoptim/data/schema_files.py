@@ -144,8 +144,8 @@ def found_target(path: Path, name: str, parts: list[Values], *, regression: bool
     bounds = found_bounds(parts)
     if bounds is None:
         raise ValueError(
-            f"{path}: the target {name!r} holds text or a single number; regression "
-            "predicts numbers."
+            f"{path}: the target {name!r} holds text or a single number; regression predicts "
+            "numbers."
         )
     return Column(name, "target", bounds=bounds)
 

@@ -23,8 +23,7 @@ ENDINGS = (*TABLE_ENDINGS, ".npz")
 
 NO_BOUNDS = (
     "--target-bounds is missing: the lowest and highest value of the number to predict, as is "
-    "publicly known, such as "
-    "--target-bounds 0,500000."
+    "publicly known, such as --target-bounds 0,500000."
 )
 
 
@@ -203,10 +202,8 @@ def check_classes(source: str | Path, classes: tuple[str, ...]) -> None:
 def undeclared(source: str | Path) -> str:
     return (
         f"{source}: --classes is missing. The list of labels goes into the released model, so on "
-        "private data it must be "
-        "known beforehand: declare it (--classes no,yes, or in a schema), or declare the data "
-        "public "
-        "(--data-is-public)."
+        "private data it must be known beforehand: declare it (--classes no,yes, or in a schema), "
+        "or declare the data public (--data-is-public)."
     )
 
 
@@ -220,7 +217,7 @@ def existing(path: str | Path) -> Path:
         )
     if kind_of(path) not in ENDINGS:
         raise ValueError(
-            f"{path}: cannot read {path.suffix or 'a file without ending'}; give "
-            f"one of {', '.join(ENDINGS)}."
+            f"{path}: cannot read {path.suffix or 'a file without ending'}; give one of "
+            f"{', '.join(ENDINGS)}."
         )
     return path

@@ -109,8 +109,8 @@ def encoder_folder(folder: str | Path | None) -> Path:
             )
         if hashlib.sha256(file.read_bytes()).hexdigest() != expected:
             raise ValueError(
-                f"{file} is not the file of all-MiniLM-L6-v2: its SHA-256 is "
-                "another one. Fix: fetch it again."
+                f"{file} is not the file of all-MiniLM-L6-v2: its SHA-256 is another one. Fix: "
+                "fetch it again."
             )
     return Path(folder)
 

@@ -74,7 +74,7 @@ def views(dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> Dat
     K = whole_number("K", K, least=1)
     if not callable(transform):
         raise TypeError(
-            f"transform must be callable, got {type(transform).__name__}; such as "
-            "torchvision's transforms."
+            f"transform must be callable, got {type(transform).__name__}; such as torchvision's "
+            "transforms."
         )
     return Views(dataset, transform, K)

@@ -149,8 +149,8 @@ class DPLogisticRegression(ClassifierMixin, LinearFit):
             stated = self.classes_
         elif stated is None:
             raise ValueError(
-                "classes must be passed on the first call to partial_fit: later "
-                "chunks may hold others."
+                "classes must be passed on the first call to partial_fit: later chunks may hold "
+                "others."
             )
         return self._learn(X, y, sample_weight, stated, chunk=True)
 

@@ -97,8 +97,8 @@ class LinearFit(BaseEstimator):
         if self.data_norm is None:
             said = (
                 *said,
-                f"rows were clipped to norm sqrt({features}): scale the features by "
-                "public constants",
+                f"rows were clipped to norm sqrt({features}): scale the features by public "
+                "constants",
             )
         shared = notes_of_ranks(ranks, sharded=self.sharded)
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said, *shared))

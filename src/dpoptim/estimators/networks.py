@@ -75,8 +75,8 @@ class _Network(BaseEstimator):
         if self.data_norm is None:
             said = (
                 *said,
-                f"rows were clipped to norm sqrt({features}): scale the features by "
-                "public constants",
+                f"rows were clipped to norm sqrt({features}): scale the features by public "
+                "constants",
             )
         optimizer = torch.optim.SGD(
             network.parameters(),
@@ -214,10 +214,9 @@ def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None
         return None
     if not isinstance(class_weight, Mapping):
         raise ValueError(
-            "class_weight must be a mapping from classes to public weights, got "
-            f"{class_weight!r}: weights from the labels "
-            "are private. Fix: dpoptim.preprocessing.DPClassCounts(...).fit(y).class_weight(), "
-            "which is charged."
+            f"class_weight must be a mapping from classes to public weights, got {class_weight!r}: "
+            "weights from the labels are private. Fix: "
+            "dpoptim.preprocessing.DPClassCounts(...).fit(y).class_weight(), which is charged."
         )
     if unknown := [name for name in class_weight if name not in classes]:
         raise ValueError(f"class_weight names {unknown[0]!r}, which is none of the classes.")

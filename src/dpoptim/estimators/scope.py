@@ -46,8 +46,7 @@ def public_number_of_records(n: object, records: int, neighboring: str) -> int:
         if n is None:
             raise ValueError(
                 "n is missing: neighboring='add-or-remove-one' hides how many records there are, "
-                "so batches and noise "
-                "may not be computed from it. Fix: n=, a public estimate; or "
+                "so batches and noise may not be computed from it. Fix: n=, a public estimate; or "
                 "neighboring='zero-out'."
             )
         return whole_number("n", n, least=1)

@@ -98,8 +98,8 @@ def solve(
     if solver == "sufficient-statistics":
         if extra or steps is not None or step_size is not None:
             raise TypeError(
-                "solver='sufficient-statistics' takes no steps, step_size or "
-                "solver_options; leave them out."
+                "solver='sufficient-statistics' takes no steps, step_size or solver_options; leave "
+                "them out."
             )
         sums = sufficient_statistics(
             model,

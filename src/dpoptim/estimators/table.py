@@ -27,8 +27,7 @@ def refuse_weights(sample_weight: Any) -> None:
     if sample_weight is not None:
         raise ValueError(
             "sample_weight is not supported: the guarantee bounds what each record adds, and "
-            "weights would multiply that "
-            "bound. Fix: leave it out."
+            "weights would multiply that bound. Fix: leave it out."
         )
 
 
@@ -154,8 +153,7 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
     if target_bound is None:
         raise ValueError(
             "target_bound is missing: a public bound on |y|, to which targets are clipped. Fix: "
-            "the largest value that "
-            "y can take in principle, which must not be read off the data."
+            "the largest value that y can take in principle, which must not be read off the data."
         )
     targets = column_or_1d(y, warn=True).astype(np.float64)
     assert_all_finite(targets, input_name="y")

@@ -80,11 +80,9 @@ class BackwardRecorder:
         if self._narrow is not None:
             raise PrivacyError(
                 f"layer {self._narrow!r} ran in bfloat16 or float16 with a loss that is a mean: "
-                "its factor, one over the "
-                "realised batch, would be rounded together with every record's gradient, and the "
-                "bound on a record would "
-                "not hold. Fix: private.backward(losses) with one loss for each record; or train "
-                "in float32."
+                "its factor, one over the realised batch, would be rounded together with every "
+                "record's gradient, and the bound on a record would not hold. Fix: "
+                "private.backward(losses) with one loss for each record; or train in float32."
             )
 
     def current(self) -> BackwardPass:
@@ -94,9 +92,8 @@ class BackwardRecorder:
             if task < self._latest:
                 raise PrivacyError(
                     "a backward pass ran inside another one, over a graph that was built before: "
-                    "the outer one's records "
-                    "would be lost. Fix: one loss.backward() for each batch, and no backward() "
-                    "inside custom functions."
+                    "the outer one's records would be lost. Fix: one loss.backward() for each "
+                    "batch, and no backward() inside custom functions."
                 )
             for device in kinds_of_device():
                 # rounds what plain operations hand back, wherever forward ran
@@ -150,9 +147,8 @@ def refuse_nested_backward(layer: str, forward_task: int) -> None:
     if forward_task != OUTSIDE_BACKWARD:
         raise PrivacyError(
             f"layer {layer!r} ran its forward pass inside a backward pass and was differentiated "
-            "there "
-            "(reentrant checkpointing): its records would be clipped piece by piece. "
-            "Fix: torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+            "there (reentrant checkpointing): its records would be clipped piece by piece. Fix: "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
         )
 
 

@@ -38,8 +38,8 @@ class PerSampleForward(OwnForward):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
-            "an attached model cannot be pickled. Fix: save model.state_dict(), "
-            "or leave the `with` first."
+            "an attached model cannot be pickled. Fix: save model.state_dict(), or leave the "
+            "`with` first."
         )
 
 

@@ -38,8 +38,7 @@ def lipschitz_constants(
         return norms * model.lipschitz(1.0)
     if not (0 <= radius < math.inf and 0 <= target_bound < math.inf):
         raise ValueError(
-            "squared loss has no Lipschitz constant on an unbounded domain: give a finite "
-            "radius and target_bound, got "
-            f"radius={radius!r} and target_bound={target_bound!r}."
+            "squared loss has no Lipschitz constant on an unbounded domain: give a finite radius "
+            f"and target_bound, got radius={radius!r} and target_bound={target_bound!r}."
         )
     return (norms * radius + target_bound) * norms

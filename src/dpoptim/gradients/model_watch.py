@@ -124,11 +124,9 @@ class ModelWatch:
         if name is not None:
             raise PrivacyError(
                 f"parameter {name!r} was changed between the delivery of a batch and "
-                "optimizer.step(): it might carry "
-                "private statistics out of the model without noise. Fix: let no forward pass "
-                "write into parameters; change "
-                "them (averages, constraints, initialisation) before the loop or after "
-                "optimizer.step()."
+                "optimizer.step(): it might carry private statistics out of the model without "
+                "noise. Fix: let no forward pass write into parameters; change them (averages, "
+                "constraints, initialisation) before the loop or after optimizer.step()."
             )
 
     def _refuse_changed_constants(self, everything: bool) -> None:
@@ -149,8 +147,7 @@ class ModelWatch:
     def _changed(self, kind: str, name: str) -> PrivacyError:
         return PrivacyError(
             f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: use "
-            "layers that keep no running "
-            "statistics, or change it before attaching."
+            "layers that keep no running statistics, or change it before attaching."
         )
 
     def _extra_digests(self) -> list[bytes]:
@@ -165,9 +162,8 @@ class ModelWatch:
             if self._any_new(module_hooks(m)):
                 raise PrivacyError(
                     f"a hook was registered on {label} after attaching: it may let records see "
-                    "each other, forwards or "
-                    "backwards. Fix: register it before dpoptim.attach, which then tries it on "
-                    "made-up records."
+                    "each other, forwards or backwards. Fix: register it before dpoptim.attach, "
+                    "which then tries it on made-up records."
                 )
             if vars(m).get("forward") is not forward:
                 raise PrivacyError(
@@ -177,16 +173,15 @@ class ModelWatch:
         for name, p in self._trainable.tensors:
             if self._any_new(gradient_hook_ids(p)):
                 raise PrivacyError(
-                    f"a hook was registered on the gradient of {name!r} after attaching; it "
-                    "never exists outside of "
-                    "optimizer.step(). Fix: optimizer.register_step_pre_hook(hook), which finds "
-                    "the noisy mean in .grad."
+                    f"a hook was registered on the gradient of {name!r} after attaching; it never "
+                    "exists outside of optimizer.step(). Fix: "
+                    "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
                 )
         if self._any_new(hooks_on_all_modules()):
             raise PrivacyError(
                 "a hook was registered for all modules after attaching: it may let records see "
-                "each other. Fix: register it "
-                "before dpoptim.attach, which then tries it on made-up records."
+                "each other. Fix: register it before dpoptim.attach, which then tries it on "
+                "made-up records."
             )
 
     def _any_new(self, hooks: list[int]) -> bool:

@@ -126,8 +126,8 @@ def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> 
             else "a smaller batch_size"
         )
         raise ValueError(
-            f"a batch of {capacity} records is too large to be summed with a proven "
-            f"bound. Fix: {fix}."
+            f"a batch of {capacity} records is too large to be summed with a proven bound. Fix: "
+            f"{fix}."
         )
     return share
 

@@ -43,9 +43,8 @@ class RowsOfRecords:
         """
         if partial_backward and self.per_record > 1:
             raise ValueError(
-                "partial_backward=True is not for records of several rows. Fix: one backward "
-                "pass on the whole "
-                "batch; batches(physical_batch_size=...) for memory."
+                "partial_backward=True is not for records of several rows. Fix: one backward pass "
+                "on the whole batch; batches(physical_batch_size=...) for memory."
             )
         return partial_backward
 

@@ -93,8 +93,8 @@ class ValueEngine(Engine):
         if self._trained.stored_narrow is not None:
             raise PrivacyError(
                 f"parameter {self._trained.stored_narrow!r} is stored in bfloat16 or float16, "
-                "whose sums over a batch round too coarsely for the bound of "
-                "ValueClippedSGD. Fix: model.float(), or DPSGD."
+                "whose sums over a batch round too coarsely for the bound of ValueClippedSGD. Fix: "
+                "model.float(), or DPSGD."
             )
         self._paper = paper
         self._norms = SpectralNorms([layer.linear.weight for layer in self._layers])
@@ -144,9 +144,8 @@ class ValueEngine(Engine):
             )
         if len(loss) != self.rows_open:
             raise PrivacyError(
-                "private.backward was called on rows that private.batches() did not deliver, or "
-                "a second time. Fix: one "
-                "call for each batch."
+                "private.backward was called on rows that private.batches() did not deliver, or a "
+                "second time. Fix: one call for each batch."
             )
         self._forget()
         with torch.enable_grad(), exact_arithmetic():
@@ -154,9 +153,8 @@ class ValueEngine(Engine):
             if slopes is None:
                 raise PrivacyError(
                     "private.backward was given losses of an earlier output: model(x) ran again "
-                    "since. Fix: compute the "
-                    "losses from the model's last output; for a look at the model, use "
-                    "torch.no_grad()."
+                    "since. Fix: compute the losses from the model's last output; for a look at "
+                    "the model, use torch.no_grad()."
                 )
             self._add(slopes, loss.detach(), forward, self.sum_margin())
         self.handed_over.add((handed_over, reduction))
@@ -188,10 +186,8 @@ class ValueEngine(Engine):
         ):
             raise PrivacyError(
                 "the batch was overwritten between the model's forward and backward pass: its "
-                "bound was for what it held "
-                "before. Fix: leave a batch as it is until private.backward(losses) is over; a "
-                "collate_fn must not reuse "
-                "its memory."
+                "bound was for what it held before. Fix: leave a batch as it is until "
+                "private.backward(losses) is over; a collate_fn must not reuse its memory."
             )
         # Of the weights that autograd is about to use.
         later = [self._norms[i] for i in range(1, len(self._layers))]
@@ -254,8 +250,8 @@ class ValueEngine(Engine):
         if saved_tensors_hooks_are_set():
             raise PrivacyError(
                 "the model ran under torch.utils.checkpoint or "
-                "torch.autograd.graph.saved_tensors_hooks: its backward pass "
-                "would use other numbers than were measured. Fix: run it without."
+                "torch.autograd.graph.saved_tensors_hooks: its backward pass would use other "
+                "numbers than were measured. Fix: run it without."
             )
 
     def see_input(self, place: int, h: Tensor) -> Tensor:
@@ -268,15 +264,13 @@ class ValueEngine(Engine):
         if torch.is_autocast_enabled(h.device.type):
             raise PrivacyError(
                 "the model ran under torch.autocast, whose sums over a batch round too coarsely "
-                "for the bound. "
-                "Fix: train in float32, or dpoptim.DPSGD."
+                "for the bound. Fix: train in float32, or dpoptim.DPSGD."
             )
         if place == 0 and h.requires_grad:
             raise PrivacyError(
                 "the model's input requires a gradient: what it was computed from, such as the "
-                "model itself, would be "
-                "used more often than the bound allows. Fix: model(x.detach()); for models of "
-                "models, dpoptim.DPSGD."
+                "model itself, would be used more often than the bound allows. Fix: "
+                "model(x.detach()); for models of models, dpoptim.DPSGD."
             )
         # A record that would reach infinity would turn everybody's gradient into NaN: it counts as
         # zero instead.
@@ -317,9 +311,9 @@ class ValueEngine(Engine):
         same = layers_of(self.model, [handle.id for handle in self._handles]) == self._layers
         if not same or [(id(p), p.dtype) for p in self.model.parameters()] != self._attached:
             raise PrivacyError(
-                "the model's layers, their options or parameters were changed after attaching; "
-                "the bound is of those that "
-                "were attached. Fix: change them before dpoptim.attach, or attach again."
+                "the model's layers, their options or parameters were changed after attaching; the "
+                "bound is of those that were attached. Fix: change them before dpoptim.attach, or "
+                "attach again."
             )
 
     def _forget(self) -> None:

@@ -35,8 +35,8 @@ def losses_from_labels(
     labels = inputs.get("labels")
     if labels is None:
         raise ValueError(
-            "inputs hold no 'labels'. Fix: give the trainer losses=fn(model, "
-            "inputs) with one loss a record."
+            "inputs hold no 'labels'. Fix: give the trainer losses=fn(model, inputs) with one loss "
+            "a record."
         )
     base = base_model(model)
     config = getattr(base, "config", None)
@@ -73,8 +73,8 @@ def token_losses(
     if logits.shape[:2] != labels.shape:
         raise ValueError(
             "logits and labels do not have the same rows and tokens (their shapes are not shown: "
-            "they may be private). "
-            "Fix: give the trainer losses=fn(model, inputs) with one loss a record."
+            "they may be private). Fix: give the trainer losses=fn(model, inputs) with one loss a "
+            "record."
         )
     if causal:
         logits, labels = logits[:, :-1], labels[:, 1:]

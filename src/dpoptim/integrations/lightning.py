@@ -137,11 +137,10 @@ class PrivateCallback(pl.Callback):
     ) -> None:
         if trainer.training and not is_public(name, self._public):
             raise PrivacyError(
-                f"{name!r} was logged in training, where figures are of private records. Fix: "
-                "log scores on public records "
-                f"in validation_step; PrivateCallback(public_figures=[{name!r}]) if no private "
-                "record takes part in it, as "
-                "in private.spent().epsilon or private.noise_std."
+                f"{name!r} was logged in training, where figures are of private records. Fix: log "
+                "scores on public records in validation_step; "
+                f"PrivateCallback(public_figures=[{name!r}]) if no private record takes part in "
+                "it, as in private.spent().epsilon or private.noise_std."
             )
         log(name, value, *rest, **options)
 
@@ -174,9 +173,8 @@ class PrivateCallback(pl.Callback):
         path = checkpoint.get("dpoptim_private_checkpoint")
         if path is None:
             raise PrivacyError(
-                "this checkpoint was written without dpoptim's PrivateCallback, so it does not "
-                "say what was released. "
-                "Fix: load the weights, and start a new run."
+                "this checkpoint was written without dpoptim's PrivateCallback, so it does not say "
+                "what was released. Fix: load the weights, and start a new run."
             )
         self._resume = Path(path)
 
@@ -201,13 +199,13 @@ def refuse_options(trainer: pl.Trainer) -> None:
     """What a Trainer does to gradients that are clipped and noised already."""
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
-            "accumulate_grad_batches must be 1: a step of the plan arrives whole. "
-            "Fix: physical_batch_size=..."
+            "accumulate_grad_batches must be 1: a step of the plan arrives whole. Fix: "
+            "physical_batch_size=..."
         )
     if trainer.gradient_clip_val:
         raise ValueError(
-            "gradient_clip_val would find no gradients. Fix: leave it out; the plan "
-            "clips each record's."
+            "gradient_clip_val would find no gradients. Fix: leave it out; the plan clips each "
+            "record's."
         )
     if "16-mixed" in str(trainer.precision) and not str(trainer.precision).startswith("bf16"):
         raise ValueError(

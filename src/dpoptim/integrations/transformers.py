@@ -91,8 +91,8 @@ class PrivateTrainerMixin:
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
         if args.fp16:
             raise ValueError(
-                "args.fp16 needs a GradScaler, whose scale would change what is "
-                "clipped. Fix: bf16=True."
+                "args.fp16 needs a GradScaler, whose scale would change what is clipped. Fix: "
+                "bf16=True."
             )
         if args.n_gpu > 1:
             raise ValueError(
@@ -112,11 +112,10 @@ class PrivateTrainerMixin:
         pieces = math.ceil(self.plan.batch_size / args.per_device_train_batch_size)
         if args.gradient_accumulation_steps not in (1, pieces):
             raise ValueError(
-                f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not "
-                "what the plan's batches of "
-                f"{self.plan.batch_size} make of "
-                f"per_device_train_batch_size={args.per_device_train_batch_size}. Fix: "
-                "leave it at 1: a step takes as many microbatches as it needs."
+                f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not what "
+                f"the plan's batches of {self.plan.batch_size} make of "
+                f"per_device_train_batch_size={args.per_device_train_batch_size}. Fix: leave it at "
+                "1: a step takes as many microbatches as it needs."
             )
         if args.max_steps > self.plan.steps:
             raise ValueError(
@@ -261,9 +260,9 @@ class PrivateTrainerMixin:
         if unheard := [key for key in private if key not in self._left_out]:
             self._left_out |= set(unheard)
             warnings.warn(
-                f"{', '.join(map(repr, unheard))} will not be logged: figures of training "
-                "batches are private. Fix: "
-                "public_figures=[...] for those that no private record takes part in.",
+                f"{', '.join(map(repr, unheard))} will not be logged: figures of training batches "
+                "are private. Fix: public_figures=[...] for those that no private record takes "
+                "part in.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -276,9 +275,8 @@ class PrivateTrainerMixin:
             chosen = self.eval_dataset[chosen]  # type: ignore[attr-defined]
         if chosen is self.train_dataset and not self.debug_private:  # type: ignore[attr-defined]
             raise ValueError(
-                "eval_dataset is the training data, and its scores would be logged without "
-                "noise. Fix: public records; "
-                "dpoptim.evaluation for private ones."
+                "eval_dataset is the training data, and its scores would be logged without noise. "
+                "Fix: public records; dpoptim.evaluation for private ones."
             )
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 

@@ -107,8 +107,8 @@ class DiceSGD(TrainingMethod):
             )
         if not math.isinf(self._residual):
             raise ValueError(
-                f"residual_clip={self.residual_clip!r}: the paper has none; leave "
-                "it out, or use 'proven'."
+                f"residual_clip={self.residual_clip!r}: the paper has none; leave it out, or use "
+                "'proven'."
             )
         if self._feedback == 0:
             raise ValueError(
@@ -121,8 +121,7 @@ class DiceSGD(TrainingMethod):
             )
         warnings.warn(
             "DiceSGD(accounting='paper'): the paper's privacy theorem is false; its guarantee "
-            "prints as unproven. "
-            "Use accounting='proven' for anything but reproducing the paper.",
+            "prints as unproven. Use accounting='proven' for anything but reproducing the paper.",
             UserWarning,
             stacklevel=4,
         )

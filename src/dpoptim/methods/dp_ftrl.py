@@ -125,14 +125,14 @@ class DPFTRL(TrainingMethod):
         object.__setattr__(self, "momentum", best.momentum)
         if self.sampling == "cyclic-poisson" and (self.noise != "best" or self.order != "shuffled"):
             raise ValueError(
-                "sampling='cyclic-poisson' has banded noise and no order; leave "
-                "noise and order out."
+                "sampling='cyclic-poisson' has banded noise and no order; leave noise and order "
+                "out."
             )
         if self.bands is not None:
             if self.sampling == "fixed":
                 raise ValueError(
-                    "bands is for sampling='cyclic-poisson'; on fixed batches, "
-                    "noise and buffers decide."
+                    "bands is for sampling='cyclic-poisson'; on fixed batches, noise and buffers "
+                    "decide."
                 )
             object.__setattr__(self, "bands", whole_number("bands", self.bands, least=1))
 
@@ -169,8 +169,8 @@ class DPFTRL(TrainingMethod):
             return self
         if epsilon is None or delta is None:
             raise ValueError(
-                "bands is missing: it is chosen for an epsilon and delta. Fix: give "
-                "these, or bands=."
+                "bands is missing: it is chosen for an epsilon and delta. Fix: give these, or "
+                "bands=."
             )
         n, batch_size = (
             whole_number("n", n, least=1),

@@ -71,8 +71,8 @@ def private_low_quantile(
     relation = parse_neighboring(neighboring)
     if neighboring_name(relation) == "add-or-remove-one":
         raise ValueError(
-            "neighboring='add-or-remove-one' makes n private, which the rank is "
-            "taken of; use 'zero-out'."
+            "neighboring='add-or-remove-one' makes n private, which the rank is taken of; use "
+            "'zero-out'."
         )
     quantile, epsilon = real_number("quantile", quantile), positive_number("epsilon", epsilon)
     low, high = positive_number("low", low), positive_number("high", high)
@@ -86,9 +86,9 @@ def private_low_quantile(
     rank = quantile * len(numbers)
     if not 0 < quantile < 1 or rank < LEAST_RANK / epsilon:
         raise ValueError(
-            f"quantile={quantile:g} of {len(numbers)} records is rank {rank:.3g}; the noise "
-            "needs at least 10 / epsilon = "
-            f"{LEAST_RANK / epsilon:.3g}. Use a larger quantile below 1, or a larger epsilon."
+            f"quantile={quantile:g} of {len(numbers)} records is rank {rank:.3g}; the noise needs "
+            f"at least 10 / epsilon = {LEAST_RANK / epsilon:.3g}. Use a larger quantile below 1, "
+            "or a larger epsilon."
         )
     octaves = math.log2(high / low)
     candidates = [

@@ -56,8 +56,8 @@ class PlannedClipNorm:
     def refuse_if_drowned(self, *, batch_size: int, steps: int, deviation: float) -> None:
         if len(self.norms) > steps:
             raise ValueError(
-                f"clip_norm plans more norms than the {steps} steps of the run; "
-                "give at most one a step."
+                f"clip_norm plans more norms than the {steps} steps of the run; give at most one a "
+                "step."
             )
 
     def assumption(self) -> Assumption:

@@ -119,17 +119,16 @@ class PrivateQuantile:
         if signal < LEAST_SIGNAL * noise:
             raise ValueError(
                 f"the search for the {self.quantile:g} quantile would follow the noise: "
-                f"{signal:.3g} records against a "
-                f"standard deviation of {noise:.3g}. Use a larger batch_size, share, quantile or "
-                "epsilon, or fix clip_norm."
+                f"{signal:.3g} records against a standard deviation of {noise:.3g}. Use a larger "
+                "batch_size, share, quantile or epsilon, or fix clip_norm."
             )
 
     def assumption(self) -> Assumption:
         if self.rate == 0 and self.when == "all along":
             return Assumption(
                 "enforced",
-                "each step releases a noisy count of unclipped gradients, which the "
-                "guarantee covers",
+                "each step releases a noisy count of unclipped gradients, which the guarantee "
+                "covers",
             )
         where = "in steps of their own" if self.when == "at the start" else "in every step"
         return Assumption(

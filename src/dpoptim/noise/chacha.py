@@ -27,13 +27,13 @@ def keystream(
     """
     if len(key) != KEY_BYTES or len(nonce) != NONCE_BYTES:
         raise ValueError(
-            f"key must have {KEY_BYTES} bytes and nonce {NONCE_BYTES}, got "
-            f"{len(key)} and {len(nonce)}."
+            f"key must have {KEY_BYTES} bytes and nonce {NONCE_BYTES}, got {len(key)} and "
+            f"{len(nonce)}."
         )
     if first < 0 or blocks < 0 or first + blocks > MOST_BLOCKS:
         raise ValueError(
-            f"first={first} and blocks={blocks} must stay within {MOST_BLOCKS} "
-            "blocks of a key and nonce."
+            f"first={first} and blocks={blocks} must stay within {MOST_BLOCKS} blocks of a key and "
+            "nonce."
         )
     fixed = torch.frombuffer(
         bytearray(b"expand 32-byte k" + key + bytes(4) + nonce), dtype=torch.int32

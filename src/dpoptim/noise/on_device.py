@@ -86,8 +86,6 @@ def check(device: torch.device) -> None:
     if not all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True)):
         raise RuntimeError(
             f"noise cannot be drawn on {device}: it computes other words or places than the CPU, "
-            "so the noise would not be "
-            "what the guarantee assumes. Fix: train on the CPU, or report this with the device "
-            "and the versions of PyTorch "
-            "and its driver."
+            "so the noise would not be what the guarantee assumes. Fix: train on the CPU, or "
+            "report this with the device and the versions of PyTorch and its driver."
         )

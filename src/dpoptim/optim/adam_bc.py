@@ -102,9 +102,8 @@ def pass_on(optimizers: Iterable[torch.optim.Optimizer], noise_std: float) -> No
         if "noise_std" in optimizer.defaults:
             if math.isnan(noise_std):
                 raise ValueError(
-                    f"{type(optimizer).__name__} asks for the noise of each step, which this "
-                    "noise does not tell. Fix: "
-                    "noise='best' or 'independent', or another optimizer."
+                    f"{type(optimizer).__name__} asks for the noise of each step, which this noise "
+                    "does not tell. Fix: noise='best' or 'independent', or another optimizer."
                 )
             for group in optimizer.param_groups:
                 group["noise_std"] = noise_std

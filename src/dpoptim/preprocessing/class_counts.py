@@ -72,8 +72,8 @@ class DPClassCounts(BaseEstimator):
         """
         if self.classes is None or len(self.classes) < 2:
             raise ValueError(
-                "classes must be all classes, at least two, as public knowledge; y "
-                "itself is private."
+                "classes must be all classes, at least two, as public knowledge; y itself is "
+                "private."
             )
         labels = column_or_1d(y)
         self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))

@@ -52,8 +52,7 @@ class DPOneHot(TransformerMixin, BaseEstimator):
         columns = _columns(X)
         if self.categories is None or len(self.categories) != columns.shape[1]:
             raise ValueError(
-                "categories must be one list of public categories for each column of X; which "
-                "ones "
+                "categories must be one list of public categories for each column of X; which ones "
                 "occur in the data is private. Fix: categories=[[...], ...]."
             )
         for column, names in enumerate(self.categories):

@@ -150,8 +150,8 @@ class PrivatePipeline(Pipeline):
             shares = {name: real_number("shares", share) for name, share in self.shares.items()}
             if not all(share > 0 for share in shares.values()) or sum(shares.values()) >= 1:
                 raise ValueError(
-                    "shares must be above 0, and less than 1 together: the rest is "
-                    "for the last step."
+                    "shares must be above 0, and less than 1 together: the rest is for the last "
+                    "step."
                 )
             return shares
         wanted = {name: (step.wanted_mu(columns, n) / mu) ** 2 for name, step in charged.items()}

@@ -83,8 +83,8 @@ class PrivateStep(TransformerMixin, BaseEstimator):
         if self.epsilon is None:
             raise ValueError(
                 f"epsilon is missing: {type(self).__name__} learns from private records. Fix: "
-                "epsilon=, or put it into "
-                "a dpoptim.preprocessing.PrivatePipeline, which shares its budget out."
+                "epsilon=, or put it into a dpoptim.preprocessing.PrivatePipeline, which shares "
+                "its budget out."
             )
         n = public_number_of_records(self.n, rows, self.neighboring)
         delta, said = stated_delta(self.delta, n)
@@ -114,9 +114,8 @@ class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
             given = getattr(self, name)
             if given is None:
                 raise ValueError(
-                    f"{name} is missing: the public range of every column, from what can be "
-                    "known without the data. Fix: "
-                    f"{name}=, one number or one for each column."
+                    f"{name} is missing: the public range of every column, from what can be known "
+                    f"without the data. Fix: {name}=, one number or one for each column."
                 )
             values = np.asarray(given, dtype=np.float64)
             if values.shape not in ((), (columns,)) or not np.isfinite(values).all():
@@ -128,8 +127,8 @@ class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
         if not (lower < upper).all():
             column = int(np.argmax(~(lower < upper)))
             raise ValueError(
-                f"lower must be below upper; column {column} has {lower[column]:g} "
-                f"and {upper[column]:g}."
+                f"lower must be below upper; column {column} has {lower[column]:g} and "
+                f"{upper[column]:g}."
             )
         return (lower + upper) / 2, (upper - lower) / 2
 

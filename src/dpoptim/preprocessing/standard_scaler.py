@@ -81,8 +81,8 @@ class DPStandardScaler(BoundedColumns):
         """
         if self.missing not in get_args(Missing):
             raise ValueError(
-                f"missing must be one of {', '.join(map(repr, get_args(Missing)))}, "
-                f"got {self.missing!r}."
+                f"missing must be one of {', '.join(map(repr, get_args(Missing)))}, got "
+                f"{self.missing!r}."
             )
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])

@@ -31,8 +31,8 @@ def load_tweets(
         )
         if len(texts) != len(labels) or not 0 <= labels.min() <= labels.max() < len(classes):
             raise ValueError(
-                f"{folder}: {len(texts)} {part} texts and {len(labels)} labels of "
-                f"{len(classes)} classes."
+                f"{folder}: {len(texts)} {part} texts and {len(labels)} labels of {len(classes)} "
+                "classes."
             )
         parts.append((encode_text(texts[:most], cache=cache), labels[:most]))
     (x, y), (x_test, y_test) = parts

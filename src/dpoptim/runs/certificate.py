@@ -76,8 +76,7 @@ def verdict(result: RunResult) -> Verdict:
             "marked",
             marks[0][:1].upper() + marks[0][1:],
             "This model must not be released: its noise can be repeated and taken off again. The "
-            "numbers are "
-            "those of the same run with secret noise.",
+            "numbers are those of the same run with secret noise.",
         )
     if guarantee.status != "proven":
         return Verdict(
@@ -89,8 +88,8 @@ def verdict(result: RunResult) -> Verdict:
         return Verdict(
             "unproven",
             "Unproven",
-            "Something that the guarantee rests on is unproven, so the numbers are not a "
-            "guarantee yet.",
+            "Something that the guarantee rests on is unproven, so the numbers are not a guarantee "
+            "yet.",
         )
     return Verdict(
         "proven", "Proven", "The guarantee is proven, given what is listed as taken on trust."
@@ -106,8 +105,7 @@ def reading(result: RunResult) -> str:
     share = percent_up(best_guess(result.plan, guarantee))
     return (
         f"Anyone who studies this model and guesses {question} is right at most {share} of the "
-        "time "
-        f"(a coin toss: 50\N{NO-BREAK SPACE}%), even if they know everything about all the "
+        f"time (a coin toss: 50\N{NO-BREAK SPACE}%), even if they know everything about all the "
         "others."
     )
 
@@ -264,8 +262,7 @@ def account_command(plan: Plan) -> str | None:
         size, steps, noise = plan.n, 1, plan.event.noise_multiplier
     return (
         f"dpoptim account --n {plan.n} --batch-size {size} --steps {steps} --noise-multiplier "
-        f"{noise!r} "
-        f"--delta {plan.guarantee.delta!r} --neighboring {plan.neighboring}"
+        f"{noise!r} --delta {plan.guarantee.delta!r} --neighboring {plan.neighboring}"
     )
 
 

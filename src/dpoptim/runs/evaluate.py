@@ -67,8 +67,8 @@ def evaluate_run(
     saved = load_model(run)
     if not isinstance(saved.encoding, Schema):
         raise ValueError(
-            f"{run} was not trained on a table; "
-            "dpoptim.evaluation.evaluate_classifier scores any predictions."
+            f"{run} was not trained on a table; dpoptim.evaluation.evaluate_classifier scores any "
+            "predictions."
         )
     if not data.is_file():
         raise FileNotFoundError(f"{data} does not exist; name a file with hold-out records.")
@@ -112,8 +112,8 @@ def opened(path: Path | None, neighboring: str | None, unit: str) -> Iterator[Le
         if ledger.dataset.endswith(PERSONS) != (unit == "person"):
             raise ValueError(
                 f"{path} is the ledger of {ledger.dataset!r}, and this evaluation's guarantee is "
-                f"per {unit}; guarantees of "
-                "records and of persons do not add up. Fix: name another ledger."
+                f"per {unit}; guarantees of records and of persons do not add up. Fix: name "
+                "another ledger."
             )
         yield ledger
 

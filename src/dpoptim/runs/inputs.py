@@ -23,8 +23,7 @@ SCATTERING = "scattering"
 REGRESSION = "regression"
 UNSCALED = (
     "Note: without public bounds each record is scaled to norm 1 by itself, which suits features "
-    "of one unit only. "
-    "Draft a schema with: dpoptim schema new {data} --target {target}"
+    "of one unit only. Draft a schema with: dpoptim schema new {data} --target {target}"
 )
 
 
@@ -44,8 +43,7 @@ def load(options: TrainRequest) -> Data:
     ):
         raise ValueError(
             f"--task {options.task} does not fit the target. Fix: regression needs bounds of the "
-            "target (in the schema, or "
-            "--target-bounds), classification needs classes."
+            "target (in the schema, or --target-bounds), classification needs classes."
         )
     return hold_out_fifth(data, options.seed) if data.public and data.x_test is None else data
 
@@ -116,8 +114,7 @@ def named_by_options(schema: Schema, options: TrainRequest) -> Schema:
         if given is not None and given != described:
             raise ValueError(
                 f"{option} {given} is not what the schema says ({described or 'none'}). Fix: "
-                "change the column's kind "
-                f"in {options.schema}."
+                f"change the column's kind in {options.schema}."
             )
     return schema
 

@@ -45,8 +45,8 @@ def markdown_table() -> str:
     lines = [
         "# Methods",
         "",
-        "Made from the registry by `dpoptim methods --markdown`. Methods of other packages, "
-        "listed by an entry point in the",
+        "Made from the registry by `dpoptim methods --markdown`. Methods of other packages, listed "
+        "by an entry point in the",
         "group `dpoptim.methods`, appear in the command's own table.",
         "",
         "| " + " | ".join(rows[0]) + " |",

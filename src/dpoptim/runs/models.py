@@ -31,9 +31,8 @@ def build_model(name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if name == "cnn":
         if len(shape) != 3 or min(shape[1:]) < 4:
             raise ValueError(
-                "model 'cnn' takes images (channels, height, width) of at least 4 x 4, got "
-                f"records of shape {shape}; "
-                "use --model mlp or softmax."
+                "model 'cnn' takes images (channels, height, width) of at least 4 x 4, got records "
+                f"of shape {shape}; use --model mlp or softmax."
             )
         return small_cnn(shape, outputs)
     raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}.")

@@ -38,8 +38,8 @@ LINES = 3  # numbers of epochs that the first picture draws
 MOMENTUM = 0.9
 WIDE = 300  # ends of an axis that has powers of ten alone
 FOOTER = (
-    "Public numbers only; no record was touched. Noise is exact in the chosen row and estimated "
-    "in the others; predicted errors rank settings and are no promise."
+    "Public numbers only; no record was touched. Noise is exact in the chosen row and estimated in "
+    "the others; predicted errors rank settings and are no promise."
 )
 
 
@@ -209,8 +209,8 @@ def curves(plans: Plans) -> str:
         'flat, take what is cheaper.</p><div class="pair"><div class="card">'
         + figure(
             batch_figure(plans),
-            f"Predicted error of {plans.chosen.name} over the batch size, relative to the best "
-            "of all settings.",
+            f"Predicted error of {plans.chosen.name} over the batch size, relative to the best of "
+            "all settings.",
         )
         + '</div><div class="card">'
         + figure(

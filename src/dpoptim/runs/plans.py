@@ -116,8 +116,8 @@ def read_value(text: str) -> Any:
 def refuse_settings(chosen: Entry, options: TrainRequest) -> None:
     if options.setting or options.clipping != "flat":
         raise ValueError(
-            f"--method {chosen.name} has a clip norm, and no other settings; leave "
-            "out --set and --clipping."
+            f"--method {chosen.name} has a clip norm, and no other settings; leave out --set and "
+            "--clipping."
         )
 
 
@@ -152,8 +152,7 @@ def relation_of(options: TrainRequest, bundled: bool, possible: Sequence[str]) -
         relation = "zero-out"
     if relation == "add-or-remove-one" and options.n is None and not bundled:
         raise ValueError(
-            "--neighboring add-or-remove-one needs --n, a public number of records: taken from "
-            "the file it would be "
-            "private. Give --n, or use --neighboring zero-out."
+            "--neighboring add-or-remove-one needs --n, a public number of records: taken from the "
+            "file it would be private. Give --n, or use --neighboring zero-out."
         )
     return relation

@@ -220,8 +220,7 @@ def _spending(plan: Plan, point: str, caveat: str) -> str:
         + figure(
             figures.spending_figure(plan, point, caveat),
             f"Epsilon of shorter plans with the same noise, {plan.neighboring}. This run's whole "
-            "plan was reserved "
-            "before its first step, so stopping early saves nothing.",
+            "plan was reserved before its first step, so stopping early saves nothing.",
         )
         + "</div>"
     )

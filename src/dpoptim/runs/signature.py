@@ -35,8 +35,8 @@ def sign(folder: Path, key: Path) -> Path:
         private = None
     if not isinstance(private, Ed25519PrivateKey):
         raise ValueError(
-            f"{printable(str(key))} holds no private Ed25519 key without a password. "
-            "Fix: openssl genpkey -algorithm ed25519 -out key.pem"
+            f"{printable(str(key))} holds no private Ed25519 key without a password. Fix: openssl "
+            "genpkey -algorithm ed25519 -out key.pem"
         )
     signature = private.sign(PURPOSE + (folder / CERTIFICATE).read_bytes())
     path = folder / SIGNATURE
@@ -59,8 +59,8 @@ def check_signature(folder: Path, key: Path) -> None:
         public = None
     if not isinstance(public, Ed25519PublicKey):
         raise ValueError(
-            f"{printable(str(key))} holds no public Ed25519 key. Fix: openssl pkey "
-            "-in key.pem -pubout"
+            f"{printable(str(key))} holds no public Ed25519 key. Fix: openssl pkey -in key.pem "
+            "-pubout"
         )
     path = folder / SIGNATURE
     if not path.is_file():
@@ -74,6 +74,6 @@ def check_signature(folder: Path, key: Path) -> None:
         )
     except (InvalidSignature, ValueError):
         raise ValueError(
-            f"{printable(str(path))} is not this key's signature of the certificate; do not "
-            "trust it."
+            f"{printable(str(path))} is not this key's signature of the certificate; do not trust "
+            "it."
         ) from None

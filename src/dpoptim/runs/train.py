@@ -219,8 +219,8 @@ def train_without_privacy(
     hold_out = public_hold_out(data)
     if hold_out is None:
         raise ValueError(
-            "training without privacy needs data declared public "
-            "(--data-is-public), with a hold-out."
+            "training without privacy needs data declared public (--data-is-public), with a "
+            "hold-out."
         )
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     if x.dim() == 2:

@@ -70,8 +70,8 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
         "plan and certificate have their own digests",
     ]
     unchecked = [
-        "names, scores, times and what attaching found: they stand in the certificate "
-        "alone (dpoptim sign)"
+        "names, scores, times and what attaching found: they stand in the certificate alone "
+        "(dpoptim sign)"
     ]
     checked += check_model(folder / "model.pt", written)
     if ledger is not None:
@@ -175,8 +175,8 @@ def check_ledger(path: Path, plan: Plan, written: dict[str, Any]) -> str:
     found = next((entry for entry in ledger.entries() if entry.id == identity), None)
     if found is None:
         raise ValueError(
-            f"{_shown(path)} holds no charge {printable(str(identity))}, which the "
-            "certificate names."
+            f"{_shown(path)} holds no charge {printable(str(identity))}, which the certificate "
+            "names."
         )
     charged = compute_epsilon(found.event, plan.delta, found.neighboring)
     if found.neighboring != plan.neighboring or charged.epsilon < plan.guarantee.epsilon * (

@@ -52,9 +52,9 @@ class CyclicPoissonSampling(SamplingByCoins):
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ValueError(
-                f"parts={self.parts!r} leaves too few records for a batch: batch_size / n * "
-                f"parts = {self.rate:.4g} must be "
-                "above 0 and at most 1. Fix: fewer bands, or a smaller batch_size."
+                f"parts={self.parts!r} leaves too few records for a batch: batch_size / n * parts "
+                f"= {self.rate:.4g} must be above 0 and at most 1. Fix: fewer bands, or a smaller "
+                "batch_size."
             )
 
     @property
@@ -104,6 +104,5 @@ class CyclicPoissonSampling(SamplingByCoins):
     def promise(self) -> str:
         return (
             f"each record is in one of {self.parts} parts, by a coin of its own, and joins every "
-            f"{self.parts}th step by "
-            f"another coin, q={self.rate:.6g}"
+            f"{self.parts}th step by another coin, q={self.rate:.6g}"
         )

@@ -99,8 +99,8 @@ def kl_spider(
     kl_gamma = positive("kl_gamma", kl_gamma)
     if not 1 <= kl_exponent <= 2:
         raise ValueError(
-            f"kl_exponent must be in [1, 2], got {kl_exponent!r}; proximal_point "
-            "takes exponents above 2."
+            f"kl_exponent must be in [1, 2], got {kl_exponent!r}; proximal_point takes exponents "
+            "above 2."
         )
     if not 0 < beta < 1:
         raise ValueError(f"beta must be in (0, 1), got {beta!r}.")

@@ -63,8 +63,7 @@ class Objective:
         if self.neighboring == "add-or-remove-one":
             raise ValueError(
                 "neighboring='add-or-remove-one' would make n private, but the solvers divide by "
-                "it. "
-                "Fix: neighboring='zero-out' or 'replace-one'."
+                "it. Fix: neighboring='zero-out' or 'replace-one'."
             )
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1, got {chunk!r}.")
@@ -75,8 +74,7 @@ class Objective:
         if self.n > problem.capacity:
             raise ValueError(
                 f"the problem's capacity of {problem.capacity} records is below n={self.n}, so "
-                "rounding could exceed the "
-                f"bound. Fix: capacity={self.n}."
+                f"rounding could exceed the bound. Fix: capacity={self.n}."
             )
         streamed = not all(held_in_memory(part) for part in data)
         self._data, self._chunk = tuple(data), chunk

@@ -89,8 +89,8 @@ def proximal_point(
     weak_convexity = positive("weak_convexity", weak_convexity)
     if not 2 <= kl_exponent < math.inf:
         raise ValueError(
-            f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes "
-            "exponents up to 2."
+            f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes exponents up to "
+            "2."
         )
     if not 0 < beta < 1:
         raise ValueError(f"beta must be in (0, 1), got {beta!r}.")

@@ -285,7 +285,6 @@ def starting_point(w0: Tensor | None, objective: Objective) -> Tensor:
     if w0.shape != (objective.dimension,) or not bool(torch.isfinite(w0).all()):
         raise ValueError(
             f"w0 must be a finite vector of shape ({objective.dimension},), got shape "
-            f"{tuple(w0.shape)}; "
-            "it must not depend on the data."
+            f"{tuple(w0.shape)}; it must not depend on the data."
         )
     return w0.double().clone()

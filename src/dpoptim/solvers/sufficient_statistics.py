@@ -88,8 +88,8 @@ def sufficient_statistics(
         raise ValueError(f"l2 must be a finite number >= 0, got {l2!r}.")
     if neighboring == "add-or-remove-one":
         raise ValueError(
-            "neighboring='add-or-remove-one' hides n, which the rounding margin "
-            "needs. Use 'zero-out'."
+            "neighboring='add-or-remove-one' hides n, which the rounding margin needs. Use "
+            "'zero-out'."
         )
     ranks.arrive("sufficient_statistics")
     n, d = ranks.added(len(data[0])), model.columns

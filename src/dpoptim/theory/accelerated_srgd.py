@@ -93,8 +93,8 @@ def minimiser_anywhere(
     batch = math.sqrt(n) if batch_size is None else batch_size
     if batch > math.sqrt(n):
         raise ValueError(
-            f"batch_size must be at most sqrt(n) = {math.sqrt(n):.4g} in Theorem "
-            f"5.12, got {batch_size!r}."
+            f"batch_size must be at most sqrt(n) = {math.sqrt(n):.4g} in Theorem 5.12, got "
+            f"{batch_size!r}."
         )
     c_m = smoothness * radius / lipschitz
     beta = (16 * c_m + 8) * lipschitz * n**1.5 / (radius * batch**2)

@@ -42,8 +42,8 @@ def privacy_rate(n: int, d: int, epsilon: float, delta: float, nu: float | None 
     ) / (n * epsilon)
     if not phi < 1:
         raise ValueError(
-            f"phi = {phi:.3g} is not below 1: take more records (n={n}), a larger "
-            "epsilon or fewer parameters."
+            f"phi = {phi:.3g} is not below 1: take more records (n={n}), a larger epsilon or fewer "
+            "parameters."
         )
     return phi
 

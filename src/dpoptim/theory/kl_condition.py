@@ -68,9 +68,8 @@ class KLSetting:
         ):
             raise ValueError(
                 "risk_bound must be in (0, (kl_gamma * lipschitz)^kl_exponent = "
-                f"{self._largest_risk:g}], got "
-                f"{self.risk_bound!r}; the condition allows no larger risk at a gradient of at "
-                "most L0."
+                f"{self._largest_risk:g}], got {self.risk_bound!r}; the condition allows no larger "
+                "risk at a gradient of at most L0."
             )
 
     @property
@@ -161,8 +160,8 @@ def adaptive_rate(setting: KLSetting) -> float:
     _require_exponent(s, 1, 2)
     if s.lipschitz**2 * s.log / (s.smoothness * s.n) > math.sqrt(s.rho):
         raise ValueError(
-            "the setting is outside Theorem 4: it needs L0^2 log(n sqrt(rho)/beta) "
-            "/ (L1 n) <= sqrt(rho)."
+            "the setting is outside Theorem 4: it needs L0^2 log(n sqrt(rho)/beta) / (L1 n) <= "
+            "sqrt(rho)."
         )
     kappa, exponent, scale = s.kl_exponent, adaptive_exponent(s.kl_exponent), s.n * math.sqrt(s.rho)
     phases = (1 + 8 * s.kl_gamma**2 * s.smoothness) * (

@@ -112,9 +112,8 @@ def spider_schedule(
     if rounds is None and wanted > MOST_ROUNDS:
         raise ValueError(
             f"the settings ask for {wanted:.3g} rounds: kl_gamma^2 * smoothness = "
-            f"{gamma**2 * smoothness:.3g} is large "
-            "against risk_bound^((2-kappa)/kappa). Fix: a smaller smoothness, or adaptive_gd, "
-            "which needs no kl_gamma."
+            f"{gamma**2 * smoothness:.3g} is large against risk_bound^((2-kappa)/kappa). Fix: a "
+            "smaller smoothness, or adaptive_gd, which needs no kl_gamma."
         )
     rounds = (
         max(1, math.ceil(wanted)) if rounds is None else whole_number("rounds", rounds, least=1)

@@ -14,16 +14,14 @@ WRITES = {  # by whether some constants are read in turn
         Assumption(
             "enforced",
             "parameters, buffers, frozen parameters, extra state and hooks are compared by value "
-            "before each release and at "
-            "the end: no forward pass leaves anything in them",
+            "before each release and at the end: no forward pass leaves anything in them",
         ),
     ),
     True: (
         Assumption(
             "enforced",
-            "parameters, buffers, extra state and hooks are compared by value before each "
-            "release, large frozen parameters "
-            "in turn, and all at the end",
+            "parameters, buffers, extra state and hooks are compared by value before each release, "
+            "large frozen parameters in turn, and all at the end",
         ),
     ),
 }
@@ -40,9 +38,8 @@ COMPANY = (
     "trust)"
 )
 NOT_CHECKED = (
-    "loss not checked: each record's loss depends on that record alone (no mean over the tokens "
-    "of a batch, no mixing or "
-    "comparing of records)"
+    "loss not checked: each record's loss depends on that record alone (no mean over the tokens of "
+    "a batch, no mixing or comparing of records)"
 )
 
 CHECKED = (
@@ -50,22 +47,22 @@ CHECKED = (
     "(on {})"
 )
 COLLATE = (
-    "collate_fn not checked: what it makes of a record is the same in any company (padding, "
-    "order, mixing)"
+    "collate_fn not checked: what it makes of a record is the same in any company (padding, order, "
+    "mixing)"
 )
 SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
 LOOP = (
-    "what the loop computes from batches (losses, accuracies, activations, counts of rows) "
-    "reaches no scheduler, stopping "
-    "rule, parameter, sampler, log, or attribute of a module that is saved whole"
+    "what the loop computes from batches (losses, accuracies, activations, counts of rows) reaches "
+    "no scheduler, stopping rule, parameter, sampler, log, or attribute of a module that is saved "
+    "whole"
 )
 # Whoever knows the seed knows whose mask each record would have: one record more shifts those of
 # all that follow.
 RANDOM = (
-    "random numbers of model, loss and data set (dropout, augmentation) come from torch's, "
-    "numpy's or Python's own generator, seeded in secret while batches are delivered, with 32 "
-    "bits on CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
+    "random numbers of model, loss and data set (dropout, augmentation) come from torch's, numpy's "
+    "or Python's own generator, seeded in secret while batches are delivered, with 32 bits on "
+    "CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
 )
 NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
 
@@ -179,8 +176,8 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
         )
     if caveats["rounded"]:
         shared = (
-            "in bfloat16 or float16, records are rounded alike whatever other records share "
-            "their batch"
+            "in bfloat16 or float16, records are rounded alike whatever other records share their "
+            "batch"
         )
         items.append(Assumption("trusted", shared))
     if caveats["varies"]:

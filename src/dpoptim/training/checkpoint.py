@@ -85,8 +85,8 @@ def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[by
     """The file for ``path``, and its SHA-256; errors as for `write_checkpoint`."""
     if path.exists() and not is_checkpoint(path):
         raise FileExistsError(
-            f"{printable(str(path))} is there and is no checkpoint; it stays as it is. Fix: "
-            "choose another path."
+            f"{printable(str(path))} is there and is no checkpoint; it stays as it is. Fix: choose "
+            "another path."
         )
     buffer = io.BytesIO()
     torch.save(contents, buffer)
@@ -97,8 +97,8 @@ def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[by
         reason = str(error).split("Please file")[0].splitlines()[-1].strip()
         raise ValueError(
             "the state dict of the model or an optimizer holds what cannot be read back without "
-            f"running code: {reason} "
-            "Fix: plain Python numbers and tensors (float(x) instead of a numpy number, say)."
+            f"running code: {reason} Fix: plain Python numbers and tensors (float(x) instead of a "
+            "numpy number, say)."
         ) from None
     mark = PLAIN if key is None else SEALED
     if key is not None:
@@ -137,14 +137,14 @@ def read_checkpoint(path: Path, *, key: bytes | None = None) -> tuple[dict[str, 
     mark = SEALED if head.startswith(SEALED) else PLAIN
     if not head.startswith(mark):
         raise ValueError(
-            f"resume: {name} is no checkpoint of this version. Fix: give what "
-            "private.save(path) wrote."
+            f"resume: {name} is no checkpoint of this version. Fix: give what private.save(path) "
+            "wrote."
         )
     digest = hashlib.sha256(body).hexdigest()
     if head[len(mark) :] != digest.encode():
         raise ValueError(
-            f"resume: {name} is damaged: its checksum is wrong. Fix: an earlier "
-            "checkpoint, or a new run."
+            f"resume: {name} is damaged: its checksum is wrong. Fix: an earlier checkpoint, or a "
+            "new run."
         )
     if (mark == SEALED) != (key is not None):
         fix = (
@@ -239,8 +239,7 @@ def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledg
     if Plan.from_json(theirs["plan"]) != Plan.from_json(ours["plan"]):
         raise ValueError(
             "resume: the checkpoint belongs to another plan. Fix: make the plan with the same "
-            "settings, or load it with "
-            "dpoptim.Plan.from_json."
+            "settings, or load it with dpoptim.Plan.from_json."
         )
     if checkpoint["durable"] and checkpoint["gate"]["reservation"] not in {
         None,

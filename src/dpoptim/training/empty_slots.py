@@ -49,9 +49,8 @@ class SameShapes:
         if shapes_of(batch) != self.shapes:
             raise PrivacyError(
                 "fixed_shape=True, but records have different shapes, or collate_fn pads them to "
-                "the longest of a "
-                "batch: shapes would tell who is in it. Fix: pad every record to one public "
-                "length."
+                "the longest of a batch: shapes would tell who is in it. Fix: pad every record to "
+                "one public length."
             )
         return batch
 

@@ -54,15 +54,14 @@ def load_microbatches(
     """
     if isinstance(dataset, StreamRecords) and fixed_items is not None:
         raise PrivacyError(
-            "fixed_shape=True places records at random, and a stream gives them "
-            "in order. Fix: leave it out."
+            "fixed_shape=True places records at random, and a stream gives them in order. Fix: "
+            "leave it out."
         )
     if isinstance(dataset, StreamRecords) and options.num_workers > 0:
         raise PrivacyError(
             "num_workers would let each worker read a stream of its own, and records could take "
-            "part twice. Fix: "
-            "num_workers=0, and workers inside the stream (iterate over a DataLoader with "
-            "batch_size=None in it)."
+            "part twice. Fix: num_workers=0, and workers inside the stream (iterate over a "
+            "DataLoader with batch_size=None in it)."
         )
     if type(dataset) is TensorDataset and options.plain:
         # What DataLoader would give, without a Python call for each record; on CPUs three times as
@@ -120,9 +119,8 @@ class Batches:
         if self._left is None:
             raise TypeError(
                 "with physical_batch_size the number of batches depends on who takes part, which "
-                "is private. "
-                "Fix: private.steps(physical_batch_size=...), which has as many items as there "
-                "are steps."
+                "is private. Fix: private.steps(physical_batch_size=...), which has as many items "
+                "as there are steps."
             )
         return self._left
 

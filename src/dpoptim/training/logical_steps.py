@@ -68,8 +68,8 @@ class LogicalStep:
         if self.number != self._training.steps_done + 1:
             raise PrivacyError(
                 f"step {self.number} was begun when {self._training.steps_done} steps were done. "
-                "Fix: iterate over each "
-                "item of private.steps() in order, and call optimizer.step() once after it."
+                "Fix: iterate over each item of private.steps() in order, and call "
+                "optimizer.step() once after it."
             )
         self._used = True
         yield next(self._microbatches)

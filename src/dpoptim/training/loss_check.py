@@ -145,8 +145,7 @@ def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckRe
     except Exception as error:
         raise PrivacyError(
             f"loss or collate_fn raised {type(error).__name__} on records of train_set, and what "
-            "it says might quote one. "
-            "Fix: try loss(model, collate_fn([record, record])) on a record that is public; the "
-            "loss takes the batch as the "
-            "loop does, and moves it to the model's device."
+            "it says might quote one. Fix: try loss(model, collate_fn([record, record])) on a "
+            "record that is public; the loss takes the batch as the loop does, and moves it to the "
+            "model's device."
         ) from None

@@ -73,8 +73,8 @@ def physical_batch_size(
     refuse_model(model)
     if training_method(plan).value_bound is not None:
         raise ValueError(
-            "physical_batch_size is not for value clipping, whose backward pass is "
-            "the ordinary one."
+            "physical_batch_size is not for value clipping, whose backward pass is the ordinary "
+            "one."
         )
     most = plan.sampler.capacity(plan.n)
 
@@ -122,8 +122,8 @@ def most_rows(bytes_for: Callable[[int], int | None], most: int, limit: int) -> 
         return fits
     single = f"{known[0][1]} bytes" if known else "more than the device has"
     raise ValueError(
-        f"max_memory={limit} is too little: a pass over a single row takes {single}. "
-        "Fix: allow more, or use a smaller model or shorter records."
+        f"max_memory={limit} is too little: a pass over a single row takes {single}. Fix: allow "
+        "more, or use a smaller model or shorter records."
     )
 
 
@@ -152,8 +152,7 @@ def rows_of(batch: Any, rows: int) -> Any:
     if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(batch)):
         raise ValueError(
             f"batch must hold tensors, in tuples, lists and dicts, got {type(batch).__name__}. "
-            "Fix: such as (x, y), or "
-            "dict(batch) for a mapping of another type."
+            "Fix: such as (x, y), or dict(batch) for a mapping of another type."
         )
 
     def repeat(leaf: Any) -> Any:

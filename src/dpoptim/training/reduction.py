@@ -31,8 +31,8 @@ def differentiate(engine: Engine, losses: Tensor, declared: Reduction | None) ->
         )
     if not losses.requires_grad:
         raise PrivacyError(
-            "losses do not depend on anything trainable. Fix: compute them from model(x), "
-            "outside of torch.no_grad()."
+            "losses do not depend on anything trainable. Fix: compute them from model(x), outside "
+            "of torch.no_grad()."
         )
     if engine.isolation.alone:  # whatever it is, there is nobody else in it
         engine.backward(losses)
@@ -62,8 +62,8 @@ def one_for_each_record(engine: Engine, losses: int) -> bool:
 
 def not_one_each(got: str) -> PrivacyError:
     return PrivacyError(
-        "private.backward takes one loss for each delivered record, shape (rows,); got "
-        f"{got}. {ONE_BY_ONE}"
+        f"private.backward takes one loss for each delivered record, shape (rows,); got {got}. "
+        f"{ONE_BY_ONE}"
     )
 
 
@@ -147,9 +147,8 @@ def _of_labels(node: Any, rows: int) -> Reading | None:
         return None
     if node.name() == "NllLoss2DBackward0" or len(node._saved_self) != rows:
         raise SamplesInteractError(
-            "the loss is a mean over the labels of the whole batch, not over its records: how "
-            "much a record weighs depends "
-            f"on the others' ignored labels. {ONE_BY_ONE}"
+            "the loss is a mean over the labels of the whole batch, not over its records: how much "
+            f"a record weighs depends on the others' ignored labels. {ONE_BY_ONE}"
         )
     return Reading("mean", node._saved_total_weight)
 
@@ -158,9 +157,8 @@ def _of_elements(node: Any, rows: int) -> Reading | None:
     """Losses element by element, such as MSE."""
     if any(child.name() == "ExpandBackward0" for child in _children(node)):
         raise SamplesInteractError(
-            "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so "
-            "that every output meets every "
-            "record's target. Fix: give both the same shape."
+            "the loss compares tensors of different shapes, such as (rows, 1) and (rows,), so that "
+            "every output meets every record's target. Fix: give both the same shape."
         )
     if node._saved_reduction == MEAN:
         _refuse_other_counts(node._saved_self.numel(), rows)
@@ -172,9 +170,8 @@ def _refuse_other_counts(elements: int, rows: int) -> None:
     if elements % rows:
         raise SamplesInteractError(
             "the loss is a mean over a number of elements that is no multiple of the number of "
-            "records, such as a mean over "
-            "chosen records or over the tokens that count: how much a record weighs depends on "
-            f"the others. {ONE_BY_ONE}"
+            "records, such as a mean over chosen records or over the tokens that count: how much a "
+            f"record weighs depends on the others. {ONE_BY_ONE}"
         )
 
 
@@ -218,7 +215,7 @@ def agreed_reduction(reading: Reading | None, declared: Reduction | None) -> Red
     if reduction is None:
         raise PrivacyError(
             "private.backward was given a scalar, and its graph does not show whether it is the "
-            "mean or the sum of the "
-            f"records' losses. {ONE_BY_ONE} Or say it: dpoptim.attach(..., loss_reduction=...)."
+            f"mean or the sum of the records' losses. {ONE_BY_ONE} Or say it: dpoptim.attach(..., "
+            "loss_reduction=...)."
         )
     return reduction

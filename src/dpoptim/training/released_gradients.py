@@ -89,10 +89,9 @@ class ReleasedGradients:
         state = "may have moved in part" if self._moving.clean_up() else "are where they were"
         raise PrivacyError(
             "the optimizer failed after the step's noisy sum was released: the step is counted, "
-            "and the weights "
-            f"{state}. Fix: free memory and call optimizer.step() again, which redoes the update "
-            "from the noisy gradient "
-            "in .grad; or private.save(path), and attach(..., resume=path) redoes it."
+            f"and the weights {state}. Fix: free memory and call optimizer.step() again, which "
+            "redoes the update from the noisy gradient in .grad; or private.save(path), and "
+            "attach(..., resume=path) redoes it."
         )
 
     def unfinished(self) -> dict[str, Any] | None:
@@ -116,8 +115,7 @@ class ReleasedGradients:
         if unfinished["touched"]:
             warnings.warn(
                 "the update that is done again had begun before: some weights or averages of the "
-                "optimizer may move twice. "
-                "The guarantee is unaffected.",
+                "optimizer may move twice. The guarantee is unaffected.",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -143,10 +141,9 @@ class ReleasedGradients:
             released, version = self._released.get(id(p), (None, None))
             if p.grad is not None and (p.grad is not released or version_of(p.grad) != version):
                 raise PrivacyError(
-                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: "
-                    "let only "
-                    "private.backward(losses) make gradients, inside the loop, and do not write "
-                    "to .grad."
+                    f"parameter {name!r} has a .grad that did not come through the gate. Fix: let "
+                    "only private.backward(losses) make gradients, inside the loop, and do not "
+                    "write to .grad."
                 )
 
 

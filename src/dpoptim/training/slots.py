@@ -73,8 +73,8 @@ def slots_needed(plan: Plan) -> int:
     sampler = plan.sampler
     if not isinstance(sampler, PoissonSampling | FixedBatches):
         raise ValueError(
-            "fixed_shape=True is not for batches drawn by "
-            f"{type(sampler).__name__}. Fix: leave it out."
+            f"fixed_shape=True is not for batches drawn by {type(sampler).__name__}. Fix: leave it "
+            "out."
         )
     if not isinstance(sampler, PoissonSampling) or sampler.sample_rate == 1:
         return sampler.capacity(plan.n)  # a batch holds no more

@@ -56,15 +56,13 @@ class Persons:
         if names.ndim != 1 or len(names) != rows:
             raise ValueError(
                 "persons must name the owner of each item of train_set: one axis, as long as "
-                "train_set. Fix: "
-                "persons=[... one number or string for each item ...]."
+                "train_set. Fix: persons=[... one number or string for each item ...]."
             )
         if names.dtype.kind not in "iuUS":
             raise ValueError(
-                f"persons must be whole numbers or strings, got {names.dtype}: what else is "
-                "equal, or missing, is unclear. "
-                "Fix: persons=[str(name) for name in names], after giving each row without an "
-                "owner one of its own."
+                f"persons must be whole numbers or strings, got {names.dtype}: what else is equal, "
+                "or missing, is unclear. Fix: persons=[str(name) for name in names], after giving "
+                "each row without an owner one of its own."
             )
         order = np.argsort(names, kind="stable").astype(np.int64)
         _, counts = np.unique(names, return_counts=True)
@@ -211,10 +209,9 @@ def split_rows(item: Any, K: int) -> list[Any]:
     ):
         raise ValueError(
             f"rows_per_record={K}, but an item of the data set does not hold {K} rows: every "
-            "tensor or "
-            "array in it must have them on its first axis, unless it is a single value that they "
-            "share. "
-            f"Fix: dpoptim.data.views(dataset, transform, {K}), or stack the rows of a record."
+            "tensor or array in it must have them on its first axis, unless it is a single value "
+            f"that they share. Fix: dpoptim.data.views(dataset, transform, {K}), or stack the rows "
+            "of a record."
         )
     columns = [leaf if each else [leaf] * K for leaf, each in zip(leaves, stacked, strict=True)]
     return [pytree.tree_unflatten([column[k] for column in columns], structure) for k in range(K)]

@@ -169,19 +169,19 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         if not {"epsilon", "delta", "solver", "neighboring", "ledger"} <= settings.keys():
             raise ValueError(
                 "estimator must be DPLogisticRegression or DPLinearRegression, got "
-                f"{type(self.estimator).__name__}: the "
-                "search needs fits that are one Gaussian event each."
+                f"{type(self.estimator).__name__}: the search needs fits that are one Gaussian "
+                "event each."
             )
         if settings.get("classes", ()) is None:
             raise ValueError(
-                "estimator needs classes=, all classes as public knowledge: a trial "
-                "may not read them off y."
+                "estimator needs classes=, all classes as public knowledge: a trial may not read "
+                "them off y."
             )
         relation = str(settings["neighboring"])
         if relation == "add-or-remove-one":
             raise ValueError(
-                "neighboring must be 'zero-out' or 'replace-one': records are "
-                "divided by their places."
+                "neighboring must be 'zero-out' or 'replace-one': records are divided by their "
+                "places."
             )
         return relation
 
@@ -199,8 +199,8 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         }
         if named := reserved & {name for candidate in candidates for name in candidate}:
             raise ValueError(
-                f"param_grid may not set {sorted(named)}: they belong to the "
-                "promise, not to the search."
+                f"param_grid may not set {sorted(named)}: they belong to the promise, not to the "
+                "search."
             )
         return candidates
 

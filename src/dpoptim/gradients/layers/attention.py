@@ -90,9 +90,8 @@ class AttentionLayer:
         if x.is_nested or x.dim() != 3:
             raise PrivacyError(
                 f"layer {self.label!r} (MultiheadAttention) got "
-                f"{'a nested tensor' if x.is_nested else 'an input'} of "
-                f"{x.dim()} axes, expected three: records, positions and features. Fix: keep the "
-                "batch axis, and build "
+                f"{'a nested tensor' if x.is_nested else 'an input'} of {x.dim()} axes, expected "
+                "three: records, positions and features. Fix: keep the batch axis, and build "
                 "nn.TransformerEncoder with enable_nested_tensor=False."
             )
         if self.module.batch_first:

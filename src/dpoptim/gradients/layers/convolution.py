@@ -39,8 +39,7 @@ class ConvolutionRule:
         assert isinstance(module, Convolution)
         if x.dim() != len(module.kernel_size) + 2:
             raise PrivacyError(
-                f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without "
-                "a "
+                f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without a "
                 "record axis. Fix: keep the batch axis first, e.g. x[None] for a single record."
             )
         if padding_outside(module):

@@ -22,9 +22,8 @@ def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
     ):
         if getattr(module, option):
             raise PrivacyError(
-                f"layer {name!r} ({type(module).__name__}) has "
-                f"{option}={getattr(module, option)}: {reason}. "
-                f"Fix: build it without {option}."
+                f"layer {name!r} ({type(module).__name__}) has {option}={getattr(module, option)}: "
+                f"{reason}. Fix: build it without {option}."
             )
 
 

@@ -40,8 +40,8 @@ class EmbeddingBagLayer:
         if weights is not None and weights.requires_grad:
             raise PrivacyError(
                 f"layer {self.label!r} (EmbeddingBag) got per_sample_weights that are trained. "
-                "Fix: look the rows up with "
-                "nn.Embedding and sum them, weighted, over the second axis."
+                "Fix: look the rows up with nn.Embedding and sum them, weighted, over the second "
+                "axis."
             )
         flat, offsets = self._bags(index, given.get("offsets"))
         weights = None if weights is None else weights.reshape(-1)
@@ -91,16 +91,15 @@ class EmbeddingBagLayer:
         if index.dim() == 2:
             if offsets is not None:
                 raise ValueError(
-                    f"layer {self.label!r}: offsets must be None when the input is "
-                    "2-D; each row is a bag."
+                    f"layer {self.label!r}: offsets must be None when the input is 2-D; each row "
+                    "is a bag."
                 )
             bags = index.shape[0] + self.module.include_last_offset
             return index.reshape(-1), torch.arange(bags, device=index.device) * index.shape[1]
         if index.dim() != 1 or offsets is None:
             raise ValueError(
                 f"layer {self.label!r} (EmbeddingBag) takes a 2-D input, or a 1-D input with "
-                "offsets, "
-                f"got {index.dim()} axes{'' if offsets is None else ' with offsets'}."
+                f"offsets, got {index.dim()} axes{'' if offsets is None else ' with offsets'}."
             )
         return index, offsets
 

@@ -35,8 +35,8 @@ class TransposedLinearRule:
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() < 2:
             raise PrivacyError(
-                f"layer {name!r} (Conv1D) got an input of {axes_of(x)} without a record axis. "
-                "Fix: keep the batch axis first, e.g. x[None] for a single record."
+                f"layer {name!r} (Conv1D) got an input of {axes_of(x)} without a record axis. Fix: "
+                "keep the batch axis first, e.g. x[None] for a single record."
             )
         return x
 

@@ -19,8 +19,8 @@ class LinearRule:
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() < 2:
             raise PrivacyError(
-                f"layer {name!r} (Linear) got an input of {axes_of(x)} without a record axis. "
-                "Fix: keep the batch axis first, e.g. x[None] for a single record."
+                f"layer {name!r} (Linear) got an input of {axes_of(x)} without a record axis. Fix: "
+                "keep the batch axis first, e.g. x[None] for a single record."
             )
         return x
 

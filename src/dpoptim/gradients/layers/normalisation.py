@@ -18,8 +18,8 @@ InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
     if x.dim() < axes:
         raise PrivacyError(
-            f"layer {name!r} ({kind}) got an input of {axes_of(x)} without a record axis. "
-            "Fix: keep the batch axis first, e.g. x[None] for a single record."
+            f"layer {name!r} ({kind}) got an input of {axes_of(x)} without a record axis. Fix: "
+            "keep the batch axis first, e.g. x[None] for a single record."
         )
 
 

@@ -224,8 +224,8 @@ def sequence(x: Any, batch_first: bool, label: str) -> Sequence:
         return Sequence(padded, steps < lengths.to(padded.device)[:, None], x, batch_first)
     if x.dim() != 3:
         raise PrivacyError(
-            f"layer {label!r} got an input of {axes_of(x)}; recurrent layers need three axes. "
-            "Fix: keep the batch axis, e.g. x[None] for a single record."
+            f"layer {label!r} got an input of {axes_of(x)}; recurrent layers need three axes. Fix: "
+            "keep the batch axis, e.g. x[None] for a single record."
         )
     return Sequence(x if batch_first else x.transpose(0, 1), None, None, batch_first)
 
@@ -295,8 +295,7 @@ class RecurrentLayer:
         h, c = h.to(x.dtype), None if c is None else c.to(x.dtype)
         if tuple(h.shape) != shape:
             raise PrivacyError(
-                f"layer {self.label!r} got an initial state that is not (layers, records, "
-                "units). "
+                f"layer {self.label!r} got an initial state that is not (layers, records, units). "
                 "Fix: give each record a row of its own on the second axis."
             )
         return h, c

@@ -140,8 +140,7 @@ class RegisteredLayer:
         if len(records) != 1:
             raise PrivacyError(
                 f"layer {self.label!r} ({type(self.module).__name__}) must take tensors with the "
-                "records on their first "
-                "axis, and return one. Fix: keep the batch axis first.",
+                "records on their first axis, and return one. Fix: keep the batch axis first.",
                 layer=self.label,
             )
         return tap(self.use, output, *inputs)
@@ -162,9 +161,9 @@ class RegisteredLayer:
             if each is None or (isinstance(each, Tensor) and each.shape != (len(g), *p.shape)):
                 got = "nothing" if each is None else "another one"
                 raise PrivacyError(
-                    f"the rule of layer {self.label!r} ({type(self.module).__name__}) must "
-                    f"return gradients of {name!r}, "
-                    f"one of the parameter's shape for each record: (B, ...). Got {got}."
+                    f"the rule of layer {self.label!r} ({type(self.module).__name__}) must return "
+                    f"gradients of {name!r}, one of the parameter's shape for each record: (B, "
+                    f"...). Got {got}."
                 )
             gradients[name] = Dense(each) if isinstance(each, Tensor) else each
         return gradients

@@ -111,15 +111,15 @@ class NoiseState(ABC):
         """
         if self.step >= self.steps:
             raise ValueError(
-                f"the noise was made for {self.steps} steps, and they are over; "
-                "start with more steps."
+                f"the noise was made for {self.steps} steps, and they are over; start with more "
+                "steps."
             )
         if tuple(b.numel() for b in buffers) != self.sizes or any(
             b.dtype != torch.float64 or not b.is_contiguous() for b in buffers
         ):
             raise ValueError(
-                f"buffers must be contiguous float64 tensors with {self.sizes} "
-                "entries, as at the start."
+                f"buffers must be contiguous float64 tensors with {self.sizes} entries, as at the "
+                "start."
             )
         if not 0 < standard_deviation < math.inf:
             raise ValueError(
@@ -127,15 +127,14 @@ class NoiseState(ABC):
             )
         if self._standard_deviation not in (None, standard_deviation):
             raise ValueError(
-                "standard_deviation changed: later noise takes back earlier noise, "
-                "so it must stay the same."
+                "standard_deviation changed: later noise takes back earlier noise, so it must stay "
+                "the same."
             )
         if self._interrupted:
             raise PrivacyError(
                 "a step was interrupted while its correlated noise was drawn, which later noise "
-                "cannot take back any more. "
-                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start "
-                "a new run."
+                "cannot take back any more. Fix: go on from a checkpoint (private.save, "
+                "attach(..., resume=...)), or start a new run."
             )
         self._standard_deviation = standard_deviation
         self._interrupted = True
@@ -172,8 +171,8 @@ class NoiseState(ABC):
             raise ValueError("restore wants a state that has added nothing yet; start a new one.")
         if not 0 <= secret["step"] <= self.steps or secret["sizes"] != list(self.sizes):
             raise ValueError(
-                "secret belongs to a run of another length or of other tensors; "
-                "start with the same ones."
+                "secret belongs to a run of another length or of other tensors; start with the "
+                "same ones."
             )
         for size, remembered in zip(self.sizes, vectors, strict=True):
             if any(
