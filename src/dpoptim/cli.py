@@ -243,7 +243,8 @@ def audit(
         from rich.progress import BarColumn, Progress, TextColumn
 
         from dpoptim.audit.command import audit_run, chosen, save, verdict_text
-        from dpoptim.audit.methods import CONFIDENCE, run_audits
+        from dpoptim.audit.finding import CONFIDENCE
+        from dpoptim.audit.methods import run_audits
 
         out.mkdir(parents=True, exist_ok=True)
         if run is not None:

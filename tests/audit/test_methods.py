@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from dpoptim.audit.command import chosen, verdict_text
 from dpoptim.audit.families import attack, audits
-from dpoptim.audit.methods import AUDITS, adaptive_norms, run_audits
+from dpoptim.audit.methods import AUDITS, run_audits
+from dpoptim.audit.solvers import adaptive_norms
 from dpoptim.cli import app
 from dpoptim.documents import with_digest
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun

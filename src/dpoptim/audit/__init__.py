@@ -18,8 +18,9 @@ from dpoptim.audit.bounds import (
 from dpoptim.audit.charging import ChargingResult, audit_charging
 from dpoptim.audit.detectors import DETECTORS
 from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.finding import Finding
 from dpoptim.audit.layer_rules import check_layer_rule
-from dpoptim.audit.methods import AUDITS, Finding, run_audits
+from dpoptim.audit.methods import AUDITS, run_audits
 from dpoptim.audit.noise import NoiseResult, audit_noise
 from dpoptim.audit.one_run import OneRunResult, attached_run, one_run
 from dpoptim.audit.participation import ParticipationResult, audit_participation

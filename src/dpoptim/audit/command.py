@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpoptim.audit.families import attack, audits
-from dpoptim.audit.methods import CONFIDENCE, WEAK, Finding, finding
+from dpoptim.audit.finding import CONFIDENCE, WEAK, Finding, finding
 from dpoptim.files import write_atomically
 from dpoptim.runs.verify import verify_run
 

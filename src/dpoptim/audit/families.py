@@ -11,21 +11,11 @@ from functools import partial
 from typing import ClassVar
 
 from dpoptim import registry
-from dpoptim.audit.methods import (
-    AUDITS,
-    BY_TURNS,
-    DELTA,
-    Audit,
-    Finding,
-    adaptive,
-    dice_sgd_as_published,
-    dice_sgd_plan,
-    fixed_order_plan,
-    mu_of,
-    solver,
-    srgd,
-    two_worlds_finding,
-)
+from dpoptim.audit.error_feedback import dice_sgd_as_published, dice_sgd_plan
+from dpoptim.audit.finding import DELTA, Finding
+from dpoptim.audit.methods import AUDITS, Audit
+from dpoptim.audit.solvers import adaptive, solver, srgd
+from dpoptim.audit.step_methods import BY_TURNS, fixed_order_plan, mu_of, two_worlds_finding
 from dpoptim.mechanisms.mechanism import StepMechanism
 from dpoptim.methods import TrainingMethod, WholeRun
 from dpoptim.plan import Plan

@@ -26,7 +26,7 @@ class BinaryTree:
         estimate: ``"plain"`` takes each node's own noisy value. ``"honaker"`` combines it with
             what the nodes below it say (Honaker 2015, the online estimate from below), with the
             weights of least variance: post-processing of the same nodes, so the guarantee is the
-                same and the error is a fifth to a quarter smaller.
+            same and the error is a fifth to a quarter smaller.
     """
 
     estimate: Literal["plain", "honaker"] = "plain"

@@ -1,0 +1,86 @@
+"""What an audit showed of a claim, and the verdict."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpoptim.accounting import gdp_epsilon
+from dpoptim.audit.family import SampledGaussians, attainable_errors
+
+DELTA = 1e-5
+# of the audited runs that are one Gaussian: where a few thousand trials show most of a claim
+MU = 1.5
+WEAK = "too weak to tell"
+STRONG = 0.5  # of a claim that an attack must be able to show, or its silence says nothing
+# of each lower bound: all audits together raise a false alarm with probability below 2e-5
+CONFIDENCE = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Outcome of the audit of one method.
+
+    Attributes:
+        claimed, lower_bound, limit: epsilons at ``delta``: promised, certified, and what as many
+            trials could show at best.
+        trials: certifying trials; 0 where the attack's error rates were computed and not sampled.
+        verdict: ``"refuted"``, ``"consistent"``, or ``"too weak to tell"`` where ``limit`` is
+            below half of the claim.
+        trials_needed: how many of these trials would have a limit of half the claim, if these are
+            too few; else 0.
+        expected: what the verdict should be: the paper's accounting of DiceSGD is false.
+    """
+
+    method: str
+    claimed: float
+    lower_bound: float
+    limit: float
+    delta: float
+    trials: int
+    verdict: str
+    expected: str
+    seconds: float
+    trials_needed: int = 0
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether nothing is wrong; an attack that is too weak to tell has found nothing wrong."""
+        return self.verdict in (self.expected, WEAK)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def gaussian_finding(found: Any, claimed_mu: float) -> Finding:
+    family = SampledGaussians(1.0, 1, "zero-out")
+    attainable = attainable_errors(
+        family.tradeoff(1 / claimed_mu), found.errors.absent_trials, CONFIDENCE
+    )
+    limit = family.lower_bound(attainable, DELTA, CONFIDENCE)
+    trials = found.errors.absent_trials + found.errors.present_trials
+    claimed = gdp_epsilon(claimed_mu, DELTA)
+
+    def needed() -> int:
+        return 2 * family.trials_that_show_half(1 / claimed_mu, claimed, DELTA, CONFIDENCE)
+
+    return finding(
+        claimed, gdp_epsilon(found.mu, DELTA) if found.mu > 0 else 0.0, limit, trials, needed=needed
+    )
+
+
+def finding(
+    claimed: float,
+    lower: float,
+    limit: float,
+    trials: int,
+    expected: str = "consistent",
+    *,
+    needed: Callable[[], int] = lambda: 0,
+) -> Finding:
+    """The verdict on a claim. Args: needed: how many trials would do, asked only if these are too
+    few.
+    """
+    weak = limit < STRONG * claimed
+    verdict = "refuted" if lower > claimed * (1 + 1e-9) else WEAK if weak else "consistent"
+    trials_needed = needed() if verdict == WEAK else 0
+    return Finding("", claimed, lower, limit, DELTA, trials, verdict, expected, 0.0, trials_needed)

@@ -1,0 +1,149 @@
+"""Methods that train step by step, attacked through their own loop."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.accounting.accountant import gaussian_mu
+from dpoptim.accounting.canonical import canonical
+from dpoptim.accounting.guarantee import parse_neighboring
+from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
+from dpoptim.audit.side_by_side import Floats, lowest, releases_kept, separate
+from dpoptim.audit.turns import family_of_turns, scores_of_turns
+from dpoptim.audit.two_worlds import (
+    LENGTH,
+    Attack,
+    audit_two_worlds,
+    canary_scores,
+    sampled_gaussians,
+)
+from dpoptim.methods import DPFTRL, DPSGD
+from dpoptim.plan import Plan
+from dpoptim.training.attach import attach
+
+MOST_RELEASES = 16_000_000  # numbers that the worlds of a plan's audit keep
+
+
+def dp_sgd(
+    trials: int, seed: int, *, sample_rate: float = 1.0, steps: int = 4, noise: float = 2.0
+) -> Finding:
+    plan = DPSGD(1.0).plan(
+        n=trials,
+        batch_size=max(1, round(sample_rate * trials)),
+        steps=steps,
+        noise_multiplier=noise,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    return two_worlds_finding(plan, seed)
+
+
+BY_STEPS = Attack(canary_scores, sampled_gaussians)
+BY_TURNS = Attack(scores_of_turns, family_of_turns)
+
+
+def two_worlds_finding(plan: Plan, seed: int, attack: Attack = BY_STEPS) -> Finding:
+    """What the two-world audit finds of a plan that samples, or takes every record in every
+    step.
+    """
+    result = audit_two_worlds(
+        plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed, attack=attack
+    )
+    family = attack.family(plan)
+
+    def needed() -> int:  # half of the trials choose the threshold, and certify nothing
+        return 2 * family.trials_that_show_half(
+            plan.noise_multiplier, result.claimed, plan.delta, CONFIDENCE
+        )
+
+    return finding(result.claimed, result.lower_bound, result.limit, result.trials, needed=needed)
+
+
+def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
+    steps_per_pass = 6
+    method = DPFTRL(1.0, noise=noise, order="given")
+    plan = method.plan(
+        n=trials * steps_per_pass,
+        batch_size=trials,
+        epochs=passes,
+        noise_multiplier=1 / MU,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    return fixed_order_plan(plan, trials, seed)
+
+
+def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 4) -> Finding:
+    """Banded noise on batches sampled by turns; at ``rate`` 1 a part is taken whole, and the
+    attack shows most.
+    """
+    plan = DPFTRL(1.0, sampling="cyclic-poisson", bands=bands).plan(
+        n=trials - trials % bands,
+        batch_size=round(rate * trials) // bands,
+        steps=3 * bands,
+        noise_multiplier=math.sqrt(3) / MU if rate == 1 else 0.7,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    return two_worlds_finding(plan, seed, BY_TURNS)
+
+
+def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:
+    """Canaries in the first batch of fixed batches in given order: that is where a record is best
+    seen.
+
+    Args:
+        plan: of a method that takes its batches in the data set's order. Steps and noise stay.
+        trials: runs side by side; fewer where there are many steps, so that their releases fit
+            memory.
+    """
+    trials = min(trials, max(1000, MOST_RELEASES // plan.steps))
+    steps_per_pass = math.ceil(plan.n / plan.batch_size)
+    n = trials * steps_per_pass
+    plan = replace(plan, n=n, batch_size=trials)
+
+    def world(presence: float, world_seed: int) -> Floats:
+        index = torch.arange(trials).repeat(steps_per_pass)
+        weight = torch.zeros(n, dtype=torch.float64)
+        weight[:trials] = presence
+        return table_releases(plan, TensorDataset(index, weight), trials, world_seed)
+
+    found = separate(world, low=lowest(plan.neighboring), confidence=CONFIDENCE, seed=seed * 10)
+    return gaussian_finding(found, mu_of(plan))
+
+
+def mu_of(plan: Plan) -> float:
+    """What a run claims that is one Gaussian.
+
+    Raises:
+        ValueError: it is none.
+    """
+    mu = gaussian_mu(canonical(plan.event), parse_neighboring(plan.neighboring))
+    if mu is None:
+        raise ValueError(
+            f"a plan for {plan.method.name!r} on this sampler is not one Gaussian, as this attack "
+            "supposes."
+        )
+    return mu
+
+
+def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> Floats:
+    """Each record's gradient is its weight times 16 C at its own entry of a table; what each step
+    releases.
+    """
+    table = nn.Embedding(columns, 1, dtype=torch.float64)
+    with torch.no_grad():
+        table.weight.zero_()
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    with (
+        releases_kept(columns) as kept,
+        attach(plan, table, optimizer, data, noise_seed=seed, label="audit") as private,
+    ):
+        for index, weight in private.batches():
+            private.backward(table(index)[:, 0] * weight * LENGTH)
+            optimizer.step()
+    return torch.stack(kept).numpy()
