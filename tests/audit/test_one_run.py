@@ -17,8 +17,8 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 import dpoptim
+from dpoptim.audit.attached_run import attached_run
 from dpoptim.audit.one_run import (
-    attached_run,
     binomial_epsilon,
     binomial_pvalue,
     one_run,

@@ -14,9 +14,10 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
-from dpoptim.gradients.products import Sums, consecutive_groups
+from dpoptim.gradients.products import consecutive_groups
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
+from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.tied import TiedHead, merge
 from support import joint_norm, record_loss
 

@@ -25,9 +25,10 @@ from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.layers import linear
 from dpoptim.gradients.norms import NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import Bias, Dense, Outer, PerSampleGrad
-from dpoptim.gradients.products import Groups, Sums
+from dpoptim.gradients.products import Groups
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.sequence_outer import SequenceOuter, positions
+from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling

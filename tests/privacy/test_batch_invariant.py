@@ -15,8 +15,9 @@ from dpoptim.clipping import Clipping, SplitClipping
 from dpoptim.gradients.batch_invariant import large, record_products
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.products import Sums, add_weighted_outer, add_weighted_rows
+from dpoptim.gradients.products import add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.sequence_outer import SequenceOuter, ghost_squared_norms
+from dpoptim.gradients.sums import Sums
 from support import LIBRARIES
 
 pytestmark = [

@@ -21,13 +21,13 @@ from dpoptim.gradients.products import (
     BLOCK_GROUPS,
     GROUP_ROWS,
     Groups,
-    Sums,
     add_weighted_outer,
     consecutive_groups,
     margin,
 )
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.summation_groups import number_of_groups
+from dpoptim.gradients.sums import Sums
 from support import (
     CASES,
     LIBRARIES,

@@ -8,6 +8,7 @@ fixed settings (tests/mutants holds the seeded bugs that show that they can find
 refute a claim; it can never prove one.
 """
 
+from dpoptim.audit.attached_run import attached_run
 from dpoptim.audit.bounds import (
     Errors,
     clopper_pearson_lower,
@@ -22,7 +23,7 @@ from dpoptim.audit.finding import Finding
 from dpoptim.audit.layer_rules import check_layer_rule
 from dpoptim.audit.methods import AUDITS, run_audits
 from dpoptim.audit.noise import NoiseResult, audit_noise
-from dpoptim.audit.one_run import OneRunResult, attached_run, one_run
+from dpoptim.audit.one_run import OneRunResult, one_run
 from dpoptim.audit.participation import ParticipationResult, audit_participation
 from dpoptim.audit.replay import ReplayResult, audit_replay
 from dpoptim.audit.sensitivity import SensitivityResult, audit_sensitivity

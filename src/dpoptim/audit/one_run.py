@@ -18,28 +18,20 @@ r, which tightens every inequality, so the least total mass puts t at W = c, and
 there adds the least that ``r_{w-1} >= B^-1(h_w)`` demands; if that exceeds 1, P(W >= c) < t.
 """
 
-import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, bdtrc, ndtr, ndtri
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.utils.data import TensorDataset
 
 from dpoptim.accounting import compute_epsilon, gdp_epsilon, gdp_mu, tradeoff_curve
 from dpoptim.audit.bounds import failure_of
 from dpoptim.audit.family import SampledGaussians
 from dpoptim.plan import Plan
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.attach import attach
-
-__all__ = ["OneRunResult", "attached_run", "binomial_epsilon", "one_run", "tradeoff_refutes"]
 
 Floats = NDArray[np.float64]
 Coins = NDArray[np.bool_]
@@ -88,9 +80,11 @@ class OneRunResult:
     def __str__(self) -> str:
         return (
             f"{self.verdict}: claimed epsilon {self.claimed:.3g}; one run shows at least "
-            f"{self.by_binomial:.3g} (binomial), {self.by_tradeoff:.3g} (trade-off curve): "
-            f"{self.correct} of {self.guesses} guesses right on {self.canaries} canaries "
-            f"(delta={self.delta:g}, {self.neighboring}, confidence {self.confidence:.7g})"
+            f"{self.by_binomial:.3g} (binomial), "
+            f"{self.by_tradeoff:.3g} (trade-off curve): {self.correct} of {self.guesses} guesses "
+            f"right on {self.canaries} "
+            f"canaries (delta={self.delta:g}, {self.neighboring}, confidence "
+            f"{self.confidence:.7g})"
         )
 
 
@@ -152,8 +146,8 @@ def one_run(
     scores = np.asarray(run(present.copy()), dtype=float)
     if scores.shape != (canaries,) or np.isnan(scores).any():
         raise ValueError(
-            f"run must return one score a canary, shape ({canaries},) without NaN, got shape "
-            f"{scores.shape}."
+            f"run must return one score a canary, shape ({canaries},) without NaN, "
+            f"got shape {scores.shape}."
         )
     order = np.argsort(scores, kind="stable")
     correct = int(present[order[-half:]].sum() + (~present[order[:half]]).sum())
@@ -169,9 +163,6 @@ def one_run(
         correct=correct,
         confidence=confidence,
     )
-
-
-# ---- the two estimators -------------------------------------------------------------------------
 
 
 def binomial_epsilon(
@@ -284,113 +275,3 @@ def largest(refuted: Callable[[float], bool], low: float, high: float) -> float:
         if high < 1e-3:
             break
     return low
-
-
-# ---- a run through attach -----------------------------------------------------------------------
-
-
-def attached_run(
-    plan: Plan,
-    model: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    canaries: Sequence[Tensor],
-    others: Sequence[Tensor] | None = None,
-    *,
-    learning_rate: float = 0.1,
-    noise_seed: int | None = None,
-) -> Callable[[Coins], Floats]:
-    """A run for `one_run`: SGD through `attach`, watched by an attacker who sees every step.
-
-    A canary's score is the inner product of its clipped gradient with each step's noisy sum, added
-    up over steps: what it would have put there. Models with many more parameters than canaries
-    show most.
-
-    Args:
-        plan: DP-SGD under add-or-remove-one, or any plan under zero-out (then n counts all
-            canaries).
-        model: is copied.
-        loss: maps (output, target) to one number for each record, shape (B,).
-        canaries, others: (inputs, targets), records on the first axis: the canaries, and the data
-            they hide among.
-        learning_rate: of SGD.
-        noise_seed: as for ``attach``.
-
-    Returns:
-        a function of the coins that `one_run` calls.
-
-    Examples:
-        >>> import torch
-        >>> import dpoptim
-        >>> from dpoptim.audit import attached_run, one_run
-        >>> plan = dpoptim.DPSGD(clip_norm=1.0).plan(
-        ...     n=64, batch_size=32, steps=5, epsilon=4.0, delta=1e-5, neighboring="zero-out"
-        ... )
-        >>> canaries = torch.eye(64, 80), torch.zeros(64, dtype=torch.long)
-        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
-        >>> run = attached_run(plan, torch.nn.Linear(80, 2), loss, canaries)
-    """
-    x, y = (torch.as_tensor(part) for part in canaries)
-    rest = (
-        (x[:0], y[:0])
-        if others is None
-        else (torch.as_tensor(others[0]), torch.as_tensor(others[1]))
-    )
-
-    def run(present: Coins) -> Floats:
-        kept = torch.from_numpy(present)
-        if plan.neighboring == "add-or-remove-one":
-            inputs, targets = torch.cat([x[kept], rest[0]]), torch.cat([y[kept], rest[1]])
-            weights = torch.ones(len(inputs))
-        else:
-            inputs, targets = torch.cat([x, rest[0]]), torch.cat([y, rest[1]])
-            weights = torch.cat([kept.float(), torch.ones(len(rest[0]))])
-        trained, probe = copy.deepcopy(model), copy.deepcopy(model)
-        optimizer = torch.optim.SGD(trained.parameters(), lr=learning_rate)
-        scores = np.zeros(len(present))
-        data = TensorDataset(inputs, targets, weights)
-        with attach(
-            plan, trained, optimizer, data, noise_seed=noise_seed, label="audit"
-        ) as private:
-            for bx, by, weight in private.batches():
-                before = flat(trained)
-                private.backward(loss(trained(bx), by) * weight)
-                optimizer.step()
-                noisy = (before - flat(trained)) * (plan.batch_size / learning_rate)
-                scores += alignment(probe, before, loss, (x, y), noisy, plan.method.rule.norm)
-        return scores
-
-    return run
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().double().flatten() for p in model.parameters() if p.requires_grad])
-
-
-def alignment(
-    model: nn.Module,
-    at: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    records: Sequence[Tensor],
-    to: Tensor,
-    norm: float,
-) -> Floats:
-    """Inner products of the records' clipped gradients, at parameters ``at``, with the vector
-    ``to``; shape (m,).
-    """
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    parts = at.split([p.numel() for p in trainable.values()])
-    weights = {
-        name: part.view(p.shape).to(p.dtype)
-        for (name, p), part in zip(trainable.items(), parts, strict=True)
-    }
-
-    def one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(model, weights, (x[None],)), y[None]).sum()
-
-    scores = []
-    for x, y in zip(records[0].split(128), records[1].split(128), strict=True):
-        gradients = vmap(grad(one), in_dims=(None, 0, 0))(weights, x, y)
-        rows = torch.cat([gradients[name].flatten(1).double() for name in trainable], 1)
-        length = torch.linalg.vector_norm(rows, dim=1)
-        scores.append((rows @ to) / torch.clamp(length / norm, min=1.0))
-    return np.asarray(torch.cat(scores).numpy())

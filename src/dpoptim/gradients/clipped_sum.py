@@ -10,8 +10,9 @@ from dpoptim.clipping import Units
 from dpoptim.gradients.clip_factors import clip_factors
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
-from dpoptim.gradients.products import Groups, Sums
+from dpoptim.gradients.products import Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
+from dpoptim.gradients.sums import Sums
 
 # Told the squared norms of the records, and the tapers of their factors if there are any. Private.
 Observer = Callable[[Tensor, Tensor | None], None]

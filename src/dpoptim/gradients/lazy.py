@@ -11,7 +11,8 @@ from dpoptim.gradients.choose_formula import PublicSizes, kept
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.parts import add_group, all_groups, parts_of
 from dpoptim.gradients.per_sample_grads import OneByOne, PerSampleGrad, zero_outside
-from dpoptim.gradients.products import Groups, Sums, add_weighted_rows
+from dpoptim.gradients.products import Groups, add_weighted_rows
+from dpoptim.gradients.sums import Sums
 
 
 @dataclass

@@ -34,7 +34,8 @@ from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.multiplication import linear, onednn_multiplies
 from dpoptim.gradients.norms import row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
-from dpoptim.gradients.products import Sums, add_weighted_outer, consecutive_groups, margin
+from dpoptim.gradients.products import add_weighted_outer, consecutive_groups, margin
+from dpoptim.gradients.sums import Sums
 
 Loss = Literal["softmax", "logistic", "squared", "huber"]
 

@@ -6,7 +6,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums, slices
+from dpoptim.gradients.products import GROUP_ROWS, Groups, slices
+from dpoptim.gradients.sums import Sums
 
 CACHE_BLOCK = 1 << 20  # elements of temporaries that are made and used at once: they stay in cache
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from dpoptim.gradients.arithmetic import NARROW
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
-from dpoptim.gradients.products import Groups, Sums, add_weighted_outer, add_weighted_rows
+from dpoptim.gradients.products import Groups, add_weighted_outer, add_weighted_rows
+from dpoptim.gradients.sums import Sums
 
 # of a product that is not zero: longer ones would leave float32 when they are weighted
 LONGEST_FACTOR = 2.0**60

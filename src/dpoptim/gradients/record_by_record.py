@@ -15,7 +15,8 @@ from torch import Tensor
 from dpoptim.gradients.norms import squared_norm_of_parts
 from dpoptim.gradients.parts import all_groups, parts_of
 from dpoptim.gradients.per_sample_grads import OneByOne
-from dpoptim.gradients.products import GROUP_ROWS, Groups, Sums
+from dpoptim.gradients.products import GROUP_ROWS, Groups
+from dpoptim.gradients.sums import Sums
 
 Weigh = Callable[[slice, Mapping[str, Tensor]], Mapping[str, Tensor]]
 

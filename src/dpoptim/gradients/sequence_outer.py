@@ -33,7 +33,8 @@ from dpoptim.gradients.parts import (
     sum_of_group,
 )
 from dpoptim.gradients.per_sample_grads import Dense, Outer, PerSampleGrad, zero_outside
-from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, Sums, add_weighted_rows
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_rows
+from dpoptim.gradients.sums import Sums
 
 CLAIM_SLACK = 2.0**-20  # relative; more than forming and measuring round away
 # positions; a public constant, so that no record's claim depends on how long the others are

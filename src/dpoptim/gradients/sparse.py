@@ -10,7 +10,8 @@ from torch import Tensor
 from dpoptim.gradients.choose_formula import MEMORY_CAP
 from dpoptim.gradients.norms import NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import PerSampleGrad, product_of_squares, zero_outside
-from dpoptim.gradients.products import Groups, Sums
+from dpoptim.gradients.products import Groups
+from dpoptim.gradients.sums import Sums
 
 BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
 

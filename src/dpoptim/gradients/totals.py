@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Directions
-from dpoptim.gradients.products import Sums
+from dpoptim.gradients.sums import Sums
 
 
 class Totals:
