@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from dpoptim.clipping import Directions
 from dpoptim.distributed.fsdp_internals import dtensor_of
 from dpoptim.distributed.ranks import Ranks, part_sizes
-from dpoptim.gradients.products import Sums
+from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.totals import Totals
 
 TOGETHER = 1 << 20  # entries that travel together, or those of one parameter
