@@ -95,6 +95,8 @@ def prepared(page: str) -> None:
     Path("patients.csv").write_text(VISITS)
     Path("new.csv").write_text(VISITS)
     Path("holdout.csv").write_text(VISITS)
+    if page == "settings.md":
+        Path("patients.schema.toml").write_text(SCHEMA)
     demo = "dpoptim train --data digits --epsilon 2 --delta 1e-5 --epochs 2 --out runs/demo"
     if page in {"officers.md", "ledger.md"}:
         dpoptim(f"{demo} --ledger patients.sqlite --budget 3,1e-5")
