@@ -488,6 +488,20 @@ def resumed_part(
     return {"parameters": parameters, "steps": private.steps_done, "reservation": reservation}
 
 
+def as_lists(state: Any) -> Any:
+    """Tensors as lists, batches in any order."""
+    if isinstance(state, Tensor):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {
+            key: [sorted(as_lists(b)) for b in value] if key == "waiting" else as_lists(value)
+            for key, value in state.items()
+        }
+    if isinstance(state, float):
+        return repr(state)  # nan is not itself
+    return [as_lists(each) for each in state] if isinstance(state, list | tuple) else state
+
+
 # ---- killed -------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 first, and returns plain values.
 """
 
+import os
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -20,7 +22,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from distributed_work import FEATURES, METHODS, N, caught, noise_is_wrong, plan_for, records
+from distributed_work import (
+    FEATURES,
+    METHODS,
+    N,
+    caught,
+    ledger_of,
+    noise_is_wrong,
+    plan_for,
+    records,
+)
 from dpoptim.distributed import fsdp_internals
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.sharded import ShardedTotals
@@ -393,3 +404,66 @@ def refused(rank: int) -> dict[str, str]:
         "borrowed": caught(lambda: attach(sharded(Borrowing()), isolation="rules")),
         "rows are fine": "" if attach(rows) is None else "no",
     }
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def part_of_run(
+    rank: int, method: str, path: str, noise_multiplier: float, first: bool, again: str = ""
+) -> dict[str, Any]:
+    """The first three steps of a run, left at a checkpoint; or the rest of it, in shards where
+    there are ranks. What is saved again, right after it was taken up, is what was there.
+    """
+    plan = plan_for(METHODS[method](), noise_multiplier=noise_multiplier, steps=6)
+    model = model_of("adapters")
+    if not first:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    x, y = records()
+    options: dict[str, Any] = ledger_of(rank, plan, path) | ({} if first else {"resume": path})
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(x.float(), y), noise_seed=5, **options
+    ) as private:
+        if again:
+            private.save(again)
+        for a, b in private.batches(physical_batch_size=6):
+            private.backward(F.cross_entropy(model(a), b, reduction="none"))
+            optimizer.step()
+            if first and private.steps_done == 3 and private.finished_step:
+                private.save(path)
+                break
+        reservation = private.reservation
+    return {"parameters": whole(model), "reservation": reservation}
+
+
+# ---- failures -----------------------------------------------------------------------------------
+
+
+def one_fails(rank: int, where: str) -> str:
+    """Rank 1 fails in its third step; what each rank hears."""
+    plan = plan_for(METHODS["flat"](), noise_multiplier=1.0)
+    model = model_of("per block")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = records()
+
+    def run() -> None:
+        with dpoptim.attach(plan, model, optimizer, TensorDataset(x.float(), y)) as private:
+
+            def fail(*args: Any) -> None:
+                if rank == 1 and private.steps_done == 2:
+                    if where.startswith("killed"):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise KeyError("of rank 1 alone")
+
+            for a, b in private.batches():
+                losses = F.cross_entropy(model(a), b, reduction="none")
+                if private.steps_done == 2 and where != "between steps":
+                    fail()
+                private.backward(losses)
+                optimizer.step()
+                fail()
+
+    return caught(run)

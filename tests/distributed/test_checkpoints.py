@@ -1,29 +1,13 @@
 """A run that was saved by some number of processes goes on in any other."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import distributed_work as work
 import dpoptim
 from dpoptim.training.checkpoint import read_checkpoint
 from ranks import run_ranks
-
-
-def flat(state: Any) -> Any:
-    """Tensors as lists, batches in any order."""
-    if isinstance(state, torch.Tensor):
-        return state.tolist()
-    if isinstance(state, dict):
-        return {
-            key: [sorted(flat(b)) for b in value] if key == "waiting" else flat(value)
-            for key, value in state.items()
-        }
-    if isinstance(state, float):
-        return repr(state)  # nan is not itself
-    return [flat(each) for each in state] if isinstance(state, list | tuple) else state
 
 
 @pytest.mark.parametrize("method", ["flat", "dice", "quantile along"])
@@ -50,7 +34,7 @@ def test_what_ranks_keep_in_parts_is_whole_in_the_file(method: str, tmp_path: Pa
     reservations = set(run_ranks(2, work.saved_part, method, path, 0.5))
     results = run_ranks(3, work.resumed_part, method, path, 0.5, again)
     assert {result["reservation"] for result in results} == reservations
-    first, second = (flat(read_checkpoint(Path(file))[0]) for file in (path, again))
+    first, second = (work.as_lists(read_checkpoint(Path(file))[0]) for file in (path, again))
     assert first.pop("identity") == second.pop("identity")
     assert first == second
     with dpoptim.Ledger(path + ".ledger") as ledger:

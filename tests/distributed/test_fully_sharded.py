@@ -1,10 +1,13 @@
 """Models under fully_shard (FSDP2): as private and as exact as in one process."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fully_sharded_work as work
+from distributed_work import as_lists
+from dpoptim.training.checkpoint import read_checkpoint
 from ranks import run_ranks
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -64,3 +67,49 @@ def test_what_cannot_be_done_is_refused_by_name() -> None:
         assert errors.pop("rows are fine") == ""
         for case, name in said.items():
             assert name in errors[case], (case, errors[case])
+
+
+@pytest.mark.parametrize("method", ["dice", pytest.param("ftrl", marks=pytest.mark.slow)])
+def test_a_run_goes_on_in_shards_of_any_number_or_whole(method: str, tmp_path: Path) -> None:
+    """Saved by two processes in shards, taken up by one without, by three and by two; noise off."""
+    path = str(tmp_path / "run")
+    run_ranks(2, work.part_of_run, method, path, 0.0, True)
+    expected = work.part_of_run(0, method, path, 0.0, False)["parameters"]
+    for size in (2, 3):
+        for result in run_ranks(size, work.part_of_run, method, path, 0.0, False):
+            assert float((result["parameters"] - expected).abs().max()) < 1e-6
+    alone = str(tmp_path / "alone")
+    work.part_of_run(0, method, alone, 0.0, True)
+    for result in run_ranks(2, work.part_of_run, method, alone, 0.0, False):
+        assert float((result["parameters"] - expected).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["ftrl", pytest.param("dice", marks=pytest.mark.slow)])
+def test_what_shards_keep_is_whole_in_the_file(method: str, tmp_path: Path) -> None:
+    """Saved by two, taken up and saved by three: model, optimizer, noise to take back, error,
+    batches ahead and reservation are the same.
+    """
+    path, again = str(tmp_path / "run"), str(tmp_path / "again")
+    everyone = run_ranks(2, work.part_of_run, method, path, 0.5, True)
+    everyone += run_ranks(3, work.part_of_run, method, path, 0.5, False, again)
+    assert len({each["reservation"] for each in everyone}) == 1
+    first, second = (as_lists(read_checkpoint(Path(file))[0]) for file in (path, again))
+    assert first.pop("identity") == second.pop("identity")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("where", "other"),
+    [
+        ("between steps", "KeyError: 'of rank 1 alone'"),
+        pytest.param("in a forward pass", "KeyError: 'of rank 1 alone'", marks=pytest.mark.slow),
+        pytest.param("killed in a forward pass", "died", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_fails_or_dies_is_named_by_the_other(where: str, other: str) -> None:
+    """Also where this one waits for it in a pass of the model, of which only FSDP knows."""
+    first, second = run_ranks(2, work.one_fails, where, time_out=8.0)
+    assert second == other
+    assert first.startswith("RankError: ")
+    assert "rank 1" in first
+    assert ("gave no sign of life" in first) == where.startswith("killed")

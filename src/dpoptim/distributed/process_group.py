@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,7 +29,7 @@ from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret
 
 Answer = TypeVar("Answer")
-ARRIVED, RELEASE, LEFT, FAILED, PIECE = 1, 2, 3, 4, 5  # what a rank is about to do
+ARRIVED, RELEASE, LEFT, FAILED, PIECE, COUNT = 1, 2, 3, 4, 5, 6  # what a rank is about to do
 PIECES = 1 << 20  # of a step, at most
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
 
@@ -110,17 +110,18 @@ class ProcessGroup:
         signs = self._say(kind, place)
         if all(sign == (kind, place) for sign in signs):
             return
+        self._refuse_others(signs, lambda sign: sign == (kind, place), about)
+
+    def _refuse_others(
+        self,
+        signs: Sequence[tuple[int, int]],
+        together: Callable[[tuple[int, int]], bool],
+        about: str,
+    ) -> NoReturn:
+        """Name the ranks that are about to do something else."""
         self._over = True
-        done = {
-            LEFT: "left the run",
-            FAILED: "left it with an error, and says why itself",
-            PIECE: "runs a part of it, or of another",
-        }
         others = [
-            f"rank {rank} {done.get(other, 'releases')} "
-            f"(step {at // PIECES if other == PIECE else at})"
-            for rank, (other, at) in enumerate(signs)
-            if (other, at) != (kind, place)
+            f"rank {rank} {told(*sign)}" for rank, sign in enumerate(signs) if not together(sign)
         ]
         raise RankError(
             f"rank {self.rank} is about to {about}, but {'; '.join(others)}. Nothing "
@@ -162,6 +163,21 @@ class ProcessGroup:
                 raise
         return [(int(kind), int(step)) for kind, step in signs.tolist()]
 
+    def lost(self, error: BaseException | None) -> RankError | None:
+        """What an error of `torch.distributed` means that a wrapper's own communication raised;
+        None of others.
+        """
+        theirs = isinstance(error, dist.DistError) or (
+            type(error) is RuntimeError and "gloo" in str(error).lower()
+        )
+        if not theirs:
+            return None
+        try:
+            with self._connected("running the model"):
+                raise RuntimeError from error
+        except RankError as found:
+            return found
+
     def gathered(self, mine: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.size
         with self._connected("gathering what the ranks have"):
@@ -175,10 +191,12 @@ class ProcessGroup:
         return int(total)
 
     def most(self, number: int) -> int:
-        largest = torch.tensor([number], dtype=torch.int64)
-        with self._connected("agreeing on the number of pieces of a step"):
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
-        return int(largest)
+        signs = self._say(COUNT, number)
+        if any(kind != COUNT for kind, _ in signs):
+            self._refuse_others(
+                signs, lambda sign: sign[0] == COUNT, "agree on the pieces of a step"
+            )
+        return max(number for _, number in signs)
 
     # ---- what is written, and drawn -------------------------------------------------------------
 
@@ -322,6 +340,16 @@ def time_out(group: dist.ProcessGroup) -> timedelta:
 
 def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def told(kind: int, at: int) -> str:
+    """What a rank's sign says, in words without counts that are private."""
+    if kind in (PIECE, COUNT):
+        return "is about to run a part of " + (
+            f"step {at // PIECES}" if kind == PIECE else "a step"
+        )
+    said = {LEFT: "left the run", FAILED: "left it with an error, and says why itself"}
+    return f"{said.get(kind, 'releases')} (step {at})"
 
 
 def portable(error: Exception) -> Exception:

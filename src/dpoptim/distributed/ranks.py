@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.clipping import Directions
+from dpoptim.errors import RankError
 from dpoptim.gradients.totals import Totals
 from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream
@@ -131,6 +132,12 @@ class Ranks(Protocol):
         """
         ...
 
+    def lost(self, error: BaseException | None) -> RankError | None:
+        """The error that names who is missing, of one that a wrapper's own communication raised
+        (see `wrapping`); None of others.
+        """
+        ...
+
     def leave(self, step: int, *, failed: bool) -> None:
         """All ranks leave the run here.
 
@@ -198,6 +205,9 @@ class OneProcess:
 
     def begin_release(self, step: int) -> None:
         pass
+
+    def lost(self, error: BaseException | None) -> RankError | None:
+        return None
 
     def leave(self, step: int, *, failed: bool) -> None:
         pass

@@ -459,6 +459,8 @@ class PrivateTraining(PublicFigures):
         try:
             if error is None:
                 refuse_changed_parameters(self._engine, everything=True)
+            if (lost := self._ranks.lost(error)) is not None:
+                raise lost from error
             self._ranks.leave(self.steps_done, failed=error is not None)
             if error is None and (
                 self._saved_at != self.steps_done or self.steps_done == self.plan.steps
