@@ -15,6 +15,7 @@ from dpoptim.commands.ledger import ledger as ledger_command
 from dpoptim.commands.plan import plan as plan_command
 from dpoptim.commands.predict import predict
 from dpoptim.commands.schema import schema_commands
+from dpoptim.commands.tune import tune
 from dpoptim.commands.verify import sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request, fashion_folder
 from dpoptim.runs.options import Relation, TrainRequest, with_options_of
@@ -322,6 +323,7 @@ def reproduce(
 
 app.add_typer(schema_commands, name="schema")
 app.command("plan")(plan_command)
+app.command()(tune)
 app.command()(predict)
 app.command()(evaluate)
 app.command()(compare)

@@ -8,14 +8,19 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from dp_accounting import GaussianDpEvent
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
+from dpoptim.accounting import gdp_mu
 from dpoptim.evaluation import evaluate as evaluate_module
+from dpoptim.gate import TrialsGate
 from dpoptim.preprocessing import class_counts, private_step
 from dpoptim.preprocessing.imputer import DPImputer
 from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.solvers import sufficient_statistics as sums_module
 from dpoptim.statistics import Floats, NoisySum, release_sum
+from dpoptim.tuning import search as search_module
 
 
 @contextmanager
@@ -94,4 +99,43 @@ def cross_products_for_free() -> Iterator[None]:
         return honest(total, norm_bound=norm_bound / 2**0.5, **settings)
 
     with patch.object(sums_module, "release_sum", release):
+        yield
+
+
+def sharp_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:
+    """Every trial may cost as much as the whole search."""
+    scale = 2.0 if neighboring == "replace-one" else 1.0
+    trial = GaussianDpEvent(scale / gdp_mu(epsilon, delta))
+    return RepeatAndSelectDpEvent(trial, mean_trials, search_module.SHAPE)
+
+
+@contextmanager
+def losing_trials_not_charged() -> Iterator[None]:
+    """A search pays for its winner alone, and says so."""
+    honest, made = search_module.compute_epsilon, TrialsGate.__init__
+
+    def of_one(event: Any, *settings: Any) -> Any:
+        return honest(event.event, *settings)
+
+    def init(self: Any, *, event: Any, **settings: Any) -> None:
+        made(self, event=event.event, **settings)
+        self.event = event
+
+    with (
+        patch.object(search_module, "search_event", sharp_event),
+        patch.object(search_module, "compute_epsilon", of_one),
+        patch.object(TrialsGate, "__init__", init),
+    ):
+        yield
+
+
+@contextmanager
+def trials_as_sharp_as_one() -> Iterator[None]:
+    """The charge is that of an honest search, but each trial has the noise of a whole one."""
+    honest = search_module.gdp_epsilon
+
+    def sharper(mu: float, delta: float) -> float:
+        return honest(2 * mu, delta)
+
+    with patch.object(search_module, "gdp_epsilon", sharper):
         yield

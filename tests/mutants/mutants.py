@@ -437,4 +437,16 @@ MUTANTS: tuple[Mutant, ...] = (
         _t.cross_products_for_free,
         "statistics",
     ),
+    Mutant(
+        "losing trials not charged",
+        "tuning.search",
+        _t.losing_trials_not_charged,
+        "searches",
+    ),
+    Mutant(
+        "trials as sharp as a search of one",
+        "tuning.search_event",
+        _t.trials_as_sharp_as_one,
+        "searches",
+    ),
 )

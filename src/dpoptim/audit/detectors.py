@@ -29,6 +29,7 @@ from dpoptim.audit.participation import audit_participation
 from dpoptim.audit.persons import persons
 from dpoptim.audit.refunds import refunds
 from dpoptim.audit.replay import audit_replay
+from dpoptim.audit.searches import searches
 from dpoptim.audit.sensitivity import Batch, audit_sensitivity
 from dpoptim.audit.statistics import statistics
 from dpoptim.audit.two_worlds import Canaries, audit_two_worlds
@@ -255,6 +256,7 @@ DETECTORS: dict[str, Detector] = {
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),
     "selection": partial(named_audits, "quantile"),
+    "searches": searches,
     "statistics": statistics,
     "value clipping": value_clipping,
     "clip norm search": clip_norm_search,

@@ -77,7 +77,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         averaged=defaults.averaged,
         physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
     )
-    with open_ledger(request, plan, data) as ledger:
+    with open_ledger(request, plan.neighboring, data) as ledger:
         # which goes on upon the charge that it has
         if plan.noise_multiplier > 0 and not request.resume:
             ledger.check(plan.event, plan.neighboring)
@@ -196,14 +196,14 @@ def pick(given: float | None, default: float) -> float:
     return default if given is None else given
 
 
-def open_ledger(request: TrainRequest, plan: Plan, data: Data) -> Ledger:
+def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
     """The ledger of the data set: the file named, or one in memory."""
     if request.budget is not None and request.ledger is None:
         raise ValueError("--budget is kept by a ledger file; name one with --ledger.")
     if request.budget is None:
         # a file belongs to one data set
         dataset = None if request.ledger is None else charged_to(data)
-        return Ledger(request.ledger, dataset=dataset, neighboring=plan.neighboring)
+        return Ledger(request.ledger, dataset=dataset, neighboring=neighboring)
     try:
         epsilon, delta = (float(part) for part in request.budget.split(","))
     except ValueError:
@@ -215,7 +215,7 @@ def open_ledger(request: TrainRequest, plan: Plan, data: Data) -> Ledger:
         dataset=charged_to(data),
         epsilon=epsilon,
         delta=delta,
-        neighboring=plan.neighboring,
+        neighboring=neighboring,
     )
 
 

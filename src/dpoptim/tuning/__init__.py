@@ -1,5 +1,8 @@
-"""Settings chosen privately: a random number of trials, of which only the best leaves."""
+"""Settings chosen on public proxies, free; or privately, by a random number of trials of which only
+the best leaves.
+"""
 
+from dpoptim.tuning.public import Tried, tune_on_public
 from dpoptim.tuning.search import DPSearchCV
 
-__all__ = ["DPSearchCV"]
+__all__ = ["DPSearchCV", "Tried", "tune_on_public"]

@@ -1,0 +1,178 @@
+"""``dpoptim tune``: settings of a linear model, chosen on public proxies for free, or privately."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.data import Data
+from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
+from dpoptim.estimators.linear_fit import CLIPPED_SHARE
+from dpoptim.files import write_atomically
+from dpoptim.runs.command import open_ledger
+from dpoptim.runs.inputs import load
+from dpoptim.runs.models import build_model
+from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.plans import read_value
+from dpoptim.runs.saved_model import save_model
+from dpoptim.runs.train_solver import row_norm
+from dpoptim.tuning import DPSearchCV
+from dpoptim.tuning.public import Tried, tune_on_public
+
+SHARES = (0.3, 1.0, 3.0)  # of the default clip norm, tried where no grid is given
+STEPS = (10, 30, 100)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a private search found, and where it was written.
+
+    Attributes:
+        settings: of the winner. score: its noisy score. guarantee: of settings, score and model.
+    """
+
+    settings: Mapping[str, Any]
+    score: float
+    measure: str
+    guarantee: Guarantee
+    folder: Path
+
+
+def grid_of(texts: Sequence[str] | None, data: Data) -> dict[str, list[Any]]:
+    """NAME=VALUE,VALUE,... for each setting; by default clip norms around the usual one, and
+    steps.
+
+    Raises:
+        ValueError: no name, or no values.
+    """
+    if not texts:
+        return {"clip_norm": [share * usual_clip(data) for share in SHARES], "steps": list(STEPS)}
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ValueError(f"--grid takes NAME=VALUE,VALUE,..., got {text!r}.")
+        grid[name.strip().replace("-", "_")] = [
+            read_value(value.strip()) for value in values.split(",")
+        ]
+    known = estimator_for(data).get_params()
+    if unknown := [name for name in grid if name not in known]:
+        raise ValueError(f"--grid has no setting {unknown[0]!r}; there are {', '.join(known)}.")
+    return grid
+
+
+def usual_clip(data: Data) -> float:
+    """The estimators' own clip norm, up to the factor of the loss."""
+    return CLIPPED_SHARE * math.hypot(row_norm(data), 1.0)
+
+
+def estimator_for(data: Data) -> Any:
+    """A linear model with the public facts of the data: bounds and classes."""
+    if data.target_bounds is not None:
+        return DPLinearRegression(data_norm=row_norm(data), target_bound=1.0)
+    return DPLogisticRegression(data_norm=row_norm(data), classes=range(data.classes))
+
+
+def flat(data: Data) -> Any:
+    return data.x.reshape(len(data.x), -1)
+
+
+def tune_publicly(
+    request: TrainRequest, texts: Sequence[str] | None, *, n: int | None, seeds: int
+) -> list[Tried]:
+    """Rank settings on the public table that the request names; see `tune_on_public`."""
+    data = load(request)
+    assert data.x_test is not None  # public data has a hold-out
+    assert data.y_test is not None
+    assert request.epsilon is not None
+    assert request.delta is not None
+    return tune_on_public(
+        estimator_for(data),
+        grid_of(texts, data),
+        (flat(data), data.y),
+        (data.x_test.reshape(len(data.x_test), -1), data.y_test),
+        epsilon=request.epsilon,
+        delta=request.delta,
+        n=n,
+        seeds=seeds,
+    )
+
+
+def tune_privately(
+    request: TrainRequest,
+    texts: Sequence[str] | None,
+    *,
+    mean_trials: float,
+    holdout: float,
+    out: Path,
+) -> Tuned:
+    """Search on private records; write the winner's model and ``tune.json`` into ``out``.
+
+    Raises:
+        ValueError: an option, or data with several records a person; before anything is spent.
+        BudgetExceeded: the ledger does not admit the search; nothing is drawn.
+
+    **Guarantee.** ``guarantee``, that of `DPSearchCV`: the whole search is charged as one event
+    before its first trial, however many lose.
+    """
+    data = load(request)
+    if data.persons is not None:
+        raise ValueError(
+            "dpoptim tune is for one record a person. Fix: tune on public data with --public-data."
+        )
+    assert request.epsilon is not None
+    assert request.delta is not None
+    grid = grid_of(texts, data)
+    relation = request.neighboring or "zero-out"
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "tune.json").exists() and not request.overwrite:
+        raise ValueError(f"--out {out} holds a search; name another folder, or allow --overwrite.")
+    with open_ledger(request, relation, data) as ledger:
+        search = DPSearchCV(
+            estimator_for(data).set_params(neighboring=relation),
+            grid,
+            epsilon=request.epsilon,
+            delta=request.delta,
+            mean_trials=mean_trials,
+            holdout=holdout,
+            ledger=ledger,
+            noise_seed=request.noise_seed,
+        ).fit(flat(data), data.y)
+    save_model(
+        out / "model.pt", as_network(search.best_estimator_, data), "softmax", data, row_norm(data)
+    )
+    measure = "accuracy" if data.target_bounds is None else "minus the squared error"
+    tuned = Tuned(search.best_params_, search.best_score_, measure, search.privacy_, out)
+    write_atomically(out / "tune.json", to_json(tuned))
+    return tuned
+
+
+def as_network(estimator: Any, data: Data) -> nn.Module:
+    """The linear estimator as the command line's softmax model, which `dpoptim predict` reads."""
+    network = build_model("softmax", data.x.shape[1:], data.outputs)
+    layer = next(module for module in network.modules() if isinstance(module, nn.Linear))
+    weight = torch.as_tensor(estimator.coef_, dtype=torch.float32).reshape(-1, layer.in_features)
+    bias = torch.as_tensor(estimator.intercept_, dtype=torch.float32).reshape(-1)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.zero_()
+        layer.weight[-len(weight) :] = weight  # of two classes the first has score 0
+        layer.bias[-len(bias) :] = bias
+    return network
+
+
+def to_json(tuned: Tuned) -> str:
+    """The search's result as a JSON document."""
+    document = {
+        "settings": dict(tuned.settings),
+        "score": tuned.score,
+        "measure": tuned.measure,
+        "guarantee": tuned.guarantee.to_json(),
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,67 @@
+"""Settings chosen on public data that is like the private: free, and the first thing to do."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.model_selection import ParameterGrid
+
+from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate: its settings, and its scores on the public hold-out, one a seed."""
+
+    settings: Mapping[str, Any]
+    scores: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+
+def tune_on_public(
+    estimator: Any,
+    grid: Mapping[str, Sequence[Any]],
+    train: tuple[NDArray[Any], NDArray[Any]],
+    test: tuple[NDArray[Any], NDArray[Any]],
+    *,
+    epsilon: float,
+    delta: float,
+    n: int | None = None,
+    seeds: int = 3,
+) -> list[Tried]:
+    """Train every candidate with the noise that it would have on private records.
+
+    Args:
+        estimator: `DPLogisticRegression` or `DPLinearRegression`.
+        grid: as for ``GridSearchCV``.
+        train, test: public tables (x, y).
+        epsilon, delta: of the private run that these settings are for.
+        n: records of the private run, if they are not as many as in ``train``: the noise in a mean
+            falls with their number, so the proxies are given more or less of it to match.
+        seeds: runs of each candidate, whose noise repeats.
+
+    Returns:
+        The candidates, the best mean score first.
+
+    Raises:
+        ValueError: a setting that the estimator has not, or refuses.
+
+    **Guarantee.** None: the data is public, and no private record is touched.
+    """
+    mu = gdp_mu(epsilon, delta) * (1.0 if n is None else n / len(train[0]))
+    found = []
+    for settings in ParameterGrid(grid):
+        scores = []
+        for seed in range(seeds):
+            model = clone(estimator).set_params(
+                **settings, epsilon=gdp_epsilon(mu, delta), delta=delta, noise_seed=seed
+            )
+            scores.append(float(model.fit(*train).score(*test)))
+        found.append(Tried(settings, tuple(scores)))
+    return sorted(found, key=lambda tried: -tried.mean)

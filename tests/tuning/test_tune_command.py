@@ -1,0 +1,112 @@
+"""``dpoptim tune``: free on public proxies, one charge in private, and a model that predicts."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dpoptim
+from dpoptim.cli import app
+
+SCHEMA = """
+[columns.a]
+kind = "number"
+bounds = [-4, 4]
+[columns.b]
+kind = "number"
+bounds = [-4, 4]
+[columns.y]
+kind = "target"
+"""
+
+
+def run(*args: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
+    assert result.exit_code == code, (result.output, result.exception)
+    return re.sub(r"\s+", " ", result.output)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A table, its schema, and the same with a number to predict."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2_000, 2))
+    line = x @ [1.0, -1.0]
+    rows = [
+        f"{a:.4f},{b:.4f},{'yes' if c > 0 else 'no'}" for (a, b), c in zip(x, line, strict=True)
+    ]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["a,b,y", *rows]) + "\n")
+    schema, numeric = tmp_path / "s.toml", tmp_path / "r.toml"
+    schema.write_text(SCHEMA + 'classes = ["no", "yes"]\n')
+    numeric.write_text(SCHEMA + "bounds = [-8, 8]\n")
+    return table, schema, numeric
+
+
+GRID = ("--grid", "clip_norm=0.2,20", "--grid", "steps=10,20")
+PROMISE = ("--epsilon", "2", "--delta", "1e-5")
+
+
+def test_public_proxies_cost_nothing_and_rank(files: tuple[Path, Path, Path]) -> None:
+    table, schema, _ = files
+    arguments = ("tune", "--public-data", str(table), "--schema", str(schema), *GRID, *PROMISE)
+    text = run(*arguments)
+    assert "nothing was charged" in text
+    assert text.index("clip_norm=0.2") < text.index("clip_norm=20")
+    alike = run(*arguments, "--n", "1600")  # as many as the proxies have in training
+    assert alike == text
+    assert run(*arguments, "--n", "40") != text  # noise of few records: other scores
+
+
+def test_a_private_search_is_one_charge_and_predicts(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    table, schema, _ = files
+    out, ledger = tmp_path / "tuned", tmp_path / "l.sqlite"
+    arguments = (
+        *("tune", "--data", str(table), "--schema", str(schema), *GRID, *PROMISE),
+        *("--ledger", str(ledger), "--budget", "2,1e-5", "--noise-seed", "1", "--out", str(out)),
+    )
+    text = run(*arguments)
+    assert "--public-data ranks settings for free" in text
+    found = json.loads((out / "tune.json").read_text())
+    assert 1.98 <= found["guarantee"]["epsilon"] <= 2
+    assert found["settings"]["clip_norm"] == 0.2
+    with dpoptim.Ledger(ledger) as opened:
+        assert len(opened.entries()) == 1
+    predicted = tmp_path / "p.csv"
+    run("predict", str(out), str(table), "--out", str(predicted))
+    labels = [line.split(",")[2] for line in table.read_text().splitlines()[1:]]
+    said = [line.split(",")[0] for line in predicted.read_text().splitlines()[1:]]
+    assert np.mean([a == b for a, b in zip(labels, said, strict=True)]) > 0.9
+    # nothing is left: a second search is refused, and what is there is not replaced
+    assert "holds a search" in run(*arguments, code=2)
+    again = (*arguments[:-1], str(tmp_path / "again"))
+    assert "over the budget" in run(*again, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give one of --public-data"),
+        (("--public-data", "T", "--data", "T"), "give one of --public-data"),
+        (("--public-data", "T", "--schema", "S", "--ledger", "l.sqlite"), "not charged"),
+        (("--public-data", "T", "--schema", "S", "--grid", "clip_norm"), "NAME=VALUE"),
+        (("--public-data", "T", "--schema", "S", "--grid", "size=3"), "no setting 'size'"),
+        (("--data", "T", "--schema", "S", "--grid", "epsilon=1,2"), "may not set"),
+    ],
+)
+def test_what_cannot_be_tuned(
+    files: tuple[Path, Path, Path],
+    arguments: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table, schema, _ = files
+    given = [{"T": str(table), "S": str(schema)}.get(word, word) for word in arguments]
+    assert said in run("tune", *given, *PROMISE, code=2)
