@@ -240,18 +240,22 @@ def test_threshold_is_the_floor_exactly(q: float) -> None:
     assert Fraction(threshold, 2**53) <= Fraction(q) < Fraction(threshold + 1, 2**53)
 
 
-def test_coins_compare_with_the_threshold_to_the_last_bit(monkeypatch) -> None:
-    """The stream is replaced by words just below and just at the threshold, for q of the order of
-    1e-6.
+@pytest.mark.parametrize("q", [1.3e-6, 0.01, 1 / 3, 0.9, 2.0**-53, 1 - 2**-53])
+def test_coins_compare_with_the_threshold_to_the_last_bit(q: float, monkeypatch) -> None:
+    """The stream is replaced by bits just below and just at the threshold, the lowest and the
+    highest.
     """
-    q = 1.3e-6
     threshold = stream_module._threshold(q)
-    crafted = np.array(
-        [threshold << 11, (threshold << 11) - 1, 0, 2**64 - 1, (threshold - 1) << 11], np.uint64
-    )
+    coins = [threshold, threshold - 1, 0, 2**53 - 1, max(0, threshold - 2)]
     stream = KeyStream()
-    monkeypatch.setattr(stream, "words", lambda out: np.copyto(out, crafted))
-    assert stream.coins(5, q).tolist() == [1, 2, 4]
+    first = np.array([coin >> 45 for coin in coins], np.uint8)
+    tied = [coin & (2**45 - 1) for coin in coins if coin >> 45 == threshold >> 45]
+    monkeypatch.setattr(stream, "fill", lambda out: np.copyto(np.asarray(out), first))
+    monkeypatch.setattr(
+        stream, "words", lambda out: np.copyto(out, np.array(tied, np.uint64) << np.uint64(19))
+    )
+    expected = [number for number, coin in enumerate(coins) if coin < threshold]
+    assert stream.coins(len(coins), q).tolist() == expected
 
 
 def test_coins_are_certain_at_the_ends() -> None:

@@ -26,6 +26,7 @@ __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 # Words handled at a time: this block and three more of its size stay in a 1 MiB second-level
 # cache, while the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
 BLOCK_WORDS = 1 << 14
+_BLOCK_COINS = 8 * BLOCK_WORDS
 SECRET_BYTES = 32
 _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare keystream
 
@@ -153,11 +154,14 @@ class KeyStream:
         (heads,)).
 
         The streams of the noise and of the coins should be two, so that neither shifts the other.
-        A coin is heads when the upper 53 bits of its word are below floor(probability * 2^53),
-        computed in integers. So heads come up with a probability q' in (probability - 2^-53,
-        probability]: never more often than asked. That is the safe side, because a smaller
-        sampling rate is a mixture of "not sampled" with the larger one, and mixing never costs
-        privacy. 1 means always and 0 never, without a toss.
+        A coin is heads when 53 random bits are below floor(probability * 2^53), compared in
+        integers. So heads come up with a probability q' in (probability - 2^-53, probability]:
+        never more often than asked. That is the safe side, because a smaller sampling rate is a
+        mixture of "not sampled" with the larger one, and mixing never costs privacy. 1 means always
+        and 0 never, without a toss.
+
+        The first byte decides 255 coins of 256; only for the others are the remaining 45 bits
+        drawn, so a toss costs a byte and not a word.
 
         Raises ValueError when `n` is negative or `probability` is not in [0, 1].
         """
@@ -170,13 +174,18 @@ class KeyStream:
         if threshold in (0, 1 << 53):
             self._check_process()
             return np.arange(n if threshold else 0, dtype=np.int64)
-        limit = np.uint64(threshold << 11)  # (word >> 11) < threshold, without the shift
-        words = np.empty(min(n, BLOCK_WORDS), np.uint64)
+        first, rest = np.uint8(threshold >> 45), np.uint64(threshold & ((1 << 45) - 1))
+        tossed = np.empty(min(n, _BLOCK_COINS), np.uint8)
         heads = [np.empty(0, np.int64)]
-        for start in range(0, n, BLOCK_WORDS):
-            block = words[: n - start]
-            self.words(block)
-            heads.append(np.flatnonzero(block < limit) + start)
+        for start in range(0, n, _BLOCK_COINS):
+            block = tossed[: n - start]
+            self.fill(block.data)
+            found = np.flatnonzero(block <= first)
+            undecided = np.flatnonzero(block[found] == first)
+            words = np.empty(len(undecided), np.uint64)
+            self.words(words)
+            tails = undecided[words >> np.uint64(19) >= rest]
+            heads.append(np.delete(found, tails) + start)
         return np.concatenate(heads)
 
     def _start(self, key: bytes, branches: itertools.count[int], number: int) -> None:
