@@ -107,10 +107,44 @@ def test_public_categories() -> None:
     found = encoder.fit_transform([["yes", "blue"], ["perhaps", "red"], [None, "green"]])
     np.testing.assert_array_equal(found, [[0, 1, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0]])
     assert list(encoder.get_feature_names_out(["paid", "colour"]))[2] == "colour_red"
+    assert encoder.privacy_ is None
     with pytest.raises(ValueError, match="one list of public categories for each column"):
+        DPOneHot([["a"]]).fit([["a", "b"]])
+    with pytest.raises(ValueError, match="epsilon is missing"):
         DPOneHot().fit([["a"]])
     with pytest.raises(ValueError, match="name each category once"):
         DPOneHot([["a", "a"]]).fit([["a"]])
+
+
+def test_categories_that_are_frequent() -> None:
+    """Frequent ones become columns and rare ones do not; names are nowhere; a mixed table pays for
+    what is not public alone, once for all columns.
+    """
+    rng = np.random.default_rng(0)
+    towns = rng.choice(["jena", "kiel", "ulm"], 3000, p=[0.5, 0.3, 0.2]).astype(object)
+    towns[:300] = [f"village {i}" for i in range(300)]
+    paid = rng.choice(["no", "yes"], 3000)
+    x = np.stack([towns, paid, rng.permutation(towns)], axis=1)
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        encoder = DPOneHot(
+            [None, ["no", "yes"], None], epsilon=1.0, delta=1e-5, ledger=ledger, noise_seed=1
+        )
+        found = encoder.fit_transform(x)
+        assert [entry.label for entry in ledger.entries()] == ["DPOneHot"]
+    assert found.shape == (3000, 8)
+    assert encoder.privacy_.epsilon <= 1.0
+    assert len(np.unique(found[300:, :3].argmax(1))) == 3
+    assert found[:300, :3].sum() < 10  # villages are in no column, but for collisions
+    for town, column in zip(["jena", "kiel", "ulm"], range(3), strict=True):
+        assert (found[towns == town][:, :3].sum(1) == 1).all(), column
+    assert all("bucket" in name for name in encoder.get_feature_names_out()[[0, 7]])
+    shown = repr({name: value for name, value in vars(encoder).items() if name.endswith("_")})
+    assert "jena" not in shown
+    assert "village" not in shown
+    fewer = clone(encoder).set_params(least_share=0.25, ledger=None).fit(x)
+    assert [len(names) for names in fewer.categories_] == [2, 2, 2]
+    with pytest.raises(ValueError, match="buckets must be at most 65536"):
+        clone(encoder).set_params(buckets=1 << 20).fit(x)
 
 
 def test_class_counts_and_weights() -> None:

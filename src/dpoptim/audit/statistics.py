@@ -21,7 +21,13 @@ from dpoptim import gate as gate_module
 from dpoptim.accounting import gdp_epsilon
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.preprocessing import DPClassCounts, DPImputer, DPMinMaxScaler, DPStandardScaler
+from dpoptim.preprocessing import (
+    DPClassCounts,
+    DPImputer,
+    DPMinMaxScaler,
+    DPOneHot,
+    DPStandardScaler,
+)
 from dpoptim.solvers import Budget
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
 from dpoptim.statistics import Floats
@@ -83,6 +89,7 @@ def fits() -> dict[str, tuple[Fit, tuple[Sequence[float], ...]]]:
         "imputer": (lambda x: left_behind(DPImputer(-1, 1, **PUBLIC).fit(x)), ends),
         "public range": (lambda x: left_behind(DPMinMaxScaler(-1, 1).fit(x)), ends),
         "class counts": (counts, ends),
+        "frequent categories": (lambda x: left_behind(DPOneHot(buckets=16, **PUBLIC).fit(x)), ends),
         "evaluation": (classifier, ((1.0,) * COLUMNS, (0.0,) * COLUMNS)),
         "evaluation of a regression": (regressor, ends),
         "regression sums": (

@@ -1,68 +1,163 @@
-"""Categories as columns of 0 and 1, for categories that are public."""
+"""Categories as columns of 0 and 1: for categories that are public, and, by noisy counts of
+buckets, for those that are not.
+"""
 
+import hashlib
+import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.statistics import Floats
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.arguments import whole_number
+from dpoptim.preprocessing.private_step import PrivateStep
+from dpoptim.statistics import Floats, histogram_bound, release_sum
+
+FALSE_FINDS = 0.05  # chance that any empty bucket of a fit is kept
 
 
-class DPOneHot(TransformerMixin, BaseEstimator):
-    """One column for each public category, and none for anything else.
+class DPOneHot(PrivateStep):
+    """One column for each category, and none for anything else.
 
-    Fitting reads no record, so it is free: the list of categories that *occur* in private data is
-    private itself, and publishing those that occur often enough would need a delta that the
-    ledger's events cannot express. So the categories are what can be known without the data.
+    The list of categories that *occur* in private data is private itself. So a column's categories
+    are public, and then nothing is released; or they are found by noisy counts: every value falls
+    into one of ``buckets`` by a public hash, all buckets are counted with noise, empty ones
+    included, and those that hold clearly more than noise become columns. Names never leave: a
+    column is a bucket, and rare categories that share one are told apart no more. (Publishing the
+    names of frequent categories would need a delta of its own, which a budget's filter has no
+    place for; counting every bucket needs none.)
 
     Args:
-        categories: for each column of X the list of its public categories.
+        categories: for each column of X the list of its public categories, or None where they are
+            not public. None altogether: no column has public ones.
         scale: of the ones; 1 / sqrt(columns of X) makes every encoded row at most 1 long.
+        buckets: for each column without public categories, from 2 to 65536; public.
+        least_share: of the records that a bucket must hold to become a column, in [0, 1).
+        epsilon: the budget, > 0; needed for columns without public categories only.
+        delta, neighboring, n, ledger, noise_seed: as for `DPStandardScaler`.
 
     Attributes:
-        privacy_: None; nothing is released.
+        categories_: for each column of X its categories, or the numbers of its buckets, as text.
+        privacy_: `Guarantee` of the fit; None where nothing is released.
 
-    **Guarantee.** What it does to a record depends on that record alone.
+    **Guarantee.** ``privacy_``, for every table: a record adds 1 to one bucket of each column that
+    is counted, so the vector of all counts, whose length public numbers decide, has one Gaussian.
+    Which buckets become columns is read off the noisy counts alone. What transforming does to a
+    record depends on that record and on these.
 
     Examples:
         >>> from dpoptim.preprocessing import DPOneHot
         >>> DPOneHot([["no", "yes"]]).fit_transform([["yes"], ["perhaps"]])
         array([[0., 1.],
                [0., 0.]])
+        >>> towns = [["jena"]] * 400 + [["kiel"]] * 300 + [["nowhere"]]
+        >>> DPOneHot(epsilon=1.0).fit_transform(towns).shape
+        (701, 2)
     """
 
-    privacy_: None = None
-
     def __init__(
-        self, categories: Sequence[Sequence[Any]] | None = None, *, scale: float = 1.0
+        self,
+        categories: Sequence[Sequence[Any] | None] | None = None,
+        *,
+        scale: float = 1.0,
+        buckets: int = 1024,
+        least_share: float = 0.0,
+        epsilon: float | None = None,
+        delta: float | Literal["auto"] = "auto",
+        neighboring: str = "zero-out",
+        n: int | None = None,
+        ledger: Ledger | None = None,
+        noise_seed: int | None = None,
     ) -> None:
         self.categories = categories
         self.scale = scale
+        self.buckets = buckets
+        self.least_share = least_share
+        self.epsilon = epsilon
+        self.delta = delta
+        self.neighboring = neighboring
+        self.n = n
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    @property
+    def charged(self) -> bool:
+        """Whether a column has no public categories."""
+        return self.categories is None or any(names is None for names in self.categories)
+
+    def norm_bound(self, columns: int) -> float:
+        """How long the counts are that one record adds, at most."""
+        counted = columns
+        if self.categories is not None:
+            counted = sum(names is None for names in self.categories)
+        return math.sqrt(counted) * histogram_bound(self.neighboring)
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check the settings. Args: X of shape (n, columns), of which only the number of columns
-        is read.
+        """Find the categories. Args: X of shape (n, columns), of any values that have a text.
 
         Raises:
-            ValueError: no list of categories for each column, or one that names a category twice.
+            ValueError: not as many lists of categories as columns, one that names a category
+                twice, no epsilon where one is needed, or a setting out of range; before anything
+                is spent.
         """
         columns = _columns(X)
-        if self.categories is None or len(self.categories) != columns.shape[1]:
+        given = [None] * columns.shape[1] if self.categories is None else list(self.categories)
+        if len(given) != columns.shape[1]:
             raise ValueError(
-                "categories must be one list of public categories for each column of X; which ones "
-                "occur in the data is private. Fix: categories=[[...], ...]."
+                "categories must be one list of public categories for each column of X, or None "
+                "for a column whose categories are not public. Fix: categories=[[...], None, ...]."
             )
-        for column, names in enumerate(self.categories):
-            if len({str(name) for name in names}) != len(names) or not len(names):
+        for column, names in enumerate(given):
+            if names is not None and (
+                len({str(name) for name in names}) != len(names) or not names
+            ):
                 raise ValueError(
                     f"categories[{column}] must name each category once, and at least one."
                 )
-        self.categories_ = [[str(name) for name in names] for names in self.categories]
         self.n_features_in_ = columns.shape[1]
+        counted = [column for column, names in enumerate(given) if names is None]
+        self.privacy_ = None  # type: ignore[assignment]
+        found = self._frequent(columns, counted) if counted else {}
+        self.counted_ = tuple(counted)
+        self.categories_ = [
+            found[column] if names is None else [str(name) for name in names]
+            for column, names in enumerate(given)
+        ]
         return self
+
+    def _frequent(self, columns: NDArray[np.str_], counted: Sequence[int]) -> dict[int, list[str]]:
+        """The numbers of the buckets that hold clearly more than noise, by column; charged."""
+        buckets = whole_number("buckets", self.buckets, least=2)
+        if buckets > 1 << 16 or not 0 <= self.least_share < 1:
+            raise ValueError(
+                "buckets must be at most 65536, and least_share a number in [0, 1), got "
+                f"{self.buckets!r} and {self.least_share!r}."
+            )
+        n, mu, delta, said = self._price(len(columns))
+        counts = np.stack(
+            [np.bincount(_buckets(columns[:, i], buckets), minlength=buckets) for i in counted]
+        )
+        released = release_sum(
+            counts.ravel().astype(np.float64),
+            norm_bound=self.norm_bound(columns.shape[1]),
+            mu=mu,
+            delta=delta,
+            neighboring=self.neighboring,
+            label=type(self).__name__,
+            ledger=self.ledger,
+            noise_seed=self.noise_seed,
+        )
+        self._state(released.guarantee, said)
+        noise = released.deviation * float(-ndtri(FALSE_FINDS / counts.size))
+        kept = released.values.reshape(counts.shape) > max(noise, self.least_share * n)
+        return {
+            column: [str(bucket) for bucket in np.flatnonzero(row)]
+            for column, row in zip(counted, kept, strict=True)
+        }
 
     def transform(self, X: Any) -> Floats:
         """Shape (n, categories of all columns); a value that is no category gives zeros."""
@@ -70,16 +165,19 @@ class DPOneHot(TransformerMixin, BaseEstimator):
         columns = _columns(X)
         if columns.shape[1] != self.n_features_in_:
             raise ValueError(f"X must have {self.n_features_in_} columns, as in fit.")
-        parts = [
-            columns[:, [i]] == np.array(names)[None, :] for i, names in enumerate(self.categories_)
-        ]
+        parts = []
+        for i, names in enumerate(self.categories_):
+            values = columns[:, i]
+            if i in self.counted_:
+                values = _buckets(values, self.buckets).astype(str)
+            parts.append(values[:, None] == np.array(names, dtype=str)[None, :])
         encoded: Floats = np.hstack(parts).astype(np.float64) * self.scale
         return encoded
 
     def get_feature_names_out(
         self, input_features: Sequence[str] | None = None
     ) -> NDArray[np.object_]:
-        """``column_category`` for every column of the result."""
+        """``column_category`` for every column of the result, or ``column_bucket17``."""
         check_is_fitted(self)
         names = (
             [f"x{i}" for i in range(self.n_features_in_)]
@@ -87,8 +185,8 @@ class DPOneHot(TransformerMixin, BaseEstimator):
             else list(input_features)
         )
         found = [
-            f"{name}_{category}"
-            for name, known in zip(names, self.categories_, strict=True)
+            f"{name}_{'bucket' * (i in self.counted_)}{category}"
+            for i, (name, known) in enumerate(zip(names, self.categories_, strict=True))
             for category in known
         ]
         return np.array(found, dtype=object)
@@ -100,3 +198,13 @@ def _columns(x: Any) -> NDArray[np.str_]:
     if array.ndim != 2:
         raise ValueError("X must have two axes: records and columns.")
     return array.astype(str)
+
+
+def _buckets(values: NDArray[np.str_], buckets: int) -> NDArray[np.int64]:
+    """The bucket of each value, by a public hash; shape (n,)."""
+    names, place = np.unique(values, return_inverse=True)
+    hashed = [
+        int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest()) % buckets
+        for name in names
+    ]
+    return np.array(hashed, dtype=np.int64)[place.ravel()]
