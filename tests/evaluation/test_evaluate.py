@@ -2,11 +2,13 @@
 charged.
 """
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
@@ -14,10 +16,12 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dpoptim
+from dpoptim.errors import PrivacyError
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
 from dpoptim.evaluation.evaluate import classifier_rows, regressor_rows
 from dpoptim.evaluation.intervals import area_under_curve
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum
+from dpoptim.unit import Unit
 
 SETTINGS: Any = {"epsilon": 1.0, "delta": 1e-5, "noise_seed": 0}
 
@@ -63,7 +67,7 @@ def test_real_models_on_real_hold_outs() -> None:
     told = evaluate_regressor(
         line.predict(x[300:]), y[300:], target_bound=400.0, **{**SETTINGS, "epsilon": 500.0}
     )
-    assert told.r2 == pytest.approx(line.score(x[300:], y[300:]), abs=0.15)
+    assert told.r2.value == pytest.approx(line.score(x[300:], y[300:]), abs=0.15)
 
 
 def test_regression() -> None:
@@ -71,7 +75,7 @@ def test_regression() -> None:
     y = rng.uniform(-8, 8, 20_000)
     predictions = y + rng.normal(size=len(y))
     found = evaluate_regressor(predictions, y, target_bound=10.0, **SETTINGS)
-    assert found.r2 == pytest.approx(1 - np.mean((predictions - y) ** 2) / y.var(), abs=0.03)
+    assert found.r2.value == pytest.approx(1 - np.mean((predictions - y) ** 2) / y.var(), abs=0.03)
     assert found.squared_error.low < 1.0 < found.squared_error.high
 
 
@@ -155,3 +159,82 @@ def test_bad_settings_are_refused_by_name(wrong: dict[str, Any], said: str) -> N
     p, y = scored(50)
     with pytest.raises(ValueError, match=said):
         evaluate_classifier(p, y, **{"classes": [0, 1], **SETTINGS, **wrong})
+
+
+@pytest.mark.parametrize("noise", [0.1, 3.0])
+def test_intervals_of_r2_cover_the_population(noise: float) -> None:
+    """Of 200 hold-outs of one population, at least as many as said; at a large and a tiny price."""
+    covered = 0
+    rng = np.random.default_rng(0)
+    for seed in range(200):
+        y = np.clip(rng.normal(0, 0.4, 1500), -1, 1)
+        predictions = 0.8 * y + rng.normal(0, 0.1, 1500)
+        found = evaluate_regressor(
+            predictions, y, target_bound=1.0, epsilon=1 / noise, delta=1e-5, noise_seed=seed
+        )
+        # of the whole population: residual 0.2 y + noise
+        true = 1 - (0.04 * 0.4**2 + 0.1**2) / 0.4**2
+        covered += found.r2.low < true < found.r2.high
+    assert covered >= 186  # 95 % less two standard deviations
+
+
+def trained(ledger: dpoptim.Ledger, **more: Any) -> Any:
+    """A private training that has just begun."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5))
+    data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.arange(60) % 3)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=60, batch_size=10, steps=3, noise_multiplier=4.0, delta=1e-5, neighboring="zero-out"
+    )
+    plan = dataclasses.replace(plan, unit=more.pop("unit", plan.unit))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return dpoptim.attach(plan, model, optimizer, data, ledger=ledger, **more)
+
+
+def test_a_training_scores_its_model_on_its_own_ledger() -> None:
+    x = torch.randn(3000, 4)
+    with dpoptim.Ledger(epsilon=8.0, delta=1e-4, neighboring="zero-out") as ledger:
+        with trained(ledger) as private:
+            y = private.model.eval()(x).argmax(1)
+            private.model.train()
+            hold_out = torch.utils.data.TensorDataset(x, y)
+            for a, b in private.batches():
+                with pytest.raises(PrivacyError, match="between two steps"):
+                    private.evaluate(hold_out, epsilon=1.0)
+                private.backward(
+                    torch.nn.functional.cross_entropy(private.model(a), b, reduction="none")
+                )
+                private.optimizers[0].step()
+                break
+            found = private.evaluate(hold_out, epsilon=1.0, noise_seed=0)
+            true = (private.model.eval()(x).argmax(1) == y).double().mean()
+            assert found.accuracy.value == pytest.approx(float(true), abs=0.02)
+            assert found.guarantee.epsilon <= 1.0
+            private.model.train()
+            assert [entry.label for entry in ledger.entries()] == ["training run", "evaluation"]
+            with pytest.raises(dpoptim.BudgetExceeded):
+                private.evaluate(hold_out, epsilon=8.0)
+            private.finish()
+        with pytest.raises(PrivacyError, match="detached"):
+            private.evaluate(hold_out, epsilon=0.1)
+
+
+def test_scores_of_persons_count_one_record_of_each() -> None:
+    """However many more a person brings, and whatever they hold."""
+    owners = range(60)
+    x = torch.zeros(200, 4)
+    hold_out = torch.utils.data.TensorDataset(x, torch.zeros(200, dtype=torch.long))
+    many = torch.utils.data.TensorDataset(
+        torch.cat([x, x + 9]), torch.cat([torch.zeros(200), torch.ones(200)]).long()
+    )
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        settings: Any = {"unit": Unit("person", 20), "persons": owners, "rows_per_record": 20}
+        with trained(ledger, **settings) as private:
+            same: Any = {"epsilon": 1.0, "noise_seed": 0}
+            one = private.evaluate(hold_out, persons=range(200), **same)
+            all_rows = private.evaluate(many, persons=[*range(200), *range(200)], **same)
+            assert one.accuracy == all_rows.accuracy
+            assert one.guarantee.unit == "person"
+            with pytest.raises(ValueError, match="protects each person"):
+                private.evaluate(hold_out, epsilon=1.0)
+            private.finish()

@@ -167,7 +167,7 @@ def test_numbers_are_scored_in_their_units(tmp_path: Path) -> None:
     public = predict_file(tmp_path / "run", path, tmp_path / "p.csv", public=True).score
     found = evaluate_run(tmp_path / "run", path, **{**BUDGET, "epsilon": 8.0})
     assert isinstance(found, RegressorScores)
-    assert found.r2 == pytest.approx(public, abs=0.05)
+    assert found.r2.value == pytest.approx(public, abs=0.05)
     predicted = np.array([float(line) for line in (tmp_path / "p.csv").read_text().split()[1:]])
     error = np.square(predicted - (1000 * x + 500)).mean()
     assert found.squared_error.low <= error <= found.squared_error.high

@@ -19,7 +19,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.table import stated_delta
-from dpoptim.evaluation.intervals import Interval, of_a_mean, of_the_area
+from dpoptim.evaluation.intervals import Interval, of_a_mean, of_r2, of_the_area
 from dpoptim.statistics import BOUND_ROUNDING, Floats, bounded_sum, price_of, release_sum
 
 Delta = float | Literal["auto"]
@@ -74,18 +74,16 @@ class RegressorScores:
     Attributes:
         squared_error: mean, in squared units of the target, of targets and predictions cut to the
             bound.
-        r2: 1 - squared error / variance of the targets.
+        r2: 1 - squared error / variance of the targets, with its interval.
         guarantee: of both.
     """
 
     squared_error: Interval
-    r2: float
+    r2: Interval
     guarantee: Guarantee
 
     def __str__(self) -> str:
-        return (
-            f"R2             {self.r2:.3f}\nsquared error  {self.squared_error}\n{self.guarantee}"
-        )
+        return f"R2             {self.r2}\nsquared error  {self.squared_error}\n{self.guarantee}"
 
 
 def evaluate_classifier(
@@ -259,7 +257,15 @@ def evaluate_regressor(
     error = of_a_mean(float(residual) + records / 2, records, released.deviation, confidence=level)
     unit = 4 * bound**2
     scaled = Interval(unit * error.value, unit * error.low, unit * error.high, level)
-    return RegressorScores(scaled, 1 - 4 * error.value / variance, _noted(released.guarantee))
+    r2 = of_r2(
+        error.value,
+        mean,
+        variance,
+        n=records,
+        noise=released.deviation / records,
+        confidence=level,
+    )
+    return RegressorScores(scaled, r2, _noted(released.guarantee))
 
 
 def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:

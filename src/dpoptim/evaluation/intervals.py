@@ -53,6 +53,34 @@ def of_a_mean(
     return Interval(mean, max(low, mean - reach), min(high, mean + reach), confidence)
 
 
+def of_r2(
+    error: float, mean: float, variance: float, *, n: float, noise: float, confidence: float
+) -> Interval:
+    """1 - 4 error / variance, from three noisy means of n records each.
+
+    Args:
+        error: mean of (half the residual)^2, in [0, 1].
+        mean, variance: of targets in [-1, 1].
+        noise: standard deviation of the noise in each of the means of (half the residual)^2, of
+            the targets, and of their squares.
+
+    To first order in what the three are off by. How sampling moves error and variance together is
+    not released, so their deviations are added, as if always for the worse; the noise of the three
+    is independent. A square in a range has at most the variance of `of_a_mean`.
+    """
+    by_error, by_variance = 4 / variance, 4 * error / variance**2
+    farthest = (1 + abs(mean)) ** 2  # of a target from the mean, squared
+    one = 1 / (n + 2)  # as in `of_a_mean`: of n values one is taken to be otherwise
+    likely = min(max(error, one), 1 - one)
+    spread = min(max(variance, one), farthest)
+    sampled = by_error * math.sqrt(likely * (1 - likely) / n)
+    sampled += by_variance * math.sqrt(spread * max(farthest - spread, one) / n)
+    noisy = noise * math.hypot(by_error, by_variance, 2 * mean * by_variance)
+    reach = float(ndtri((1 + confidence) / 2)) * math.hypot(sampled, noisy)
+    value = 1 - by_error * error
+    return Interval(value, value - reach, min(1.0, value + reach), confidence)
+
+
 def area_under_curve(counts: Floats) -> float:
     """AUC from a histogram of scores, shape (2, bins): class 0, class 1; ties within a bin count
     half.
