@@ -18,3 +18,14 @@ def test_a_step_runs(workload: str, variant: str, monkeypatch: pytest.MonkeyPatc
     step = step_time.VARIANTS[variant](WORKLOADS[workload])
     step()
     step()
+
+
+@pytest.mark.slow
+def test_loaders_are_compared_on_each_data_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import loader_speed
+
+    for data, batch in loader_speed.data_sets(tmp_path, 10_000).values():
+        assert loader_speed.compare(data, batch, workers=0, rounds=1, count=2)["ratio"] > 0

@@ -1,0 +1,152 @@
+"""Records a second through the loader of private batches, as a multiple of PyTorch's DataLoader on
+the same data set with the same workers.
+
+Measured is loading alone: a batch is drawn, dealt into groups, read and collated, and forgotten.
+PyTorch's batches are shuffled and of fixed size, ours are Poisson samples of that expected size.
+The two take turns, each for a number of batches after two that are not counted (PyTorch deals the
+whole data set when it starts), and medians of the ratios are shown. ``ms`` is what a batch takes:
+processor time without workers, which other programs disturb less, and time with two.
+
+Run: ``python benchmarks/loader_speed.py [--records 10000000] [--out benchmarks/results]``.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from dpoptim.gradients.summation_groups import number_of_groups
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import PoissonSampling
+from dpoptim.training.loading import LoaderOptions, load_microbatches
+from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
+from saving import save_csv
+
+FEATURES, SKIPPED = 32, 2
+
+
+class Records(Dataset[Any]):
+    """Items one by one, as most data sets give them."""
+
+    def __init__(self, x: np.ndarray, item: Callable[[np.ndarray, int], Any]) -> None:
+        self.x, self._item = x, item
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._item(self.x, index)
+
+
+class ManyRecords(Records):
+    """The same, and many at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return list(torch.from_numpy(self.x[indices]))
+
+
+def as_dict(x: np.ndarray, index: int) -> dict[str, Tensor]:
+    return {"features": torch.from_numpy(x[index]), "label": torch.tensor(index % 2)}
+
+
+def as_tensor(x: np.ndarray, index: int) -> Tensor:
+    return torch.from_numpy(np.array(x[index]))
+
+
+def ours(data: Dataset[Any], batch: int, workers: int) -> Iterator[Any]:
+    records = len(data)  # type: ignore[arg-type]
+    queue = BatchQueue(PoissonSampling(batch / records), KeyStream(), records, 10**9)
+    sampler = MicrobatchSampler(queue, number_of_groups(batch, None), KeyStream(), None)
+    for loaded, _ in load_microbatches(data, sampler, LoaderOptions(num_workers=workers)):
+        queue.released()
+        yield loaded
+
+
+def theirs(data: Dataset[Any], batch: int, workers: int) -> Iterator[Any]:
+    while True:
+        yield from DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers)
+
+
+def seconds(batches: Iterator[Any], count: int, clock: Callable[[], float]) -> float:
+    """A batch takes this long."""
+    for _ in itertools.islice(batches, SKIPPED):
+        pass
+    start = clock()
+    for _ in itertools.islice(batches, count):
+        pass
+    found = (clock() - start) / count
+    batches.close()  # type: ignore[attr-defined]
+    return found
+
+
+def data_sets(folder: Path, large: int) -> dict[str, tuple[Dataset[Any], int]]:
+    """Each with the batch it is read in."""
+    small = np.random.default_rng(0).standard_normal((100_000, FEATURES), np.float32)
+    on_disk = np.lib.format.open_memmap(
+        folder / "records.npy", mode="w+", dtype=np.float32, shape=(large, FEATURES)
+    )
+    for start in range(0, large, len(small)):
+        on_disk[start : start + len(small)] = small[: large - start]
+    on_disk.flush()
+    mapped = np.load(folder / "records.npy", mmap_mode="r+")
+    tensors = TensorDataset(torch.from_numpy(small), torch.zeros(len(small)))
+    return {
+        "tensors": (tensors, 512),
+        "dicts": (Records(small, as_dict), 512),
+        f"memmap of {large:,}, tensors": (TensorDataset(torch.from_numpy(mapped)), 4096),
+        f"memmap of {large:,}, one by one": (Records(mapped, as_tensor), 4096),
+        f"memmap of {large:,}, many at once": (ManyRecords(mapped, as_tensor), 4096),
+    }
+
+
+def compare(
+    data: Dataset[Any], batch: int, workers: int, rounds: int, count: int
+) -> dict[str, float]:
+    clock = time.perf_counter if workers else time.process_time
+    pairs = [
+        (
+            seconds(ours(data, batch, workers), count, clock),
+            seconds(theirs(data, batch, workers), count, clock),
+        )
+        for _ in range(rounds)
+    ]
+    mine, other = (1000 * statistics.median(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    return {"ours, ms": round(mine, 2), "PyTorch, ms": round(other, 2), "ratio": round(ratio, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=10_000_000, help="in the memory map")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (data, batch) in data_sets(Path(folder), options.records).items():
+            for workers in (0, 2):
+                found = compare(data, batch, workers, options.rounds, options.batches)
+                rows.append({"data": name, "batch": batch, "workers": workers, **found})
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+    if options.out is not None:
+        save_csv(rows, options.out / "loader_speed.csv")
+
+
+if __name__ == "__main__":
+    main()
