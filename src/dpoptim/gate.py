@@ -261,6 +261,22 @@ class Gate:
         if released < self.releases:
             self._charge.take_up(secret["reservation"], released, checkpoint)
 
+    def reenter(self) -> None:
+        """Go on after `finish`, with the releases that remain of the same event. The caller has
+        kept everything else that a checkpoint would hold.
+
+        Raises:
+            PrivacyError: none remains, or this is a forked process.
+            LedgerError: the ledger cannot be written.
+        """
+        refuse_fork(self._process)
+        if self.released >= self.releases:
+            raise PrivacyError(
+                f"all {self.releases} planned steps are done, so the run cannot be entered again. "
+                "Fix: a new plan, which is a charge of its own."
+            )
+        self._charge.reenter()
+
     def finish(self) -> None:
         """Mark the run as completed. It counts in full either way, so a failure here is no reason
         to lose its results.

@@ -151,6 +151,25 @@ class Ledger:
 
         self._append(decide)
 
+    def reenter(self, reservation_id: str, *, resumed: int) -> None:
+        """Marks a run as open again, in the process that had completed it with releases to come;
+        there it goes on where it stopped. Its earlier checkpoints cannot be taken up any more.
+
+        Args:
+            resumed: as for `begin_releases`.
+
+        Raises LedgerError if the run was ended, or taken up elsewhere meanwhile.
+        """
+
+        def decide(runs: Runs) -> Entry | None:
+            found = self._found(runs, reservation_id, "go on with it where it was made")
+            if found.state == "committed" and found.resumed == resumed:
+                return Entry(Kind.REENTERED, found.id, _now())
+            self._open(runs, reservation_id, resumed)
+            return None
+
+        self._append(decide)
+
     def resume(self, reservation_id: str, event: dp.DpEvent, *, released: int = 0) -> Reservation:
         """The open reservation of a run that continues, so that it is not charged again.
 

@@ -165,6 +165,11 @@ class Charge:
             resumed=self._times,
         )
 
+    def reenter(self) -> None:
+        """Go on after `finish`, in the same process."""
+        if self._ledger is not None and self.reservation is not None:
+            self._ledger.reenter(self.reservation.id, resumed=self._times)
+
     def finish(self) -> None:
         """Mark the run as completed. A failure is no reason to lose its results: it counts in full
         either way.

@@ -58,6 +58,9 @@ class LedgerOfRanks(Ledger):
     def commit(self, reservation: Reservation) -> None:
         self._ask(lambda: self._real.commit(reservation))
 
+    def reenter(self, reservation_id: str, *, resumed: int) -> None:
+        self._ask(lambda: self._real.reenter(reservation_id, resumed=resumed))
+
     def resume(self, reservation_id: str, event: dp.DpEvent, *, released: int = 0) -> Reservation:
         taken: Reservation = self._ask(
             lambda: self._real.resume(reservation_id, event, released=released)

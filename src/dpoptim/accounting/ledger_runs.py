@@ -18,7 +18,7 @@ from dpoptim.accounting.ledger_settings import LedgerError
 
 __all__ = ["DONE", "Reservation", "Runs"]
 
-DONE = {"committed": "completed", "ended": "ended for good"}  # states that nothing follows
+DONE = {"committed": "completed", "ended": "ended for good"}  # of runs that are over
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,12 @@ class Runs:
             self.by_id[entry.run] = made
             return
         run = self.by_id[entry.run]
-        if run.state != "open" or entry.kind not in _CHANGES:
+        again = entry.kind == Kind.REENTERED
+        before = "committed" if again else "open"
+        if run.state != before or entry.kind not in _CHANGES:
             raise ValueError(f"an entry {entry.kind!r} cannot follow")
+        if again:  # what it released since they were saved was looked at
+            self.saved = {key: of for key, of in self.saved.items() if of[0] != run.id}
         if entry.kind == Kind.SAVED:
             released, _, digest = entry.body.split(" ")
             self.saved[digest] = (run.id, _count(released))
@@ -136,12 +140,17 @@ def _ended(run: Reservation, body: str) -> Reservation:
     return replace(run, state="ended", begun=_count(released), part=part)
 
 
+def _reentered(run: Reservation, body: str) -> Reservation:
+    return replace(run, state="open")
+
+
 _CHANGES = {
     Kind.BEGUN: _begun,
     Kind.SAVED: _saved,
     Kind.RESUMED: _resumed,
     Kind.COMMITTED: _committed,
     Kind.ENDED: _ended,
+    Kind.REENTERED: _reentered,
 }
 
 

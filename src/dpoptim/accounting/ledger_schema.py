@@ -86,6 +86,7 @@ class Kind:
     COMMITTED = "committed"
     # body: releases made at most, and the event of these, JSON: all that a budget still counts
     ENDED = "ended"
+    REENTERED = "reentered"  # by the process that had committed it; earlier checkpoints are void
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ COMPANY = (
     "vendor kernels round a record alike in any company (batches(fixed_shape=True) needs no such "
     "trust)"
 )
+LEFT = (
+    "between leaving the run and entering it again, nothing private changed its model, optimizers "
+    "or data set"
+)
 NOT_CHECKED = (
     "loss not checked: each record's loss depends on that record alone (no mean over the tokens of "
     "a batch, no mixing or comparing of records)"
@@ -166,7 +170,8 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
 
     Args:
         caveats: ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"``
-            (physical batches do, with who is in them) and ``"seeded"``, of all parts of the run.
+            (physical batches do, with who is in them), ``"left"`` (and entered again) and
+            ``"seeded"``, of all parts of the run.
         resumed: whether it was taken up from a checkpoint.
     """
     items = []
@@ -188,6 +193,8 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
             "taken up again"
         )
         items.append(Assumption("trusted", again))
+    if caveats["left"]:
+        items.append(Assumption("trusted", LEFT))
     if caveats["seeded"]:
         items.append(
             Assumption(

@@ -3,6 +3,7 @@ reach the optimizers.
 """
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from dpoptim.training.optimizer_hooks import OptimizerHooks
 from dpoptim.training.probe import positions_per_layer, show_the_batch_axis
 from dpoptim.training.public_figures import PublicFigures
 from dpoptim.training.reduction import differentiate
+from dpoptim.training.reentry import refuse_another_program, refuse_several_processes
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
     refuse_engine,
@@ -93,9 +95,8 @@ class PrivateTraining(PublicFigures):
         sharded: bool,
     ) -> None:
         require_choice(isolation, batch_axis)
-        self._ranks, self._sharded = ranks, sharded
+        self._ranks, self._sharded, self._asked = ranks, sharded, (isolation, batch_axis)
         checkpoint, digest = ranks.from_first(partial(checkpoint_to_resume, resume, checkpoint_key))
-        self._checkpoint_key = checkpoint_key
         refuse_unsupported(plan, model, optimizers, train_set, loss_reduction, ledger)
         self._wrapping = wrapping_of(model)
         model = self._wrapping.module
@@ -104,7 +105,7 @@ class PrivateTraining(PublicFigures):
         row = self._units.a_row(train_set)
         self.plan, self.model, self.optimizers = plan, model, tuple(optimizers)
         self._train_set = train_set
-        self._seeded = noise_seed is not None
+        self._seeded, self._checkpoint_key = noise_seed is not None, checkpoint_key
         # Where a seeded run goes on, it must not repeat the noise that it began with.
         later = (
             f" after step {checkpoint['steps_done']}"
@@ -153,6 +154,7 @@ class PrivateTraining(PublicFigures):
             ranks.ledger(ledger or Ledger(neighboring=plan.neighboring)),
             ledger is None,
         )
+        weakref.finalize(self, self._ledger.close if self._owns_ledger else lambda: None)
         self._identity = identity_of(plan, self._engine, self.optimizers, self._units)
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
@@ -188,7 +190,7 @@ class PrivateTraining(PublicFigures):
         )
         # of the parts before
         self._caveats: dict[str, bool] = {} if checkpoint is None else checkpoint["caveats"]
-        self._saved_at = None if checkpoint is None else checkpoint["steps_done"]
+        self._saved_at, self._left = checkpoint["steps_done"] if checkpoint else None, False
         if checkpoint is not None:
             self._restore(checkpoint)
         self._engine.attach()
@@ -404,6 +406,8 @@ class PrivateTraining(PublicFigures):
         error feedback remembers, and the noise that correlated mechanisms will take back. To
         publish a model, save ``model.state_dict()``.
 
+        A run that was left can still be saved: the checkpoint is of where it stopped.
+
         What some of several optimizers have not used yet of the last release is not saved. The run
         may go on from the file if the `with` is left in this state, or not at all (the process
         died); left later, the run counts as completed.
@@ -418,14 +422,18 @@ class PrivateTraining(PublicFigures):
             ValueError: a state dict holds what could not be read back. OSError: the file cannot be
                 written. What was there is unchanged.
         """
-        self._require_attached()
         self._steps.refuse_interrupted()
         if self._steps.gate.ended:
             raise PrivacyError(
                 "private.save was called after private.finish: an ended run cannot go on. Fix: "
                 "save model.state_dict()."
             )
-        if self._steps.state != "idle":
+        if not self._hooks.attached:  # left: a step that was begun is done again
+            refuse_several_processes(self._ranks)
+            self._steps.restart()
+            if self.steps_done < self.plan.steps:
+                self._steps.gate.reenter()
+        elif self._steps.state != "idle":
             raise PrivacyError(
                 "private.save was called in the middle of a step. Fix: save after "
                 "optimizer.step() for the last piece of a "
@@ -503,8 +511,35 @@ class PrivateTraining(PublicFigures):
         self._engine.detach()
         self._wrapping.restore()
         self._hooks.remove()
-        if self._owns_ledger:
-            self._ledger.close()
+
+    def _attach_again(self) -> None:
+        """Go on in the process that left the run: the same batches, noise, counts and charge.
+
+        Raises:
+            PrivacyError: all steps are done, this is a forked process, or the model is attached
+                elsewhere or has become another one.
+            LedgerError: the ledger cannot be written.
+        """
+        self._steps.refuse_interrupted()
+        identity = identity_of(self.plan, self._engine, self.optimizers, self._units)
+        row = self._units.a_row(self._train_set)
+        refuse_several_processes(self._ranks)
+        refuse_another_program(
+            self.plan,
+            self._engine,
+            self.optimizers,
+            same=identity == self._identity,
+            choose=lambda: choose_isolation(self.model, [row], *self._asked),  # type: ignore[arg-type]
+        )
+        self._steps.gate.reenter()
+        self._steps.restart()
+        self._engine.attach()
+        self._wrapping.switch_off()
+        show_the_batch_axis(self.model, self._chosen.sample if self._engine.hooks else None)
+        self._hooks = OptimizerHooks(
+            self.optimizers, self._steps, self._released_gradients, self._engine
+        )
+        self._left = True
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -518,10 +553,16 @@ class PrivateTraining(PublicFigures):
     def _require_attached(self) -> None:
         if not self._hooks.attached:
             raise PrivacyError(
-                "this training has been detached. Fix: draw batches inside the `with` block."
+                "this training has been detached. Fix: draw batches inside the `with` block; "
+                "`with private:` enters it again where it stopped, on the same charge."
             )
 
     def __enter__(self) -> Self:
+        """Inside, the training is attached. One that was left is entered again where it stopped,
+        in the same process and on the same charge.
+        """
+        if not self._hooks.attached:
+            self._attach_again()
         return self
 
     def __exit__(

@@ -56,6 +56,7 @@ class PublicFigures:
     _seeded: bool
     _sharded: bool
     _caveats: dict[str, bool]  # of the parts before
+    _left: bool  # and entered again
 
     @property
     def steps_done(self) -> int:
@@ -171,5 +172,5 @@ class PublicFigures:
         found = caveats_of(
             self._engine, seeded=self._seeded, collate=self._delivery.collates_unchecked
         )
-        found["varies"] = self._delivery.shapes_vary
+        found["varies"], found["left"] = self._delivery.shapes_vary, self._left
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}
