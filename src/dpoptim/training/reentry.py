@@ -56,5 +56,6 @@ def refuse_several_processes(ranks: Ranks) -> None:
     if ranks.size > 1:
         raise PrivacyError(
             "a run of several processes that was left cannot be saved, nor entered again. "
-            "Fix: private.save(path) before it is left, and dpoptim.attach(..., resume=path) in all of them."
+            "Fix: private.save(path) before it is left, and dpoptim.attach(..., resume=path) in "
+            "all of them."
         )
