@@ -60,10 +60,15 @@ def own_part(
     ranks.agree(facts)
     if settings["sharded"]:
         return x, y
-    sizes = part_sizes(len(x), ranks.size)
+    return equal_part(x, ranks), equal_part(y, ranks)
+
+
+def equal_part(rows: Any, ranks: Ranks) -> Any:
+    """This rank's part of what all ranks have."""
+    sizes = part_sizes(len(rows), ranks.size)
     start = sum(sizes[: ranks.rank])
     stop = start + sizes[ranks.rank]
-    return x.rows(start, stop) if isinstance(x, ParquetRows) else x[start:stop], y[start:stop]
+    return rows.rows(start, stop) if isinstance(rows, ParquetRows) else rows[start:stop]
 
 
 def classes_of_all(y: NDArray[Any], ranks: Ranks) -> NDArray[Any]:

@@ -4,7 +4,7 @@ import copy
 import datetime
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.plans import plan_of
+from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 from dpoptim.runs.saved_model import save_model
@@ -51,43 +52,52 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     """Load, plan, train, save, report. Returns the run directory.
 
     Everything that can be refused is refused before the first noisy step: data, plan, ledger, run
-    directory.
+    directory. In the processes that torchrun starts, rank 0 alone opens the ledger and the run
+    directory, and reports.
 
     **Guarantee.** What is written and printed is covered by the plan's guarantee, or was declared
     public.
     """
-    data = load(request)
-    defaults = recipe(request.model, request.n or data.units, request.features)
-    plan = plan_of(
-        request,
-        data.units,
-        bundled=request.data in BUNDLED,
-        largest_gradient=solver_clip(data),
-        defaults=defaults,
-    )
-    plan = for_unit(plan, data, request.records_per_person)
-    most_seconds = seconds_of(request, plan)
-    compare = wants_comparison(request, data)
-    torch.manual_seed(request.seed)
-    model = build_model(request.model, data.x.shape[1:], data.outputs)
-    comparison = copy.deepcopy(model)
-    optimization = Optimization(
-        learning_rate=pick(request.learning_rate, defaults.learning_rate),
-        momentum=pick(request.momentum, defaults.momentum),
-        averaged=defaults.averaged,
-        physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
-    )
-    with open_ledger(request, plan.neighboring, data) as ledger:
-        # which goes on upon the charge that it has
-        if plan.noise_multiplier > 0 and not request.resume:
-            ledger.check(plan.event, plan.neighboring)
-        folder = prepare_folder(request, data)
-        try_writing(folder)  # before anything is spent
-        say(plan.describe(), to=console)
-        for note in notes_on(request, data, ledger):
-            say(note, style="yellow", to=console)
+    with launched() as ranks, ExitStack() as stack:
+        first = ranks.rank == 0
+        console = console if first else Console(quiet=True)
+        with refused_together(ranks, "dpoptim train"):
+            data = load(request)
+            defaults = recipe(request.model, request.n or data.units, request.features)
+            plan = plan_of(
+                request,
+                data.units,
+                bundled=request.data in BUNDLED,
+                largest_gradient=solver_clip(data),
+                defaults=defaults,
+            )
+            plan = for_unit(plan, data, request.records_per_person)
+            most_seconds = seconds_of(request, plan)
+            compare = wants_comparison(request, data)
+            torch.manual_seed(request.seed)
+            model = build_model(request.model, data.x.shape[1:], data.outputs)
+            comparison = copy.deepcopy(model)
+            optimization = Optimization(
+                learning_rate=pick(request.learning_rate, defaults.learning_rate),
+                momentum=pick(request.momentum, defaults.momentum),
+                averaged=defaults.averaged,
+                physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
+            )
+            folder = Path()
+            ledger = Ledger(neighboring=plan.neighboring)  # of which rank 0's is charged
+            if first:
+                ledger = stack.enter_context(open_ledger(request, plan.neighboring, data))
+                # a run that goes on has its charge
+                if plan.noise_multiplier > 0 and not request.resume:
+                    ledger.check(plan.event, plan.neighboring)
+                folder = prepare_folder(request, data)
+                try_writing(folder)  # before anything is spent
+                say(plan.describe(), to=console)
+                for note in notes_on(request, data, ledger):
+                    say(note, style="yellow", to=console)
+        folder = ranks.from_first(lambda: folder)
         with stop_on_signals() as stop, progress_bar(console, plan) as count:
-            saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop)
+            saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop, ranks=ranks)
             by_loop = partial(
                 train_privately,
                 saved=saved,
@@ -105,6 +115,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 noise_seed=request.noise_seed,
                 on_step=count,
             )
+        if not first:
+            return folder
         clipped_to = row_norm(data) if isinstance(plan.method, WholeRun) else None
         # First of all: the budget that made it is spent.
         digest = save_model(folder / "model.pt", model, request.model, data, clipped_to)

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.files import write_atomically
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.tail_average import TailAverage
 
+SAVE, STOP = 1, 2  # what a rank wishes after a step
 SECRET = "private.checkpoint"
 RELEASED = "progress-{}.pt"
 
@@ -66,6 +68,7 @@ class SavedRun:
         seconds: between two saves.
         stop: asked after every step.
         clock: seconds that pass.
+        ranks: the processes that train together: one stops, or saves, when all do; rank 0 writes.
 
     **Guarantee.** The checkpoint is secret, like the data; the other file holds averages of
     released iterates and scores on public data. Both are removed when the run is complete.
@@ -75,6 +78,7 @@ class SavedRun:
     seconds: float
     stop: StopRequest
     clock: Callable[[], float] = time.monotonic
+    ranks: Ranks = ALONE
     _saved_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,9 +98,11 @@ class SavedRun:
         """
         if private.steps_done == private.plan.steps:
             return
-        if self.stop.asked or self.clock() - self._saved_at >= self.seconds:
+        due = self.clock() - self._saved_at >= self.seconds
+        wish = self.ranks.most(STOP if self.stop.asked else SAVE if due else 0)
+        if wish:
             self._save(private, average, scores)
-        if self.stop.asked:
+        if wish == STOP:
             raise RunInterruptedError(
                 f"stopped after step {private.steps_done} of {private.plan.steps}, and saved. "
                 "The same command with "
@@ -107,13 +113,16 @@ class SavedRun:
         """First what the checkpoint's step needs, then the checkpoint: killed in between, the
         older pair is whole.
         """
-        stream = io.BytesIO()
-        torch.save({"average": average.state(), "scores": scores}, stream)
-        write_atomically(self.folder / RELEASED.format(private.steps_done), stream.getvalue())
+        own = self.folder / RELEASED.format(private.steps_done)
+        if self.ranks.rank == 0:
+            stream = io.BytesIO()
+            torch.save({"average": average.state(), "scores": scores}, stream)
+            write_atomically(own, stream.getvalue())
         private.save(self.checkpoint)
-        for path in self.folder.glob(RELEASED.format("*")):
-            if path.name != RELEASED.format(private.steps_done):
-                path.unlink()
+        if self.ranks.rank == 0:
+            for path in self.folder.glob(RELEASED.format("*")):
+                if path != own:
+                    path.unlink()
         self._saved_at = self.clock()
 
     def restore(self, steps_done: int, average: TailAverage) -> list[float]:
@@ -124,7 +133,9 @@ class SavedRun:
         """
         path = self.folder / RELEASED.format(steps_done)
         try:
-            saved: dict[str, Any] = torch.load(path, weights_only=True)
+            saved: dict[str, Any] = self.ranks.from_first(
+                lambda: torch.load(path, weights_only=True)
+            )
             average.restore(saved["average"])
             return [float(each) for each in saved["scores"]]
         except Exception as error:  # torch.load raises many kinds

@@ -150,7 +150,7 @@ def train_privately(
     ) as private:
         if checkpoint is not None and saved is not None:
             scores = saved.restore(private.steps_done, average)
-            ended = end_in_time(private, clock() - started, most_seconds)
+            ended = end_in_time(private, saved, clock() - started >= most_seconds)
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
             private.backward(batch_losses(model, (x, y)))
@@ -164,7 +164,7 @@ def train_privately(
                 average.swap()
                 scores.append(score(model, *hold_out))
                 average.swap()
-            ended = end_in_time(private, clock() - started, most_seconds)
+            ended = end_in_time(private, saved, clock() - started >= most_seconds)
             if saved is not None and not ended:
                 saved.after_step(private, average, scores)
         average.swap()
@@ -179,10 +179,14 @@ def train_privately(
         )
 
 
-def end_in_time(private: PrivateTraining, seconds: float, most_seconds: float) -> str:
-    """End the run for good if its time is over and steps are left; say so, or nothing."""
+def end_in_time(private: PrivateTraining, saved: SavedRun | None, over: bool) -> str:
+    """End the run for good if its time is over and steps are left; say so, or nothing. Processes
+    that train together end when the time of one is over.
+    """
     done, planned = private.steps_done, private.plan.steps
-    if seconds < most_seconds or done == planned:
+    if saved is not None:
+        over = bool(saved.ranks.most(int(over)))
+    if not over or done == planned:
         return ""
     why = private.why_no_refund
     private.finish(refund=not why)

@@ -12,7 +12,9 @@ from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.data import Data, Schema
+from dpoptim.distributed.agreement import digest
 from dpoptim.estimators.linear_fit import CLIPPED_SHARE
+from dpoptim.estimators.shards import all_ranks, equal_part, sample_of
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
 from dpoptim.gradients.linear import LinearModel, Loss
@@ -72,25 +74,29 @@ def train_by_solver(
     rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))
     loss: Loss = "softmax" if data.target_bounds is None else "squared"
     linear = LinearModel(loss, rows.shape[1], outputs=data.outputs)
-    weights, guarantee = solve(
-        method.solver,
-        linear,
-        (rows, data.y),
-        Budget(
-            delta=plan.delta,
-            mu=(2 if plan.neighboring == "replace-one" else 1) / plan.noise_multiplier,
-        ),
-        radius=math.hypot(row_norm(data), 1),
-        clip_norm=method.clip_norm,
-        l2=0.0,
-        steps=None,
-        step_size=None,
-        options=None,
-        start=None,
-        neighboring=plan.neighboring,
-        ledger=ledger,
-        noise_seed=noise_seed,
-    )
+    with all_ranks() as ranks:
+        ranks.agree({"plan": digest(plan.to_json()), "data set": sample_of(rows, data.y)})
+        weights, guarantee = solve(
+            method.solver,
+            linear,
+            tuple(equal_part(part, ranks) for part in (rows, data.y)),
+            Budget(
+                delta=plan.delta,
+                mu=(2 if plan.neighboring == "replace-one" else 1) / plan.noise_multiplier,
+            ),
+            radius=math.hypot(row_norm(data), 1),
+            clip_norm=method.clip_norm,
+            l2=0.0,
+            steps=None,
+            step_size=None,
+            options=None,
+            start=None,
+            neighboring=plan.neighboring,
+            ledger=ledger,
+            noise_seed=noise_seed,
+            ranks=ranks,
+        )
+        weights, reservation = ranks.from_first(lambda: (weights, ledger.made[-1]))
     matrix = weights.view(linear.outputs, linear.columns).to(torch.float32)
     layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
     with torch.no_grad():
@@ -107,7 +113,7 @@ def train_by_solver(
         model=model,
         guarantee=guarantee,
         basis=(*plan.basis, *seeded),
-        reservation=ledger.made[-1],
+        reservation=reservation,
         scores=()
         if hold_out is None
         else (score(model, clip_like(hold_out[0], data), hold_out[1]),),

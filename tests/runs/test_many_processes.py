@@ -1,0 +1,106 @@
+"""``dpoptim train`` under torchrun, as it is: one run directory, one charge, the model of one
+process; and on in any number.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dpoptim
+
+TRAIN = ["-m", "dpoptim", "train", "--data", "digits", "--no-compare", "--noise-seed", "3"]
+
+
+def start(folder: Path, ranks: int, *options: str) -> subprocess.Popen[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *(launcher if ranks > 1 else []), *TRAIN, *options]
+    source = str(Path(dpoptim.__file__).parents[1])
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, errors = process.communicate(timeout=240)
+    return process.returncode, out, errors
+
+
+def weights(folder: Path) -> torch.Tensor:
+    saved: Any = torch.load(folder / "model.pt", weights_only=True)
+    return torch.cat([t.double().flatten() for t in saved["state_dict"].values()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dp-sgd", "noisy-gd"])
+def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
+    """The same certificate but for the time, the model to rounding (DP-SGD without noise, since
+    ranks draw their own), one charge.
+    """
+    steps = ["--epochs", "1", "--noise-multiplier", "0"] if method == "dp-sgd" else []
+    certificates = []
+    for ranks in (1, 2):
+        out = ["--out", f"run{ranks}", "--ledger", f"{ranks}.sqlite", "--method", method, *steps]
+        code, said, errors = finished(start(tmp_path, ranks, *out))
+        assert code == 0, errors
+        assert said.count("certificate.json") == 1  # rank 0 alone reports
+        folder = tmp_path / f"run{ranks}"
+        assert {path.name for path in folder.iterdir()} == {
+            "model.pt",
+            "plan.json",
+            "certificate.json",
+            "report.html",
+        }
+        certificates.append(json.loads((folder / "certificate.json").read_text()))
+        with dpoptim.Ledger(tmp_path / f"{ranks}.sqlite") as ledger:
+            states = [entry.state for entry in ledger.entries()]
+            assert states == ([] if method == "dp-sgd" else ["committed"])
+    one, two = certificates
+    assert two["guarantee"] == one["guarantee"]
+    torch.testing.assert_close(
+        weights(tmp_path / "run2"), weights(tmp_path / "run1"), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_a_run_stopped_in_two_processes_goes_on_in_three(tmp_path: Path) -> None:
+    options = ["--out", "run", "--ledger", "l.sqlite", "--budget", "2.5,1e-4", "--epochs", "60"]
+    process = start(tmp_path, 2, *options, "--save-every", "0")
+    checkpoint, waited = tmp_path / "run" / "private.checkpoint", 0.0
+    while not checkpoint.exists() and process.poll() is None and waited < 120:
+        time.sleep(0.1)
+        waited += 0.1
+    process.send_signal(signal.SIGTERM)
+    finished(process)
+    assert checkpoint.exists()
+    code, said, errors = finished(start(tmp_path, 3, *options, "--resume"))
+    assert code == 0, errors
+    assert "guarantee" in said
+    assert not checkpoint.exists()
+    with dpoptim.Ledger(tmp_path / "l.sqlite") as ledger:
+        (entry,) = ledger.entries()
+        assert entry.state == "committed"
+        assert entry.resumed == 1
+
+
+@pytest.mark.slow
+def test_what_rank_0_refuses_ends_all(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "something").touch()
+    code, said, errors = finished(start(tmp_path, 2, "--out", "run"))
+    assert code != 0
+    assert "--out run is not empty" in errors
+    assert "rank 0 failed in dpoptim train" in errors
+    assert "guarantee" not in said
