@@ -55,8 +55,8 @@ def knows_opacus(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in known and name in KEYWORDS:
                 raise TypeError(
-                    f"{function.__name__}() has no {name!r}. Fix: what Opacus calls {name} is here "
-                    f"{KEYWORDS[name]}."
+                    f"{function.__qualname__}() has no {name!r}. Fix: what Opacus calls {name} is "
+                    f"here {KEYWORDS[name]}."
                 )
         return function(*args, **kwargs)
 

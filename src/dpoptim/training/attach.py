@@ -16,6 +16,7 @@ from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
+from dpoptim.training.foreign import innermost
 from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.streams import is_stream, records_of_stream
@@ -185,11 +186,3 @@ def attach(
     except BaseException:
         ranks.leave(0, failed=True)
         raise
-
-
-def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside what Accelerate, Lightning and others wrap around it, on which hooks
-    run.
-    """
-    inner = getattr(optimizer, "optimizer", None)
-    return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

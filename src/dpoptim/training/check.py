@@ -15,6 +15,7 @@ from dpoptim.gradients.values import Values
 from dpoptim.torch_internals import pytree
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
+from dpoptim.training.foreign import refuse_nothing_to_train
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
 from dpoptim.training.quiet import quiet
@@ -101,6 +102,7 @@ def check(
         >>> dpoptim.check(torch.nn.Linear(5, 2), loss, batch).records
         8
     """
+    refuse_nothing_to_train(model)
     records, collate = (
         (single_records(batch), stacked) if collate_fn is None else (list(batch), collate_fn)
     )

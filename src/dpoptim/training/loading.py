@@ -124,5 +124,9 @@ class Batches:
             )
         return self._left
 
+    def __repr__(self) -> str:
+        left = "microbatches" if self._left is None else f"{self._left} batches"
+        return f"<private batches: {left} to come>"
+
     def __length_hint__(self) -> int:
         return NotImplemented if self._left is None else self._left

@@ -39,6 +39,9 @@ class LogicalSteps:
         """Steps that remain; public."""
         return self._total - self._training.steps_done
 
+    def __repr__(self) -> str:
+        return f"<private steps: {len(self)} of {self._total} to come>"
+
     def __iter__(self) -> Iterator["LogicalStep"]:
         return self
 
@@ -57,6 +60,9 @@ class LogicalStep:
     def __init__(self, training: Delivery, microbatches: Iterator[Any], number: int) -> None:
         self._training, self._microbatches, self.number = training, microbatches, number
         self._used = False
+
+    def __repr__(self) -> str:
+        return f"<private step {self.number}>"
 
     def __iter__(self) -> Iterator[Any]:
         """Each microbatch of the step, collated; how many there are is private."""

@@ -23,6 +23,7 @@ from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Choice, require_choice
 from dpoptim.gradients.oracle import Loss
+from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
 from dpoptim.training.agreed import agree_on_run
 from dpoptim.training.checkpoint import (
@@ -33,6 +34,7 @@ from dpoptim.training.checkpoint import (
 )
 from dpoptim.training.delivery import Delivery, queue_of
 from dpoptim.training.engines import engine_for
+from dpoptim.training.foreign import explain
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
 from dpoptim.training.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.logical_steps import LogicalSteps
@@ -217,6 +219,7 @@ class PrivateTraining(PublicFigures):
 
     # ---- data -----------------------------------------------------------------------------------
 
+    @knows_opacus
     def batches(
         self,
         *,
@@ -273,6 +276,7 @@ class PrivateTraining(PublicFigures):
         self._require_attached()
         return self._delivery.batches(physical_batch_size, options, fixed_shape)
 
+    @knows_opacus
     def steps(
         self,
         *,
@@ -571,6 +575,8 @@ class PrivateTraining(PublicFigures):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            explain(error, traceback)
         try:
             if error is None:
                 refuse_changed_parameters(self._engine, everything=True)

@@ -17,6 +17,11 @@ from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan
 from dpoptim.torch_internals import global_step_hooks, gradient_hooks
+from dpoptim.training.foreign import (
+    refuse_nothing_to_train,
+    refuse_opacus_model,
+    refuse_opacus_optimizers,
+)
 from dpoptim.training.units import Units
 from dpoptim.unit import RECORD
 
@@ -62,6 +67,8 @@ def refuse_model(model: nn.Module) -> None:
             "(model.module), and start one process for each device: see "
             "docs/guides/many-processes.md."
         )
+    refuse_opacus_model(model)
+    refuse_nothing_to_train(model)
     for name, module in model.named_modules():
         refuse_wrapped(module, name or type(module).__name__, serve_containers=True)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -74,6 +81,7 @@ def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             "optimizer must be a torch.optim.Optimizer, or a list of several, got "
             f"{type(optimizers).__name__}."
         )
+    refuse_opacus_optimizers(optimizers)
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(

@@ -27,20 +27,20 @@ def records_of_stream(plan: Plan, stream: Any) -> "StreamRecords":
         PrivacyError: the plan samples, shuffles, or takes more than one pass.
     """
     sampler = plan.sampler
-    if (
-        not isinstance(sampler, FixedBatches)
-        or sampler.order != "given"
-        or plan.steps > sampler.steps_per_pass
-    ):
-        raise PrivacyError(
-            "train_set is a stream, whose records come in order and once, and the plan draws "
-            "records by index. Fix: "
-            'dpoptim.DPFTRL(..., order="given").plan(epochs=1, ...), which takes them as they '
-            "come; or a map-style data "
-            "set (a memory-mapped array, or an Arrow table of Hugging Face's datasets, of any "
-            "size on disk)."
-        )
-    return StreamRecords(stream, plan.n, keep=2 * sampler.batch_size)
+    if not isinstance(sampler, FixedBatches):
+        wrong = "samples records by index"
+    elif sampler.order != "given":
+        wrong = f'takes them in an order of its own (order="{sampler.order}")'
+    elif plan.steps > sampler.steps_per_pass:
+        wrong = "passes over them more than once"
+    else:
+        return StreamRecords(stream, plan.n, keep=2 * sampler.batch_size)
+    raise PrivacyError(
+        f"train_set is a stream, whose records come in order and once, and the plan {wrong}. Fix: "
+        'dpoptim.DPFTRL(..., order="given").plan(epochs=1, ...), which takes them as they come; '
+        "or a map-style data set (a memory-mapped array, or an Arrow table of Hugging Face's "
+        "datasets, of any size on disk)."
+    )
 
 
 class StreamRecords(Dataset[Any]):

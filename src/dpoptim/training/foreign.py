@@ -1,0 +1,78 @@
+"""What other libraries, and habits from plain training, bring into a private loop: refused, or
+explained, by name.
+"""
+
+from collections.abc import Iterable
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from dpoptim.errors import PrivacyError
+
+# Notes on what other modules raise on the way through the `with` of a private training.
+HINTS = {
+    "torch.amp.grad_scaler": "GradScaler is not supported: its scale would change what is clipped. "
+    "Fix: train without it: float32, and bfloat16 under torch.autocast, need none.",
+    "torch.nn.utils.clip_grad": "between private.backward and optimizer.step there is no .grad to "
+    "clip: clipped sums stay inside until noise is on them. Fix: leave it out, the plan clips each "
+    "record's gradient; optimizer.register_step_pre_hook(...) for what is to happen to the noisy "
+    "mean.",
+}
+
+
+def is_opacus(thing: object) -> bool:
+    return type(thing).__module__.partition(".")[0] == "opacus"
+
+
+def refuse_opacus_model(model: nn.Module) -> None:
+    """Refuse Opacus' wrapper around a model, and what it leaves on the parameters inside."""
+    if is_opacus(model):
+        raise PrivacyError(
+            f"model is wrapped in Opacus' {type(model).__name__}, which keeps every record's "
+            "gradient. Fix: attach the bare model, model.to_standard_module(); "
+            "dpoptim.attach needs no wrapper."
+        )
+    for name, p in model.named_parameters():
+        if hasattr(p, "grad_sample"):
+            raise PrivacyError(
+                f"parameter {name!r} has Opacus' grad_sample: its GradSampleModule is still "
+                "around the model. Fix: wrapper.to_standard_module() before dpoptim.attach."
+            )
+
+
+def refuse_opacus_optimizers(optimizers: Iterable[object]) -> None:
+    """Refuse Opacus' optimizers, which would add noise of their own."""
+    for optimizer in optimizers:
+        if is_opacus(optimizer):
+            raise PrivacyError(
+                f"optimizer is Opacus' {type(optimizer).__name__}, which clips and adds noise "
+                "itself. Fix: give dpoptim.attach your own, optimizer.original_optimizer."
+            )
+
+
+def refuse_nothing_to_train(model: nn.Module) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(
+            "model has no parameter that requires a gradient: all are frozen, or there is none. "
+            "Fix: requires_grad_(True) on what is to train, before the optimizer is made and "
+            "dpoptim.attach is called."
+        )
+
+
+def explain(error: BaseException, trace: TracebackType | None) -> None:
+    """Add to another library's error what it is about here, where that is known."""
+    while trace is not None:
+        hint = HINTS.get(trace.tb_frame.f_globals.get("__name__", ""))
+        if hint is not None and not isinstance(error, PrivacyError):
+            error.add_note(f"dpoptim: {hint}")
+            return
+        trace = trace.tb_next
+
+
+def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer inside what Accelerate, Lightning and others wrap around it, on which hooks
+    run.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

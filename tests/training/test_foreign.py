@@ -1,0 +1,149 @@
+"""What newcomers bring from plain training and from Opacus: each mistake is named with its fix, and
+nothing shown has an address in it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+import dpoptim
+
+SAMPLED = dpoptim.DPSGD(clip_norm=1.0).plan(n=40, batch_size=10, steps=4, epsilon=8.0, delta=1e-4)
+
+
+def in_order(order: Any = "given", epochs: int = 1) -> dpoptim.Plan:
+    return dpoptim.DPFTRL(clip_norm=1.0, order=order).plan(
+        n=40, batch_size=10, epochs=epochs, noise_multiplier=1.0, delta=1e-4, neighboring="zero-out"
+    )
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        raise AssertionError("read, though refused")
+
+
+class Loop:
+    """The parts of a loop; a mistake changes one of them."""
+
+    def __init__(self) -> None:
+        self.plan, self.model = SAMPLED, nn.Linear(3, 2)
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.data: Any = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,)))
+        self.scaler = torch.amp.GradScaler("cpu")
+
+    def run(
+        self, after_backward: Callable[["Loop"], Any] = lambda loop: None, **options: Any
+    ) -> None:
+        private = dpoptim.attach(self.plan, self.model, self.optimizer, self.data)
+        with private:
+            for x, y in private.batches(**options):
+                losses = F.cross_entropy(self.model(x), y, reduction="none")
+                private.backward(losses)
+                after_backward(self)
+                self.optimizer.step()
+
+
+def all_frozen(loop: Loop) -> None:
+    loop.model.requires_grad_(False)
+    loop.run()
+
+
+def all_frozen_in_check(loop: Loop) -> None:
+    loop.model.requires_grad_(False)
+    dpoptim.check(loop.model, lambda model, x: model(x).sum(1), torch.randn(4, 3))
+
+
+def scaled_step(loop: Loop) -> None:
+    loop.run(lambda loop: (loop.scaler.scale(torch.ones(1)), loop.scaler.step(loop.optimizer)))
+
+
+def clipped_values(loop: Loop) -> None:
+    loop.run(lambda loop: nn.utils.clip_grad_value_(loop.model.parameters(), 1.0))
+
+
+def opacus_model(loop: Loop) -> None:
+    loop.model = pytest.importorskip("opacus").GradSampleModule(loop.model)
+    loop.run()
+
+
+def opacus_hooks(loop: Loop) -> None:
+    wrapper = pytest.importorskip("opacus").GradSampleModule(loop.model)
+    assert wrapper is not None
+    loop.run()
+
+
+def opacus_optimizer(loop: Loop) -> None:
+    optimizers = pytest.importorskip("opacus.optimizers")
+    loop.optimizer = optimizers.DPOptimizer(
+        loop.optimizer, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4
+    )
+    loop.run()
+
+
+def sampled_stream(loop: Loop) -> None:
+    loop.data = Stream()
+    loop.run()
+
+
+def shuffled_stream(loop: Loop) -> None:
+    loop.plan, loop.data = in_order("shuffled"), Stream()
+    loop.run()
+
+
+def stream_twice(loop: Loop) -> None:
+    loop.plan, loop.data = in_order(epochs=2), Stream()
+    loop.run()
+
+
+MISTAKES: dict[Callable[[Loop], None], str] = {
+    all_frozen: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
+    all_frozen_in_check: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
+    scaled_step: r"GradScaler is not supported.*Fix: train without it",
+    clipped_values: r"there is no \.grad to clip.*Fix: leave it out",
+    opacus_model: r"Opacus' GradSampleModule.*Fix: attach the bare model",
+    opacus_hooks: r"'weight' has Opacus' grad_sample.*Fix: wrapper\.to_standard_module",
+    opacus_optimizer: r"Opacus' DPOptimizer.*Fix: give dpoptim\.attach your own",
+    sampled_stream: r"train_set is a stream.*samples records by index.*Fix: dpoptim\.DPFTRL",
+    shuffled_stream: r'train_set is a stream.*order="shuffled".*Fix: dpoptim\.DPFTRL',
+    stream_twice: r"train_set is a stream.*more than once.*Fix: dpoptim\.DPFTRL",
+    lambda loop: loop.run(max_physical_batch_size=4): r"batches\(physical_batch_size=",
+    lambda loop: dpoptim.DPSGD(max_grad_norm=1.0): r"DPSGD\(clip_norm=",  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_the_mistake_is_named_with_its_fix(mistake: Callable[[Loop], None]) -> None:
+    with pytest.raises(Exception, match=f"(?s){MISTAKES[mistake]}"):
+        mistake(Loop())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_opacus_has_let_go_is_served() -> None:
+    loop = Loop()
+    loop.model = pytest.importorskip("opacus").GradSampleModule(loop.model).to_standard_module()
+    loop.run()
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    def fail(loop: Loop) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        Loop().run(fail)
+    assert not getattr(caught.value, "__notes__", None)
+
+
+def test_nothing_shown_is_an_address() -> None:
+    loop = Loop()
+    with dpoptim.attach(loop.plan, loop.model, loop.optimizer, loop.data) as private:
+        steps = private.steps()
+        shown = (private, private.batches(), private.batches(physical_batch_size=3), steps)
+        for thing in (*shown, next(steps), private.spent(), loop.plan, loop.plan.event):
+            assert " at 0x" not in repr(thing)
+            assert "REPLACE_SPECIAL" not in repr(thing)
