@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import distributed_work as work
 import dpoptim
@@ -40,3 +41,23 @@ def test_what_ranks_keep_in_parts_is_whole_in_the_file(method: str, tmp_path: Pa
     with dpoptim.Ledger(path + ".ledger") as ledger:
         (entry,) = ledger.entries()
         assert (entry.state, entry.resumed) == ("committed", 1)
+
+
+@pytest.mark.slow
+def test_runs_on_shards_go_on_where_their_records_are(tmp_path: Path) -> None:
+    """At sampling rate 1 nothing is drawn ahead: any processes go on, alike. Batches drawn ahead,
+    and orders of records, go on where the same records are, and are refused elsewhere.
+    """
+    path = str(tmp_path / "run")
+    run_ranks(2, work.part_in_shards, [20, 9], "flat", path, True)
+    expected = work.part_in_shards(0, [29], "flat", path, False)
+    for sizes in ([20, 9], [5, 20, 4]):
+        for result in run_ranks(len(sizes), work.shards_go_on, sizes, "flat", path):
+            assert (result - expected).abs().max() < 1e-12
+    for method, ahead in (("flat", 3), ("dice", 0)):
+        run_ranks(2, work.part_in_shards, [20, 10], method, path, True, ahead)
+        for result in run_ranks(2, work.shards_go_on, [20, 10], method, path):
+            assert isinstance(result, torch.Tensor)
+        for sizes in ([10, 20], [10, 10, 10]):
+            for result in run_ranks(len(sizes), work.shards_go_on, sizes, method, path):
+                assert "spread over the processes in another way" in result

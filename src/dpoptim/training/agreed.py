@@ -24,13 +24,16 @@ def agree_on_run(
     options: Mapping[str, Any],
     *,
     sharded: bool,
-) -> None:
+) -> int:
     """Refuse ranks that would do different things, or have another number of records together than
     was planned.
 
     Args:
         options: others of `attach`, by name.
         sharded: whether ``train_set`` is this rank's part alone.
+
+    Returns:
+        the number of records, or persons, on all ranks. Private under add-or-remove-one.
 
     Raises:
         PrivacyError: ranks differ; the message names what, and the rank. ValueError: not the
@@ -42,4 +45,6 @@ def agree_on_run(
         "persons": units.persons is not None if sharded else units.digest,
     }
     ranks.agree(facts_of(plan, engine, optimizers, train_set, sharded=sharded, **options, **own))
-    refuse_other_size(plan, ranks.added(units.count) if sharded else units.count, units.name)
+    count = ranks.added(units.count) if sharded else units.count
+    refuse_other_size(plan, count, units.name)
+    return count

@@ -207,9 +207,13 @@ def cipher(key: bytes) -> AESGCM:
 
 
 def identity_of(
-    plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer], units: Units
+    plan: Plan,
+    engine: Engine,
+    optimizers: Sequence[torch.optim.Optimizer],
+    units: Units,
+    count: int,
 ) -> dict[str, Any]:
-    """What must be the same for a run to go on."""
+    """What must be the same for a run to go on; ``count``: of the units in all processes."""
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     return {
         "plan": plan.to_json(),
@@ -223,7 +227,7 @@ def identity_of(
             )
             for optimizer in optimizers
         ],
-        "records": [units.count, units.name, units.rows.per_record, units.rows.reduction],
+        "records": [count, units.name, units.rows.per_record, units.rows.reduction],
         "loss_reduction": engine.reduction,
     }
 

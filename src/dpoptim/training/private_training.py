@@ -48,7 +48,6 @@ from dpoptim.training.refusals import (
     refuse_changed_parameters,
     refuse_engine,
     refuse_other_unit,
-    refuse_to_save,
     refuse_unsupported,
 )
 from dpoptim.training.released_gradients import ReleasedGradients
@@ -142,7 +141,7 @@ class PrivateTraining(PublicFigures):
             "partial_backward": partial_backward,
             "noise_seed": noise_seed,
         }
-        agree_on_run(
+        count = agree_on_run(
             ranks,
             plan,
             self._engine,
@@ -157,11 +156,11 @@ class PrivateTraining(PublicFigures):
             ledger is None,
         )
         weakref.finalize(self, self._ledger.close if self._owns_ledger else lambda: None)
-        self._identity = identity_of(plan, self._engine, self.optimizers, self._units)
+        self._identity = identity_of(plan, self._engine, self.optimizers, self._units, count)
         if checkpoint is not None:
             refuse_other_training(checkpoint, self._identity, self._ledger)
             own = ranks.dealer(noise_seed, "ranks of waiting" + later)
-            checkpoint = cut(checkpoint, ranks, self._engine.totals, own)
+            checkpoint = cut(checkpoint, ranks, self._engine.totals, own, self._own_records)
         gate = Gate(
             event=plan.event,
             neighboring=plan.neighboring,
@@ -207,6 +206,11 @@ class PrivateTraining(PublicFigures):
         if checkpoint is not None:
             self._hooks.redo(checkpoint["unfinished"])
         ranks.arrive("dpoptim.attach")
+
+    @property
+    def _own_records(self) -> int | None:
+        """How many are in this process alone; None where all have the same."""
+        return self._units.count if self._sharded else None
 
     def _checked(
         self, loss: Loss | None, collate_fn: Collate | None, reduction: Reduction | None
@@ -443,7 +447,6 @@ class PrivateTraining(PublicFigures):
                 "optimizer.step() for the last piece of a "
                 "batch, such as where private.finished_step is true."
             )
-        refuse_to_save(self._ranks.size, sharded=self._sharded)
         refuse_changed_parameters(self._engine, everything=True)
         contents = {
             "identity": self._identity,
@@ -454,7 +457,9 @@ class PrivateTraining(PublicFigures):
                 self._wrapping.whole(optimizer.state_dict()) for optimizer in self.optimizers
             ],
             "unfinished": self._wrapping.whole(self._released_gradients.unfinished()),
-            **joined(self._steps.secret_state(), self._ranks, self._engine.totals),
+            **joined(
+                self._steps.secret_state(), self._ranks, self._engine.totals, self._own_records
+            ),
         }
         write_checkpoint(
             Path(path),

@@ -139,16 +139,6 @@ def refuse_other_size(plan: Plan, count: int, name: str) -> None:
         )
 
 
-def refuse_to_save(processes: int, *, sharded: bool) -> None:
-    """Records that each process numbers for itself could not be found again by other processes."""
-    if processes > 1 and sharded:
-        raise PrivacyError(
-            "checkpoints of runs with sharded=True in several processes are not supported yet. "
-            "Fix: the same data set on "
-            "every process (a memory-mapped array, say), without sharded."
-        )
-
-
 def refuse_engine(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """What only shows when it is known how the model's gradients are taken."""
     refuse_partial_passes(engine)
