@@ -35,7 +35,7 @@ from dpoptim.training.checkpoint import (
 from dpoptim.training.delivery import Delivery, queue_of
 from dpoptim.training.engines import engine_for
 from dpoptim.training.foreign import explain
-from dpoptim.training.isolation import IsolationWarning, choose_isolation
+from dpoptim.training.isolation import Chosen, IsolationWarning, choose_isolation
 from dpoptim.training.loading import Batches, Collate, LoaderOptions
 from dpoptim.training.logical_steps import LogicalSteps
 from dpoptim.training.loss_check import LossCheck, check_loss
@@ -530,21 +530,28 @@ class PrivateTraining(PublicFigures):
             LedgerError: the ledger cannot be written.
         """
         self._steps.refuse_interrupted()
-        identity = identity_of(self.plan, self._engine, self.optimizers, self._units)
+        count = self._units.count  # in one process
+        identity = identity_of(self.plan, self._engine, self.optimizers, self._units, count)
         row = self._units.a_row(self._train_set)
+
+        def choose() -> Chosen:
+            with self._wrapping.gathered():
+                return choose_isolation(self.model, [row], *self._asked)  # type: ignore[arg-type]
+
         refuse_several_processes(self._ranks)
         refuse_another_program(
             self.plan,
             self._engine,
             self.optimizers,
             same=identity == self._identity,
-            choose=lambda: choose_isolation(self.model, [row], *self._asked),  # type: ignore[arg-type]
+            choose=choose,
         )
         self._steps.gate.reenter()
         self._steps.restart()
         self._engine.attach()
         self._wrapping.switch_off()
-        show_the_batch_axis(self.model, self._chosen.sample if self._engine.hooks else None)
+        with self._wrapping.gathered():
+            show_the_batch_axis(self.model, self._chosen.sample if self._engine.hooks else None)
         self._hooks = OptimizerHooks(
             self.optimizers, self._steps, self._released_gradients, self._engine
         )
