@@ -4,11 +4,17 @@ import click
 import typer
 
 COMMANDS = "<!-- commands -->"
+PAPERS = "<!-- papers -->"
 
 
 def on_page_markdown(markdown: str, **page: object) -> str:
-    """Put the command line's own help where a page asks for it."""
-    return markdown.replace(COMMANDS, commands()) if COMMANDS in markdown else markdown
+    """Put the command line's own help, and the table of the papers, where a page asks for it."""
+    from dpoptim.reproduce import papers
+
+    for place, made in ((COMMANDS, commands), (PAPERS, papers.table)):
+        if place in markdown:
+            markdown = markdown.replace(place, made())
+    return markdown
 
 
 def commands() -> str:

@@ -1,0 +1,172 @@
+"""What each of the five papers has, and where it is here: the rows of the documentation's page."""
+
+import inspect
+from dataclasses import dataclass
+
+from dpoptim.registry import entry, method_names
+from dpoptim.reproduce.experiments import EXPERIMENTS
+
+NOT_A_RUN = "a statement, not a run"
+NOT_A_METHOD = "a measurement, not a method"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One algorithm, theorem, table or figure.
+
+    Attributes:
+        paper: authors and year.
+        name: such as "Algorithm 1".
+        about: in a few words.
+        method: its name in the registry, if it is an algorithm that is a method of its own.
+        option: how the method is set to be this algorithm; empty: as it is.
+        theory: the function that computes it, below ``dpoptim``.
+        experiment: its name for `dpoptim reproduce`.
+        instead: where there is no experiment: what stands in its place, or why there is none.
+    """
+
+    paper: str
+    name: str
+    about: str
+    method: str | None = None
+    option: str = ""
+    theory: str | None = None
+    experiment: str | None = None
+    instead: str = ""
+
+    def row(self) -> list[str]:
+        """Return the cells: paper, item, through ``attach``, estimator, command line, reproduced.
+
+        Raises:
+            ValueError: an experiment or a method that is not there.
+        """
+        if self.experiment is not None and self.experiment not in EXPERIMENTS:
+            raise ValueError(f"experiment={self.experiment!r} is none of dpoptim reproduce.")
+        made = f"`dpoptim reproduce {self.experiment}`" if self.experiment else ""
+        reproduced = "; ".join(part for part in (made, self.instead) if part)
+        head = [self.paper, f"{self.name}: {self.about}"]
+        return [*head, *self._doors(), reproduced]
+
+    def _doors(self) -> list[str]:
+        if self.theory is not None:
+            return [f"{NOT_A_RUN}: `dpoptim.{self.theory}`", NOT_A_RUN, NOT_A_RUN]
+        if self.method is None:
+            reason = NOT_A_METHOD if self.name.startswith(("Table", "Figure")) else NOT_A_RUN
+            return [reason] * 3
+        if self.method not in method_names():
+            raise ValueError(f"method={self.method!r} is not in the registry.")
+        command = f"`--method {self.method}`"
+        found = entry(self.method)
+        if found.solver:
+            solver = self.method.replace("-", "_")
+            return [
+                f"a whole run: `dpoptim.solvers.{solver}`, also on modules",
+                f'`DPLogisticRegression(solver="{self.method}")`',
+                command,
+            ]
+        return [f"`{found.make.__name__}({self.option or '...'})`", _network(self.method), command]
+
+
+def _network(method: str) -> str:
+    """Return how the estimators of networks train by a method that takes steps."""
+    from dpoptim.estimators import DPSGDClassifier
+
+    if "method" in inspect.signature(DPSGDClassifier).parameters:
+        return f'`DPSGDClassifier(method="{method}")`'
+    return "`DPSGDClassifier`" if method == "dp-sgd" else "by `attach`: networks are its matter"
+
+
+DAS, FANG, ZHANG = "Das et al. 2023", "Fang et al. 2023", "Zhang et al. 2024"
+MENART, CHOQUETTE = "Menart et al. 2024", "Choquette-Choo et al. 2024"
+OTHER_DATA = "not run: its data is in no package; the same experiment on data of this kind is"
+ITEMS = (
+    Item(DAS, "Algorithm 1", "DP-SGD", "dp-sgd", experiment="das-table6"),
+    Item(DAS, "Section 5", "a private low quantile as clip norm", "dp-sgd",
+         option="clip_norm=PrivateQuantile(0.05)", experiment="das-table6"),
+    Item(DAS, "Theorem 3.4", "moments accountant", instead="replaced by PLD, which is tighter"),
+    Item(DAS, "Theorem 5.4, H.1", "risk by clip norm", theory="theory.clip_norm.risk_terms",
+         experiment="das-table6"),
+    Item(DAS, "Theorem I.1", "heavy tails, constrained",
+         theory="theory.clip_norm.constrained_heavy_tailed", instead="computed"),
+    Item(DAS, "Theorem 6.2, J.1", "heavy tails, unconstrained",
+         theory="theory.clip_norm.unconstrained_heavy_tailed", instead="computed"),
+    Item(DAS, "Theorem 6.5, K.1", "heavy tails, Assumption 6.4",
+         theory="theory.clip_norm.improved_heavy_tailed", instead="computed"),
+    Item(DAS, "Theorem 6.6, L.1", "lower bound", theory="theory.clip_norm.optimal_orders",
+         instead="its order, computed"),
+    Item(DAS, "Theorem 6.8", "nonconvex losses", theory="theory.clip_norm.nonconvex_orders",
+         instead="its orders, computed"),
+    Item(DAS, "Table 1, 2", "summary of rates", theory="theory.clip_norm.optimal_orders",
+         instead="computed"),
+    Item(DAS, "Table 3", "with and without a private estimate", experiment="das-table6",
+         instead="its row for Fashion-MNIST"),
+    Item(DAS, "Table 4, Figure 1", "Caltech-256, Food-101, CIFAR-100",
+         instead=f"{OTHER_DATA} Table 6"),
+    Item(DAS, "Table 5", "CIFAR-10, TweetEval", experiment="das-table5",
+         instead="TweetEval, from a folder; CIFAR-10 not run: in no package"),
+    Item(DAS, "Table 6, Figure 2", "EMNIST, Fashion-MNIST", experiment="das-table6",
+         instead="Fashion-MNIST; EMNIST not run: in no package"),
+    Item(DAS, "Table 7, Figure 3", "networks of two layers", experiment="das-table7",
+         instead="on Fashion-MNIST"),
+    Item(FANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="fang-fig1"),
+    Item(FANG, "Algorithm 3", "value clipping", "value-sgd", experiment="fang-fig2"),
+    Item(FANG, "Definition 3.1, Lemma 3.2", "weak growth condition",
+         theory="theory.clip_norm.growth_bound", instead="computed"),
+    Item(FANG, "Theorem 4.5", "rate for smooth convex losses",
+         theory="theory.clip_norm.smooth_orders", instead="its order, computed"),
+    Item(FANG, "Figure 1", "how often gradients are clipped", experiment="fang-fig1"),
+    Item(FANG, "Figure 2, 3", "value against gradient clipping", experiment="fang-fig2"),
+    Item(FANG, "Table 2", "time of a step", experiment="fang-table2"),
+    Item(FANG, "Figure 4, 5", "made-up data; other budgets",
+         instead="not run; Figures 1 and 2 show the same on Fashion-MNIST"),
+    Item(ZHANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="dice-table2"),
+    Item(ZHANG, "Algorithm 2", "error feedback", "dice-sgd", experiment="dice-table2"),
+    Item(ZHANG, "Algorithm 3", "with Adam", "dice-sgd", experiment="dice-table2",
+         instead="the optimizer is the user's"),
+    Item(ZHANG, "Algorithm 4", "automatic clipping", "dice-sgd", option='clipping="automatic"',
+         instead="refuted as printed by the audits; ours passes them"),
+    Item(ZHANG, "Theorem 3.6", "convergence", experiment="dice-bias",
+         instead="its fixed point, seen"),
+    Item(ZHANG, "Theorem 3.7, A.3", "its guarantee", "dice-sgd", option='accounting="paper"',
+         instead="false: refuted by the audits, and printed as unproven"),
+    Item(ZHANG, "Corollary 3.8", "utility", instead="rests on Theorem 3.7, which is false"),
+    Item(ZHANG, "Table 1", "comparison of rates", instead="rests on Theorem 3.7, which is false"),
+    Item(ZHANG, "Table 2", "fine-tuning on CIFAR", experiment="dice-table2",
+         instead="a CNN on Fashion-MNIST; CIFAR not run: in no package"),
+    Item(ZHANG, "Table 3, Figure 4", "GPT-2 on E2E", experiment="dice-table2",
+         instead="a small GPT on E2E, from a folder; the weights of GPT-2 are in no package"),
+    Item(ZHANG, "Figure 2", "C1 by C2", experiment="dice-fig2"),
+    Item(ZHANG, "Figure 3", "C1 by step size", experiment="dice-fig3"),
+    Item(ZHANG, "Figure 5", "C1 by step size on E2E", instead="not run; Figure 3 is its like"),
+    Item(MENART, "Algorithm 1, Theorem 1", "KL-Spider", "kl-spider", experiment="kl-rates"),
+    Item(MENART, "Algorithm 2, Theorem 2", "proximal point", "proximal-point",
+         experiment="kl-rates"),
+    Item(MENART, "Algorithm 3, Theorem 3, 4", "adaptive gradient descent", "adaptive-gd",
+         experiment="kl-rates"),
+    Item(MENART, "Algorithm 4, Theorem 9", "noisy gradient descent", "noisy-gd",
+         experiment="kl-rates"),
+    Item(MENART, "Theorem 5", "stationary points", theory="solvers.select_stationary",
+         experiment="kl-real"),
+    Item(MENART, "Theorem 6 to 8, Corollary 1", "lower bounds",
+         theory="theory.kl_condition.lower_bound_rate", instead="for kappa up to 2, computed"),
+    Item(CHOQUETTE, "Algorithm 1", "accelerated DP-SRGD", "accelerated-srgd",
+         experiment="srgd-rates"),
+    Item(CHOQUETTE, "Theorem 4.1, 5.1", "excess risk",
+         theory="theory.accelerated_srgd.excess_risk_bound", instead="computed"),
+    Item(CHOQUETTE, "Theorem 5.8, Eq. 19", "settings inside the set",
+         theory="theory.accelerated_srgd.minimiser_inside", instead="computed"),
+    Item(CHOQUETTE, "Theorem 5.12", "settings anywhere",
+         theory="theory.accelerated_srgd.minimiser_anywhere", instead="computed"),
+    Item(CHOQUETTE, "Theorem 5.13", "independent gradients",
+         theory="theory.accelerated_srgd.independent_excess_risk_bound", experiment="srgd-rates"),
+    Item(CHOQUETTE, "Table 1", "gradients and steps needed",
+         theory="theory.accelerated_srgd.optimal_rate", experiment="srgd-rates"),
+    Item(CHOQUETTE, "Introduction", "one pass against DP-SGD and DP-FTRL", experiment="one-pass"),
+)  # fmt: skip
+
+
+def table() -> str:
+    """Return the table of the documentation, in Markdown."""
+    head = ["paper", "item", "`attach`", "estimator", "command line", "reproduced"]
+    rows = [head, ["---"] * len(head), *(item.row() for item in ITEMS)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
