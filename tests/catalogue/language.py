@@ -136,6 +136,20 @@ TRANSFORMERS: dict[str, Entry] = {
         text,
     ),
     "deberta v2": (deberta, text),
+    "deberta v3": (
+        make(
+            "DebertaV2ForMaskedLM",
+            "DebertaV2Config",
+            **LONG,
+            relative_attention=True,
+            pos_att_type=["p2c", "c2p"],
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+            position_buckets=4,
+            position_biased_input=False,
+        ),
+        text,
+    ),
     "longformer": (
         make("LongformerForMaskedLM", "LongformerConfig", **LONG, attention_window=4),
         text,

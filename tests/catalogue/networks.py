@@ -242,6 +242,61 @@ class Repeated(Decoder):
         return self.head(self.block(self.token(x) + positions))
 
 
+class Windows(nn.Module):
+    """Attention in shifted windows, which are folded into the batch, with a bias for each offset
+    and a scale for each head.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.bias = linear(), linear(), parameter(3, 2)
+        self.scale, self.index = parameter(2, 1, 1), torch.tensor([[1, 0], [2, 1]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        folded = x.roll(-1, 1).view(-1, 2, D)  # windows of two positions
+        q, k, v = (
+            y.view(-1, 2, 2, D // 2).transpose(1, 2)
+            for y in (self.q(folded), self.k(folded), folded)
+        )
+        bias = self.bias[self.index.view(-1)].view(2, 2, 2).permute(2, 0, 1)
+        weights = q @ k.transpose(2, 3) * self.scale.exp() + 16 * bias[None].sigmoid()
+        mixed = torch.softmax(weights, -1) @ v
+        return mixed.transpose(1, 2).reshape_as(x).roll(1, 1)
+
+
+class Disentangled(nn.Module):
+    """Attention to positions in a table that is read outside of its layer, through the layer that
+    also sees the records, copied for each record and head.
+    """
+
+    def __init__(self, *, by_layer: bool) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, D), nn.Embedding(2 * T, D)
+        self.norm, self.key, self.by_layer = nn.LayerNorm(D), linear(), by_layer
+        self.drop = nn.Dropout(0.3)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return (
+            x.unflatten(-1, (2, -1)).permute(0, 2, 1, 3).contiguous().view(-1, x.shape[1], D // 2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        table = self.drop(self.norm(self.places.weight))[: 2 * x.shape[1]].unsqueeze(0)
+        places = self.heads(self.key(table))
+        if self.by_layer:
+            places /= 2
+            scores = self.heads(h) @ places.repeat(len(x), 1, 1).transpose(1, 2)
+        else:
+            scores = torch.bmm(self.heads(h), places.repeat(len(x), 1, 1).transpose(-1, -2))
+        index = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1]) + x.shape[1]
+        scores = scores.gather(-1, index.expand(len(scores), -1, -1))
+        mixed = torch.softmax(scores + torch.bmm(self.heads(self.key(h)), self.heads(h).mT), -1)
+        return h + (mixed @ self.heads(h)).view(len(x), 2, x.shape[1], -1).transpose(1, 2).flatten(
+            2
+        )
+
+
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -578,6 +633,9 @@ NETWORKS: dict[str, tuple[Build, Shape | int]] = {
         ),
         11,
     ),
+    "windows folded into records": (Windows, (T, D)),
+    "a table read outside of its layer": (lambda: Disentangled(by_layer=False), 11),
+    "a table changed where it is read": (lambda: Disentangled(by_layer=True), 11),
     "records folded into positions": (
         lambda: Apply(lambda m, x: m.b(m.a(x).flatten(0, 1)).view_as(x), a=linear(), b=linear()),
         (T, D),

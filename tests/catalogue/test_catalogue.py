@@ -35,6 +35,7 @@ pytestmark = [
 ]
 # Their experts multiply in groups, in float32 alone.
 NARROW = {"mixtral", "qwen2 moe", "gpt oss"}
+LONG = {"deep lstm both ways", "transformer", "time-first transformer"}  # to try
 # What is fast: layers' own rules, and nothing else.
 BY_RULES = {
     *(
@@ -62,6 +63,9 @@ BY_RULES = {
         "positions of one axis",
         "positions repeated",
         "records folded into positions",
+        "windows folded into records",
+        "a table read outside of its layer",
+        "a table changed where it is read",
     ),
     *("time-first lstm", "time-first encoder", "time-first transformer"),
     *(
@@ -88,6 +92,7 @@ BY_RULES = {
         "convnext",
         "lora",
         "ia3",
+        *("deberta", "deberta v2", "deberta v3", "lora on deberta v2", "swin", "swin v2"),
     ),
 }
 
@@ -99,7 +104,10 @@ def record_of(shape: Shape | int) -> Tensor:
 def test_there_are_enough_of_them() -> None:
     assert len(NETWORKS) >= 80
     if TRANSFORMERS:
-        assert len(NETWORKS) + len(TRANSFORMERS) + len(ADAPTERS) >= 120
+        count = len(NETWORKS) + len(TRANSFORMERS) + len(ADAPTERS)
+        assert count >= 120
+        limits = (Path(__file__).parents[2] / "docs/limits.md").read_text()
+        assert f"Tested on {count} architectures, with records as tuples and as dict" in limits
         assert {*NETWORKS, *TRANSFORMERS, *ADAPTERS} >= BY_RULES
 
 
@@ -111,12 +119,16 @@ def holds(name: str, build: Callable[[], nn.Module], record: Callable[[], Any]) 
         assert not isolation.by_vmap
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NETWORKS],
+)
 def test_networks_with_tuple_records(name: str) -> None:
     build, shape = NETWORKS[name]
     holds(name, build, lambda: (record_of(shape), torch.tensor(1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_with_dict_records(name: str) -> None:
     build, shape = NETWORKS[name]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.oracle import clipped_sums, gradients_alone
 from support import by_engine, clipped, joint_norm, record_loss, reduced, vmap_gradients
@@ -233,9 +234,9 @@ def test_uses_that_cannot_be_told_apart_are_refused(use: str, named: str) -> Non
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_dropout_of_a_parameter_is_refused() -> None:
-    """One mask for all records cannot be drawn again record by record."""
-    model = User((1, T, D), "h + F.dropout(p)")
+def test_random_numbers_made_of_a_parameter_are_refused() -> None:
+    """They cannot be drawn again record by record; a mask of dropout is kept."""
+    model = User((1, T, D), "h + F.alpha_dropout(p, training=True)")
     engine = Engine(model, Clipping(1.0), capacity=ROWS)
     engine.attach()
     engine.begin_microbatch(ROWS)
@@ -460,3 +461,39 @@ def test_the_first_input_may_be_no_batch() -> None:
     again = engine.split(engine.take())
     engine.detach()
     assert joint_norm([a - b for a, b in zip(again, sums, strict=True)]) <= 1e-6 * joint_norm(sums)
+
+
+def test_a_mask_that_all_records_share_is_made_again() -> None:
+    """Dropout on a shared table before it meets data: sums are those of autograd, mask included."""
+    torch.manual_seed(0)
+    model = TableOfPositions().double()
+    x = torch.randint(0, 11, (5, 4))
+
+    def loss() -> Tensor:
+        torch.manual_seed(7)
+        return model(x).square().sum()
+
+    expected = torch.autograd.grad(loss(), list(model.parameters()))
+    told = Isolation(shared=frozenset({"norm"}), outside=frozenset({"places"}), windows=True)
+    engine = Engine(model, Clipping(1e9), capacity=5, reduction="sum", isolation=told)
+    engine.attach()
+    engine.begin_microbatch(5)
+    loss().backward()
+    found = [t.clone() for t in engine.split(engine.take())]
+    engine.detach()
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-9)
+    assert model.places.weight is model.places._parameters["weight"]
+
+
+class TableOfPositions(nn.Module):
+    """Reads a table of positions outside of its layer, and drops some of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 6), nn.Embedding(9, 6)
+        self.norm, self.drop = nn.LayerNorm(6), nn.Dropout(0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.drop(self.norm(self.places.weight))[: x.shape[1]]
+        return self.words(x) @ table.unsqueeze(0).repeat(len(x), 1, 1).transpose(1, 2)

@@ -151,7 +151,7 @@ def test_the_probe_finds_positions_that_could_pass_for_records() -> None:
     with pytest.raises(dpoptim.PrivacyError, match="'position'"):
         choose_isolation(BarePositions(), data, "rules")
     assert choose_isolation(BarePositions(), data).isolation == Isolation(
-        shared=frozenset({"position"})
+        shared=frozenset({"position"}), windows=True
     )
 
 

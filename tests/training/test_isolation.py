@@ -163,7 +163,7 @@ class Both(nn.Module):
 
 def test_time_first_is_found_and_may_be_said() -> None:
     found = choose_isolation(Both(), data(T, D))
-    assert found.isolation == Isolation(batch_axis=1, time_first=frozenset({"head"}))
+    assert found.isolation == Isolation(batch_axis=1, time_first=frozenset({"head"}), windows=True)
     assert choose_isolation(Both(), data(T, D), "auto", 1).isolation == found.isolation
     assert choose_isolation(Both(batch_first=True), data(T, D)).isolation == Isolation()
     with pytest.raises(dpoptim.SamplesInteractError, match="batch_axis=1"):
@@ -240,7 +240,7 @@ def test_records_by_name_are_tried_as_the_model_takes_them() -> None:
     # Positions of shape (T,) pass for records whenever there are T of them; nothing but made-up
     # records could tell.
     chosen = choose_isolation(ByName(lambda x: torch.arange(T)), Named())
-    assert chosen.isolation == Isolation(shared=frozenset({"position"}))
+    assert chosen.isolation == Isolation(shared=frozenset({"position"}), windows=True)
 
 
 def test_numbers_that_may_be_masks_are_ones_where_nothing_else_works() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import BackwardRecorder, RuleFunction, narrow_dtype
@@ -17,14 +15,19 @@ from dpoptim.gradients.forwards import FrozenForward, OwnForward, PerSampleForwa
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.layers.bare import BareParameters, for_records
 from dpoptim.gradients.layers.frozen import faster_forward
+from dpoptim.gradients.layers.outside import OutsideUseError, ReadOutside
 from dpoptim.gradients.layers.registry import rule_for, runner_for
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import Runner
+from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
 from dpoptim.gradients.model_watch import ForwardHook, ModelWatch, trainable
-from dpoptim.torch_internals import SpectralNormalised, pre_forward_hooks, pytree
-
-Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
+from dpoptim.gradients.refusals import (
+    batch_statistics,
+    refuse_wrapped,
+    watch_batch_statistics,
+)
+from dpoptim.torch_internals import SpectralNormalised, pytree
 
 
 class HookManager:
@@ -49,6 +52,11 @@ class HookManager:
         self.rows: int | None = None
         self._delivered: int | None = None
         self._undo: list[Callable[[], Any]] = []
+        self._outside = ReadOutside(
+            recorder,
+            ((name, model.get_submodule(name)) for name in sorted(self.isolation.outside)),
+            windows=self.isolation.windows,
+        )
         self._hooked: set[nn.Module] = set()  # a module may stand in several places
         self._still: dict[str, Any] = {}  # lists of parametrisations, by name
         self._watched = watch_batch_statistics(model)
@@ -66,6 +74,7 @@ class HookManager:
 
     def undo(self) -> None:
         """Restore the model exactly. Harmless when repeated."""
+        self._outside.end()
         while self._undo:
             self._undo.pop()()
 
@@ -101,11 +110,13 @@ class HookManager:
         # The first tensor may be no batch, but positions; what was delivered tells.
         if sizes:
             self.rows = self._delivered if self._delivered in sizes else sizes[0]
+        self._outside.begin(self.rows)
 
     def see_output(self) -> None:
         """The model's forward pass is over: layers that are called by themselves get what was
         delivered.
         """
+        self._outside.end()
         self.rows = self._delivered if self._delivered is not None else self.rows
 
     def _hook(self, module: nn.Module, name: str) -> None:
@@ -119,36 +130,41 @@ class HookManager:
         self._hooked.add(module)
         label = name or type(module).__name__
         refuse_wrapped(module, label, serve_containers=True)
-        told = self._runner_told(module, name, label, keys)
-        if told is not None:
-            self._replace_forward(module, PerSampleForward(module, self._runs(told)))
-            return
-        rule = rule_for(module)
-        if rule is not None:
-            rule.check(module, label)
-            run = partial(self._run_layer, rule, module, label)
-            if name in self.isolation.folded:
-                run = partial(self._run_folded, run)
-            elif name in self.isolation.time_first:
-                run = partial(run_time_first, run)
-            self._replace_forward(module, PerSampleForward(module, run))
-            return
-        runner = runner_for(self.recorder, module, label, keys)
-        if runner is None or runner.hooks_children:
-            for key, child in module.named_children():
-                self._hook(child, f"{name}.{key}" if name else key)
-        if runner is not None:
-            self._replace_forward(module, PerSampleForward(module, self._runs(runner)))
+        way = self._way(module, name, label, keys)
+        if way is None:
+            windows = self.isolation.windows
+            runner = runner_for(self.recorder, module, label, keys, windows=windows)
+            if runner is None or runner.hooks_children:
+                for key, child in module.named_children():
+                    self._hook(child, f"{name}.{key}" if name else key)
+            way = None if runner is None else self._runs(runner)
+        if way is not None:
+            self._replace_forward(module, PerSampleForward(module, way))
 
-    def _runner_told(
+    def _way(
         self, module: nn.Module, name: str, label: str, keys: list[str]
-    ) -> Runner | None:
-        """What runs a module that `Isolation` names."""
-        if name in self.isolation.by_vmap:
-            return VmapLayer(self.recorder, module, label, keys, self.isolation.batch_axis)
-        if name in self.isolation.shared:
-            return BareParameters(self.recorder, module, label, keys, sees_records=False)
-        return None
+    ) -> Callable[..., Any] | None:
+        """How a module runs by `isolation`, or by its rule; None where neither says."""
+        isolation, recorder = self.isolation, self.recorder
+        if name in isolation.by_vmap:
+            return self._runs(VmapLayer(recorder, module, label, keys, isolation.batch_axis))
+        alike = partial(BareParameters, sees_records=False, windows=isolation.windows)
+        if name in isolation.shared:
+            return self._runs(alike(recorder, module, label, keys))
+        rule = rule_for(module)
+        if rule is None:
+            return None
+        rule.check(module, label)
+        run = partial(self._run_layer, rule, module, label)
+        if name in isolation.folded:
+            run = partial(self._run_folded, run)
+        elif name in isolation.time_first:
+            run = partial(run_time_first, run)
+        if name in isolation.both:
+            run = partial(run_either, self._runs(alike(recorder, module, label, keys)), run)
+        if name in isolation.outside:
+            run = partial(self._run_alone, module, run)
+        return run
 
     def _runs(self, runner: Runner) -> Callable[..., Any]:
         return lambda *args, **kwargs: runner(self.rows, args, kwargs)
@@ -219,6 +235,13 @@ class HookManager:
             return run(x)
         return run(x.unflatten(0, (self.rows, x.shape[0] // self.rows))).flatten(0, 1)
 
+    def _run_alone(
+        self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a layer on its parameters as they are, whatever the model reads meanwhile."""
+        with self._outside.hidden_from(module):
+            return run(*args, **kwargs)
+
     def _replace_forward(self, module: nn.Module, forward: OwnForward) -> None:
         own = vars(module)
         before = {"forward": own["forward"]} if "forward" in own else {}
@@ -237,7 +260,7 @@ class HookManager:
     def _reached(self, name: str, place: int, g: Tensor | None) -> None:
         """Parameter hook: the hooks hand autograd None, so a tensor has come by another way."""
         if g is not None:
-            raise PrivacyError(
+            raise OutsideUseError(
                 f"parameter {name!r} was used outside its module's forward pass (such as "
                 "F.linear(x, layer.weight), "
                 "or a penalty on the weights): that part of its gradient would escape clipping. "
@@ -247,6 +270,13 @@ class HookManager:
                 layer=name.rpartition(".")[0],
             )
         self.recorder.reached(place)
+
+
+def run_either(
+    alike: Callable[[Tensor], Tensor], run: Callable[[Tensor], Tensor], x: Tensor
+) -> Tensor:
+    """Run a layer on records, or on what all of them share."""
+    return alike(x) if isinstance(x, SharedParameter) else run(x)
 
 
 def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -310,72 +340,3 @@ class FrozenHook:
 
     def __reduce__(self) -> tuple[type["FrozenHook"], tuple[None, str]]:
         return FrozenHook, (None, self._label)
-
-
-def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = False) -> None:
-    """Refuse modules whose forward pass on this instance is not their class's, or whose weights
-    are computed by hooks.
-
-    Args:
-        serve_containers: let pass what only calls layers, such as a model that another library
-            gave a forward pass around its class's: no rule stands for it, and it is run where
-            models are tried.
-    """
-    own = vars(module).get("forward")
-    if "_original_forward" in vars(module):
-        raise PrivacyError(
-            f"Accelerate has wrapped the forward pass of {label!r} in mixed precision, in which "
-            "records that see each other would look like rounding. Fix: "
-            'Accelerator(mixed_precision="no"), and torch.autocast(device, torch.bfloat16) around '
-            "model and loss in the loop."
-        )
-    attached = isinstance(own, OwnForward)
-    container = not module._parameters and bool(module._modules) and rule_for(module) is None
-    if attached or (
-        own is not None
-        and getattr(own, "__func__", None) is not type(module).forward
-        and not (serve_containers and container)
-    ):
-        raise PrivacyError(
-            f"module {label!r} already has a forward pass of its own on the instance: it is "
-            "attached elsewhere, compiled, "
-            "or wrapped by another library. Fix: leave the other `with dpoptim.attach(...)` "
-            "first, or attach the module "
-            "inside the wrapper."
-        )
-    for hook in pre_forward_hooks(module):
-        if isinstance(hook, WeightNorm | SpectralNorm):
-            raise PrivacyError(
-                f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of "
-                "the hooks' sight. "
-                "Fix: use torch.nn.utils.parametrizations.weight_norm or spectral_norm."
-            )
-
-
-def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
-    """Layers that may mix records or keep running statistics; refuse those that would.
-
-    Frozen ones in evaluation mode use constants only, and are watched to see that it stays so.
-    """
-    watched = []
-    for name, module in model.named_modules():
-        if not isinstance(module, Coupling):
-            continue
-        instance = isinstance(module, nn.modules.instancenorm._InstanceNorm)
-        if instance and not module.track_running_stats:
-            continue  # normalises each record by itself
-        frozen = all(not p.requires_grad for p in module.parameters())
-        if module.training or not module.track_running_stats or not frozen:
-            raise batch_statistics(name, module)
-        watched.append((name, module))
-    return watched
-
-
-def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:
-    return PrivacyError(
-        f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps "
-        "running statistics of them, "
-        "which no clipping bounds. Fix: dpoptim.replace_batchnorm(model), which puts "
-        "nn.GroupNorm in its place; or freeze "
-        "it and keep it in eval() mode."
-    )

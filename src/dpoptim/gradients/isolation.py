@@ -29,6 +29,11 @@ class Isolation:
         time_first: names of layers whose second axis is the records'.
         shared: names of layers that see no records at all: what they make of constants is the same
             for all.
+        both: names of layers that see records, and also what is shared, which stays so.
+        outside: names of layers whose parameters the model also reads outside of their forward
+            passes.
+        windows: whether tensors in which shared parameters meet data may have several rows for
+            each record, one record's after the other's, such as the windows of an image.
     """
 
     alone: bool = False
@@ -37,6 +42,9 @@ class Isolation:
     folded: frozenset[str] = frozenset()
     time_first: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
+    both: frozenset[str] = frozenset()
+    outside: frozenset[str] = frozenset()
+    windows: bool = False
 
     @property
     def tier(self) -> Tier:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
+from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.gradients.values import Values
 from dpoptim.torch_internals import pytree
 from dpoptim.training import records as forms

@@ -8,7 +8,7 @@ whole model; then records alone.
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 from dpoptim.assumptions import Assumption
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
-from dpoptim.gradients.hook_manager import watch_batch_statistics
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
+from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.oracle import (
     clipped_sums,
     engine_sums,
@@ -27,9 +27,10 @@ from dpoptim.gradients.oracle import (
     squared_norms,
     trainable,
 )
+from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.training.comparison import TOLERANCE
 from dpoptim.training.made_up import Sample, samples
-from dpoptim.training.next_way import Failure, places_of_records, promoted
+from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import put_back, quiet
 
 MOST_TRIALS = 16
@@ -232,7 +233,9 @@ class Trials:
         except PrivacyError as error:
             known = error.layer is not None and error.layer in dict(self.model.named_modules())
             return Failure(
-                first_sentence(str(error)), (error.layer or WHOLE_MODEL,) if known else ()
+                first_sentence(str(error)),
+                (error.layer or WHOLE_MODEL,) if known else (),
+                outside=known and isinstance(error, OutsideUseError),
             )
         except Exception as error:  # whatever the user's model raises when it is run in another way
             return Failure(quoted(error))
@@ -292,9 +295,18 @@ def with_places(
 ) -> tuple[Isolation, Failure | None]:
     """Rules again, told where layers have their records; as before, if that is no help."""
     for lookups in (False, True):
-        told = places_of_records(model, sample, isolation, lookups=lookups)
-        if told != isolation and trials.failure(told) is None:
-            return told, None
+        told, found = places_of_records(model, sample, isolation, lookups=lookups), failure
+        for _ in range(MOST_TRIALS):
+            outside = told.outside
+            if found.outside:
+                outside = outside | {name for name in found.modules if has_rule(model, name)}
+            if found is not failure and outside == told.outside:
+                break  # it failed for another reason
+            told = replace(told, outside=outside)
+            again = trials.failure(told)
+            if again is None:
+                return told, None
+            found = again
     return isolation, failure
 
 

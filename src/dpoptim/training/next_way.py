@@ -22,10 +22,12 @@ class Failure:
     Attributes:
         reason: in words.
         modules: names of those where it shows; empty: unknown.
+        outside: whether a parameter of these was used outside of their forward passes.
     """
 
     reason: str
     modules: tuple[str, ...] = ()
+    outside: bool = False
 
 
 @torch.no_grad()
@@ -74,7 +76,12 @@ def places_of_records(
         return frozenset(name for name, places in seen.items() if places == {place})
 
     return replace(
-        isolation, folded=only("folded"), time_first=only("time first"), shared=only("shared")
+        isolation,
+        folded=only("folded"),
+        time_first=only("time first"),
+        shared=only("shared"),
+        both=frozenset(name for name, places in seen.items() if {"shared", "first"} == places),
+        windows=True,
     )
 
 
@@ -107,6 +114,10 @@ def surroundings(modules: Mapping[str, nn.Module], chosen: Iterable[str], failed
 def inside(name: str, other: str) -> bool:
     """Whether a module is another one, or in it."""
     return other in ("", name) or name.startswith(f"{other}.")
+
+
+def has_rule(model: nn.Module, name: str) -> bool:
+    return rule_for(model.get_submodule(name)) is not None
 
 
 def parent(name: str) -> str:

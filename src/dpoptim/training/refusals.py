@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.hook_manager import refuse_wrapped
 from dpoptim.gradients.layers.embedding import refuse_options
+from dpoptim.gradients.refusals import refuse_wrapped
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan

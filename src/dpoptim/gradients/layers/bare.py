@@ -34,6 +34,7 @@ class BareParameters:
     Args:
         sees_records: whether its input has records; else it is made of constants, and what comes
             out is shared as well.
+        windows: see `Isolation`.
     """
 
     hooks_children = True
@@ -46,9 +47,10 @@ class BareParameters:
         trainable: Sequence[str],
         *,
         sees_records: bool = True,
+        windows: bool = False,
     ) -> None:
         self.module, self.original = module, module.forward
-        self.owner = Owner(recorder, label, module)
+        self.owner = Owner(recorder, label, module, windows=windows)
         self.fallback = VmapLayer(recorder, module, label, trainable)
         self.sees_records = sees_records
         # decided by the first call, on public grounds: which operations there are

@@ -45,10 +45,17 @@ def places_of(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
 
 
 class Owner:
-    """The module whose parameters are shared, as its shared tensors know it."""
+    """The module whose parameters are shared, as its shared tensors know it.
 
-    def __init__(self, recorder: BackwardRecorder, label: str, module: nn.Module) -> None:
-        self.recorder, self.label, self.module = recorder, label, module
+    Args:
+        windows: whether a first axis that is a multiple of the records is theirs, with several
+            rows for each.
+    """
+
+    def __init__(
+        self, recorder: BackwardRecorder, label: str, module: nn.Module, *, windows: bool = False
+    ) -> None:
+        self.recorder, self.label, self.module, self.windows = recorder, label, module, windows
         self.places = places_of(module)
         self.constants: set[int] = set()
         self.sees_constants_only = False  # for now: the module runs on what is no data
@@ -57,14 +64,16 @@ class Owner:
         self._layers: dict[tuple[Any, ...], nn.Module] = {}
         self._holders: dict[tuple[int, ...], nn.Module] = {}
 
-    def may_be_records(self, rows: int) -> bool:
-        """Whether a first axis of this length may be the records': else it is another, or what
-        looks like data is none.
+    def records_on(self, axis: int) -> int | None:
+        """How many records a first axis of this length has; None: it is another, or what looks
+        like data is none.
         """
-        if self.rows is None or rows == self.rows:
-            return True
+        if self.rows is None or axis == self.rows:
+            return axis
+        if self.windows and self.rows and axis % self.rows == 0:
+            return self.rows
         # the model's first input may have another axis first
-        return rows != 1 and rows in self.first_axes
+        return axis if axis != 1 and axis in self.first_axes else None
 
     def see_constants(self) -> None:
         """Tensors of the module that are no data: buffers and frozen parameters."""
@@ -106,10 +115,12 @@ class Parameter:
 
 
 class ExpandParameter(torch.autograd.Function):
-    """One row per record of what all records share. Inputs: owner, recipe, its parameters, value,
-    the shape (rows first) that it takes, and the parameters again (for the graph's edges).
+    """One row per record, or several, of what all records share. Inputs: owner, recipe, its
+    parameters, value, how many records, the shape (rows first) that it takes, and the parameters
+    again (for the graph's edges).
 
-    Of the whole shape, so that positions are added up here (`alike`), not by autograd, which lets
+    The first axis of ``value``, if it has as many as the shape, is 1 or the rows of a record. Of
+    the whole shape, so that positions are added up here (`alike`), not by autograd, which lets
     others change the order.
     """
 
@@ -120,6 +131,7 @@ class ExpandParameter(torch.autograd.Function):
         make: Callable[[Values], Tensor],
         parameters: tuple[nn.Parameter, ...],
         value: Tensor,
+        records: int,
         shape: torch.Size,
         *edges: Tensor,
     ) -> Tensor:
@@ -128,8 +140,10 @@ class ExpandParameter(torch.autograd.Function):
         ctx.forward_task = graph_task()
         ctx.save_for_backward(*edges)
         one = value.reshape(*[1] * (len(shape) - value.dim()), *value.shape)  # a record's
-        ctx.repeated = [axis for axis in range(1, len(shape)) if one.shape[axis] != shape[axis]]
-        return one.expand(shape)
+        ctx.records, ctx.per_record = records, (shape[0] // max(1, records), *shape[1:])
+        each = zip(one.shape, ctx.per_record, strict=True)
+        ctx.repeated = [axis for axis, (own, size) in enumerate(each, 1) if own != size]
+        return one.expand(records, *ctx.per_record).reshape(shape)
 
     @staticmethod
     @once_differentiable
@@ -137,6 +151,7 @@ class ExpandParameter(torch.autograd.Function):
         refuse_nested_backward(ctx.owner.label, ctx.forward_task)
         owner, make, parameters = ctx.owner, ctx.make, ctx.parameters
         values = ctx.saved_tensors
+        g = g.reshape(ctx.records, *ctx.per_record)
         per_record = (sum_over(g, ctx.repeated) if ctx.repeated else g).reshape(
             g.shape[0], *ctx.shape
         )
@@ -148,7 +163,7 @@ class ExpandParameter(torch.autograd.Function):
                 lambda: pull_back(owner.label, make, parameters, values, per_record),
             )
         )
-        return (None,) * (5 + len(parameters))
+        return (None,) * (6 + len(parameters))
 
 
 def pull_back(

@@ -72,10 +72,15 @@ WHOLE: tuple[tuple[Callable[[nn.Module], bool], Callable[..., Runner]], ...] = (
 
 
 def runner_for(
-    recorder: BackwardRecorder, module: nn.Module, label: str, trainable: Sequence[str]
+    recorder: BackwardRecorder,
+    module: nn.Module,
+    label: str,
+    trainable: Sequence[str],
+    *,
+    windows: bool = False,
 ) -> Runner | None:
     """What runs a module that has no rule; None where all parameters are in children that can be
-    hooked.
+    hooked. ``windows``: see `Isolation`.
     """
     if is_parametrized(module):
         # its weights are computed by modules inside it
@@ -86,4 +91,6 @@ def runner_for(
     for known, runner in WHOLE:
         if known(module):
             return runner(recorder, module, label)
-    return BareParameters(recorder, module, label, trainable) if places_of(module) else None
+    if not places_of(module):
+        return None
+    return BareParameters(recorder, module, label, trainable, windows=windows)

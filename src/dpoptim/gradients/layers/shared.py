@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.layers.expanded import ExpandParameter, Owner, Parameter, Values
+from dpoptim.gradients.layers.spreading import EXPANDED, expand_elementwise
 from dpoptim.torch_internals import DisableTorchFunctionSubclass, pytree
 
 # names of functions and methods, without the underscores of operators and in-place variants
@@ -40,9 +41,16 @@ ELEMENTWISE = {
     *("where", "maximum", "minimum", "addcmul", "addcdiv", "lerp"),
 }
 IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
+# by the names under which PyTorch reports ``x += y`` and the like
+OUT_OF_PLACE: dict[str, Any] = {
+    **{"add_": torch.add, "sub_": torch.sub, "mul_": torch.mul, "div_": torch.div},
+    **{"__iadd__": torch.add, "__isub__": torch.sub},
+    **{"__imul__": torch.mul, "__itruediv__": torch.div},
+}
 REPEATING = {"expand", "repeat", "broadcast_to", "tile"}
 # these keep row-major order
 SAME_ROWS = {"view", "reshape", "contiguous", "clone", "to", "type", "float", "double"}
+TURNING = {"transpose", "swapaxes", "swapdims", "permute"}
 LIKE_ANOTHER: dict[str, Callable[[Tensor], Any]] = {
     "expand_as": lambda t: t.shape,
     "type_as": lambda t: t.dtype,
@@ -69,11 +77,11 @@ class SharedParameter(torch.Tensor):
     owner: Owner
     make: Callable[[Values], Tensor]  # computes the tensor again from the parameters
     parameters: tuple[nn.Parameter, ...]  # that it was made of
-    alike: bool  # all rows are equal: there is one for each record
+    copies: int  # of equal runs of rows, one for each record; 0: not copied
 
     @classmethod
     def of(cls, owner: Owner, parameter: nn.Parameter) -> "SharedParameter":
-        return cls._wrap(parameter, owner, Parameter(id(parameter)), (parameter,), False)
+        return cls._wrap(parameter, owner, Parameter(id(parameter)), (parameter,), 0)
 
     @classmethod
     def _wrap(
@@ -82,11 +90,17 @@ class SharedParameter(torch.Tensor):
         owner: Owner,
         make: Callable[[Values], Tensor],
         parameters: tuple[nn.Parameter, ...],
-        alike: bool,
+        copies: int,
     ) -> "SharedParameter":
         shared = value.as_subclass(cls)
-        shared.owner, shared.make, shared.parameters, shared.alike = owner, make, parameters, alike
+        shared.owner, shared.make, shared.parameters = owner, make, parameters
+        shared.copies = copies
         return shared
+
+    @property
+    def alike(self) -> bool:
+        """Whether all rows are equal: there is one for each record."""
+        return self.copies > 0 and self.copies == self.shape[0]
 
     @classmethod
     def __torch_function__(
@@ -104,10 +118,13 @@ class SharedParameter(torch.Tensor):
             return getattr(args[0], method)(LIKE_ANOTHER[name](args[1]), **kwargs)
         operation = Operation(func, name, args, kwargs)
         owner = operation.shared[0].owner
-        if "out" in kwargs or (in_place(name) and args and isinstance(args[0], SharedParameter)):
-            raise operation.unsupported()
         if not operation.data:
+            operation = operation.repeatable()
+            if operation.in_place:
+                raise operation.unsupported()
             return operation.derived()
+        if operation.in_place:
+            raise operation.unsupported()
         if all(isinstance(each.make, Parameter) for each in operation.shared):
             found = owner.layer(name, *pytree.tree_map(as_parameter, (args, kwargs)))
             if found is not None:
@@ -123,23 +140,29 @@ class SharedParameter(torch.Tensor):
             return self.detach().as_subclass(Tensor)
 
     def fits(self, rows: int, axes: int) -> bool:
-        """Whether broadcasting gives each of so many records its row, among tensors of so many
-        axes.
+        """Whether its first axis tells which of so many rows of data is whose, among tensors of
+        so many axes.
         """
         if self.dim() != axes:
             return self.dim() < axes
-        return self.shape[0] == 1 or (self.shape[0] == rows and self.alike)
+        if self.shape[0] == 1:
+            return True
+        records = self.owner.records_on(rows)
+        own = self.copies > 0 and records is not None and self.copies % max(1, records) == 0
+        return own and self.shape[0] == rows
 
     def per_record(self, rows: int, axes: int, joint: torch.Size | None = None) -> Tensor:
-        """One row per record: shape (rows, ...) of so many axes, under hooks; in an elementwise
-        operation of a joint shape, of that one."""
+        """As many rows as the data, each its record's: shape (rows, ...) of so many axes, under
+        hooks; in an elementwise operation of a joint shape, of that one."""
         value, make = self.plain(), self.make
+        records = self.owner.records_on(rows) or rows
         if value.dim() == axes and value.shape[0] == rows and rows != 1:
-            value, original = value[:1], make  # all rows are equal
-            make = lambda values: original(values)[:1]  # noqa: E731
-        shape = joint or torch.broadcast_shapes(value.shape, (rows, *[1] * (axes - 1)))
+            of_one = 1 if self.alike else rows // records  # all runs are equal
+            value, original = value[:of_one], make
+            make = lambda values: original(values)[:of_one]  # noqa: E731
+        shape = joint or torch.Size((rows, *torch.broadcast_shapes(value.shape, [1] * axes)[1:]))
         return ExpandParameter.apply(
-            self.owner, make, self.parameters, value, shape, *self.parameters
+            self.owner, make, self.parameters, value, records, shape, *self.parameters
         )
 
 
@@ -166,7 +189,30 @@ class Operation:
         """What may hold records."""
         owner = self.shared[0].owner
         others = (leaf for leaf in self.leaves if not isinstance(leaf, SharedParameter))
-        return [t for t in others if not constant(t, owner)]
+        found = [t for t in others if not constant(t, owner)]
+        if owner.windows and self.name == "__getitem__":
+            # Rows that data choose are no copies: they fit nobody.
+            return [t for t in found if t.is_floating_point()]
+        return found
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a shared parameter, or what the caller gives for the result, is written."""
+        first = self.args[0] if self.args else None
+        return "out" in self.kwargs or (in_place(self.name) and isinstance(first, SharedParameter))
+
+    def repeatable(self) -> "Operation":
+        """The same on constants without a draw of random numbers, and without a change in place,
+        where there is one that says as much.
+        """
+        if self.name == "dropout":  # its mask is a constant that all share
+            mask = self.func(torch.ones_like(self.shared[0].plain()), *self.args[1:], **self.kwargs)
+            return Operation(OUT_OF_PLACE["mul_"], "mul", (self.shared[0], mask), {})
+        if self.shared[0].owner.windows and self.name in OUT_OF_PLACE:
+            # Python binds the name anew. Whether somebody still has the old one, a trial shows.
+            func = OUT_OF_PLACE[self.name]
+            return Operation(func, func.__name__, self.args, self.kwargs)
+        return self
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
@@ -184,7 +230,7 @@ class Operation:
             if expand is None
             else expand(self.name, self.args, self.kwargs, self.shared, self.data)
         )
-        if rows is None or not self.shared[0].owner.may_be_records(rows):
+        if rows is None or any(s.owner.records_on(rows) is None for s in self.shared):
             raise self.unsupported()
         axes = max(t.dim() for t in self.data)
         joint = self._joint_shape(axes) if expand is expand_elementwise else None
@@ -215,7 +261,7 @@ class Operation:
             if isinstance(leaf, Tensor):
                 make = lambda values, i=i: self._remade(values)[i]  # noqa: E731
                 leaves[i] = SharedParameter._wrap(
-                    leaf, first.owner, make, parameters, self._alike(leaf)
+                    leaf, first.owner, make, parameters, self._copies(leaf)
                 )
         return pytree.tree_unflatten(leaves, structure)
 
@@ -230,14 +276,32 @@ class Operation:
         args, kwargs = pytree.tree_map(value, (self.args, self.kwargs))
         return pytree.tree_leaves(self.func(*args, **kwargs))
 
-    def _alike(self, result: Tensor) -> bool:
-        """Whether all rows of a result are equal."""
+    def _copies(self, result: Tensor) -> int:
+        """How many equal runs of rows, one after the other, a result has; 0 where the operation
+        does not tell.
+        """
         first = self.shared[0]
         if not result.dim():
-            return False
-        if self.name in REPEATING and (result.dim() > first.dim() or first.shape[0] == 1):
-            return True
-        return self.name in SAME_ROWS and first.alike and result.shape[0] == first.shape[0]
+            return 0
+        if self.name in REPEATING:
+            if result.dim() > first.dim() or first.shape[0] == 1:
+                return result.shape[0]
+            return max(1, first.copies) * (result.shape[0] // max(1, first.shape[0]))
+        if self.name in TURNING:
+            return 0 if 0 in moved_axes(self.name, self.args, first.dim()) else first.copies
+        whole = first.copies > 0 and result.shape[0] % first.copies == 0
+        return first.copies if whole and self.name in SAME_ROWS else 0
+
+
+def moved_axes(name: str, args: Any, axes: int) -> set[int]:
+    """Which axes a transposition or permutation moves; the first one, where that is not plain."""
+    order = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if len(order) < 2 or not all(isinstance(axis, int) for axis in order):
+        return {0}
+    named = [axis % axes for axis in order]
+    if name == "permute":
+        return {axis for place, axis in enumerate(named) if place != axis}
+    return set(named)
 
 
 def as_parameter(leaf: Any) -> Any:
@@ -253,63 +317,3 @@ def constant(t: Tensor, owner: Owner) -> bool:
 
 def in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
-
-
-def expand_elementwise(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: Sequence[SharedParameter],
-    data: Sequence[Tensor],
-) -> int | None:
-    """How many records an elementwise operation has; None where axes do not tell."""
-    axes = max(t.dim() for t in data)
-    known = [t.dim() for t in data if t.requires_grad]
-    if known and max(known) < axes:  # what has more axes than the records is made of constants
-        return None
-    sizes = {t.shape[0] for t in data if t.dim() == axes and axes > 0}
-    rows = max(sizes, default=0)
-    fits = axes > 0 and sizes <= {1, rows} and all(s.fits(rows, axes) for s in shared)
-    return rows if fits else None
-
-
-def expand_mask(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: Sequence[SharedParameter],
-    data: Sequence[Tensor],
-) -> int | None:
-    """How many records attention has whose bias is shared; None where something else is."""
-    axes, rows = data[0].dim(), data[0].shape[0]
-    bias = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-    only = all(
-        s is bias and s.dim() <= axes and (s.dim() < axes or s.shape[0] == 1 or s.alike)
-        for s in shared
-    )
-    return rows if only and all(t.dim() == axes and t.shape[0] == rows for t in data) else None
-
-
-def expand_joined(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: Sequence[SharedParameter],
-    data: Sequence[Tensor],
-) -> int | None:
-    """How many records tensors have that are joined along another axis than the first."""
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
-    axes = data[0].dim()
-    dim = dim + axes + (name == "stack") if isinstance(dim, int) and dim < 0 else dim
-    rows = data[0].shape[0] if axes else 0
-    fits = (
-        isinstance(dim, int)
-        and dim > 0
-        and all(t.dim() == axes and t.shape[0] == rows for t in (*data, *shared))
-    )
-    return rows if fits and all(s.alike or rows == 1 for s in shared) else None
-
-
-EXPANDED = dict.fromkeys(("cat", "concat", "concatenate", "stack"), expand_joined) | {
-    "scaled_dot_product_attention": expand_mask
-}

@@ -1,0 +1,90 @@
+"""Operations in which it is plain how many rows data have, and which of them meet what of a shared
+parameter.
+
+Each function is given an operation's name and arguments, the shared tensors among them (see
+`shared`), and the data. It returns how long the records' axis is, the first one; None where the
+operation does not tell.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+PRODUCTS = ("matmul", "bmm", "__matmul__", "__rmatmul__")
+Spread = Callable[
+    [str, tuple[Any, ...], dict[str, Any], Sequence[Any], Sequence[Tensor]], int | None
+]
+
+
+def expand_elementwise(
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: Sequence[Any],
+    data: Sequence[Tensor],
+) -> int | None:
+    """How many records an elementwise operation has; None where axes do not tell."""
+    axes = max(t.dim() for t in data)
+    known = [t.dim() for t in data if t.requires_grad]
+    if known and max(known) < axes:  # what has more axes than the records is made of constants
+        return None
+    sizes = {t.shape[0] for t in data if t.dim() == axes and axes > 0}
+    rows = max(sizes, default=0)
+    fits = axes > 0 and sizes <= {1, rows} and all(s.fits(rows, axes) for s in shared)
+    return rows if fits else None
+
+
+def expand_mask(
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: Sequence[Any],
+    data: Sequence[Tensor],
+) -> int | None:
+    """How many records attention has whose bias is shared; None where something else is."""
+    axes, rows = data[0].dim(), data[0].shape[0]
+    bias = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    only = all(s is bias for s in shared) and all(s.fits(rows, axes) for s in shared)
+    return rows if only and all(t.dim() == axes and t.shape[0] == rows for t in data) else None
+
+
+def expand_joined(
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: Sequence[Any],
+    data: Sequence[Tensor],
+) -> int | None:
+    """How many records tensors have that are joined along another axis than the first."""
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+    axes = data[0].dim()
+    dim = dim + axes + (name == "stack") if isinstance(dim, int) and dim < 0 else dim
+    rows = data[0].shape[0] if axes else 0
+    fits = (
+        isinstance(dim, int)
+        and dim > 0
+        and all(t.dim() == axes and t.shape[0] == rows for t in (*data, *shared))
+    )
+    return rows if fits and all(s.fits(rows, axes) for s in shared) else None
+
+
+def expand_product(
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shared: Sequence[Any],
+    data: Sequence[Tensor],
+) -> int | None:
+    """How many rows products of matrices have, of which one is shared."""
+    axes, rows = data[0].dim(), data[0].shape[0] if data[0].dim() else 0
+    fits = axes > 2 and len(data) == len(shared) == 1 and shared[0].dim() == axes
+    return rows if fits and shared[0].fits(rows, axes) else None
+
+
+EXPANDED: dict[str, Spread] = dict.fromkeys(
+    ("cat", "concat", "concatenate", "stack"), expand_joined
+) | {
+    "scaled_dot_product_attention": expand_mask,
+    **dict.fromkeys(PRODUCTS, expand_product),
+}
