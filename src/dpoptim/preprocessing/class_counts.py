@@ -7,18 +7,15 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import positive_number, real_number
-from dpoptim.estimators.scope import public_number_of_records, with_scope
-from dpoptim.estimators.table import stated_delta
-from dpoptim.statistics import Floats, histogram_bound, price_of, release_sum
+from dpoptim.arguments import positive_number
+from dpoptim.preprocessing.private_step import ChargedFit
+from dpoptim.statistics import Floats, histogram_bound, release_sum
 
 
-class DPClassCounts(BaseEstimator):
+class DPClassCounts(ChargedFit):
     """Counts of labels with noise, such as for ``class_weight``.
 
     Args:
@@ -42,8 +39,6 @@ class DPClassCounts(BaseEstimator):
         >>> weight["ill"] > weight["healthy"]
         True
     """
-
-    privacy_: Guarantee
 
     def __init__(
         self,
@@ -77,15 +72,14 @@ class DPClassCounts(BaseEstimator):
             )
         labels = column_or_1d(y)
         self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))
-        n = public_number_of_records(self.n, len(labels), self.neighboring)
-        delta, _ = stated_delta(self.delta, n)
+        _, mu, delta, said = self._price(len(labels))
         counts = np.array(
             [np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64
         )
         released = release_sum(
             counts,
             norm_bound=histogram_bound(self.neighboring),
-            mu=price_of(real_number("epsilon", self.epsilon), delta),
+            mu=mu,
             delta=delta,
             neighboring=self.neighboring,
             label=type(self).__name__,
@@ -93,7 +87,7 @@ class DPClassCounts(BaseEstimator):
             noise_seed=self.noise_seed,
         )
         self.counts_: Floats = np.maximum(released.values, 1.0)
-        self.privacy_ = with_scope(released.guarantee, self.ledger)
+        self._state(released.guarantee, said)
         return self
 
     def class_weight(self, *, most: float = 10.0) -> dict[Any, float]:

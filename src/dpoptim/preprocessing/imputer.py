@@ -6,11 +6,11 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.preprocessing.private_step import Bound, BoundedColumns
+from dpoptim.preprocessing.private_step import Bound, BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
 
-class DPImputer(BoundedColumns):
+class DPImputer(BoundedColumns, SummedStep):
     """Fill missing values (NaN) with the column's privately measured mean.
 
     Before a `DPStandardScaler` it is not needed: ``DPStandardScaler(missing="mean")`` fills at no

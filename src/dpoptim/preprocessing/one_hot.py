@@ -14,13 +14,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import whole_number
-from dpoptim.preprocessing.private_step import PrivateStep
+from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import Floats, histogram_bound, release_sum
 
 FALSE_FINDS = 0.05  # chance that any empty bucket of a fit is kept
 
 
-class DPOneHot(PrivateStep):
+class DPOneHot(SummedStep):
     """One column for each category, and none for anything else.
 
     The list of categories that *occur* in private data is private itself. So a column's categories

@@ -3,6 +3,7 @@ are fitted.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,15 +22,35 @@ from dpoptim.statistics import BOUND_ROUNDING, Floats, NoisySum, bounded_sum, pr
 Bound = float | Sequence[float]
 
 
-class PrivateStep(TransformerMixin, BaseEstimator):
-    """A transformer that learns from private records, and is charged for it.
+class ChargedFit(BaseEstimator):
+    """Something that learns from private records by one release, and is charged for it.
 
     Subclasses have the settings ``epsilon``, ``delta``, ``neighboring``, ``n``, ``ledger`` and
     ``noise_seed``.
     """
 
     privacy_: Guarantee
-    # standard deviation of what is learnt, in half ranges, that a pipeline pays for
+
+    def _price(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
+        """(n, mu, delta, what must be said of delta)."""
+        if self.epsilon is None:
+            raise ValueError(
+                f"epsilon is missing: {type(self).__name__} learns from private records. Fix: "
+                "epsilon=, or put it into a dpoptim.preprocessing.PrivatePipeline, which shares "
+                "its budget out."
+            )
+        n = public_number_of_records(self.n, rows, self.neighboring)
+        delta, said = stated_delta(self.delta, n)
+        return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
+
+    def _state(self, guarantee: Guarantee, said: tuple[str, ...]) -> None:
+        self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *said)), self.ledger)
+
+
+class PrivateStep(TransformerMixin, ChargedFit, ABC):
+    """A transformer that learns from private records."""
+
+    # of what is learnt, in half ranges, that a pipeline pays for
     precision: ClassVar[float] = 0.01
 
     @property
@@ -37,15 +58,11 @@ class PrivateStep(TransformerMixin, BaseEstimator):
         """Whether fitting releases anything."""
         return True
 
+    @abstractmethod
     def wanted_mu(self, columns: int, n: int) -> float:
         """The price at which what is learnt is as precise as a pipeline wants it; public numbers
         only.
         """
-        return math.sqrt(self.norm_bound(columns)) / (self.precision * n)
-
-    def norm_bound(self, columns: int) -> float:
-        """How long the vector is that one record adds, at most."""
-        raise NotImplementedError
 
     def _numbers(self, x: Any, *, reset: bool) -> Floats:
         """``x`` as floats of shape (n, columns); NaN stands for a missing value."""
@@ -58,6 +75,23 @@ class PrivateStep(TransformerMixin, BaseEstimator):
             ensure_min_samples=1,
         )
         return found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = self.noise_seed is None
+        return tags
+
+
+class SummedStep(PrivateStep):
+    """A step that learns from one noisy sum."""
+
+    def wanted_mu(self, columns: int, n: int) -> float:
+        return math.sqrt(self.norm_bound(columns)) / (self.precision * n)
+
+    @abstractmethod
+    def norm_bound(self, columns: int) -> float:
+        """How long the vector is that one record adds, at most."""
 
     def _release(self, rows: Floats, label: str) -> tuple[NoisySum, int]:
         """The noisy sum of ``rows``, charged; and the public number of records. Sets
@@ -77,27 +111,6 @@ class PrivateStep(TransformerMixin, BaseEstimator):
         )
         self._state(released.guarantee, said)
         return released, n
-
-    def _price(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
-        """(n, mu, delta, what must be said of delta)."""
-        if self.epsilon is None:
-            raise ValueError(
-                f"epsilon is missing: {type(self).__name__} learns from private records. Fix: "
-                "epsilon=, or put it into a dpoptim.preprocessing.PrivatePipeline, which shares "
-                "its budget out."
-            )
-        n = public_number_of_records(self.n, rows, self.neighboring)
-        delta, said = stated_delta(self.delta, n)
-        return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
-
-    def _state(self, guarantee: Guarantee, said: tuple[str, ...]) -> None:
-        self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *said)), self.ledger)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.non_deterministic = self.noise_seed is None
-        return tags
 
 
 class BoundedColumns(OneToOneFeatureMixin, PrivateStep):

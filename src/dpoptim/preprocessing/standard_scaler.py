@@ -6,14 +6,15 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.preprocessing.private_step import Bound, BoundedColumns
+from dpoptim.arguments import one_of
+from dpoptim.preprocessing.private_step import Bound, BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
 Missing = Literal["keep", "mean"]
 LEAST_SPREAD = 1e-3  # standard deviation, in half ranges, that a column is taken to have at least
 
 
-class DPStandardScaler(BoundedColumns):
+class DPStandardScaler(BoundedColumns, SummedStep):
     """Scale columns by their privately measured means and standard deviations.
 
     Args:
@@ -79,11 +80,7 @@ class DPStandardScaler(BoundedColumns):
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
-        if self.missing not in get_args(Missing):
-            raise ValueError(
-                f"missing must be one of {', '.join(map(repr, get_args(Missing)))}, got "
-                f"{self.missing!r}."
-            )
+        one_of("missing", self.missing, get_args(Missing))
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
         scaled, missing = self._in_range(x, middle, half)
