@@ -13,6 +13,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from dpoptim.arguments import one_of
+
 GROUP = "dpoptim.methods"
 SOLVER = "dpoptim.methods.whole_run:WholeRun"
 BUILT_IN = {
@@ -120,6 +122,7 @@ def entry(name: str) -> Entry:
     Raises:
         ValueError: there is none of this name; or an entry point that is no method.
     """
+    one_of("method", name, method_names())
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         method = getattr(import_module(module), attribute)
@@ -128,7 +131,7 @@ def entry(name: str) -> Entry:
             return Entry(name, summary, method.trains, method, solver=True)
     elif name in _registered:
         method = _registered[name]
-    elif name in _third_parties():
+    else:
         method = _third_parties()[name].load()
         try:
             check_method(method)
@@ -141,10 +144,6 @@ def entry(name: str) -> Entry:
                 f"the entry point {name!r} names a method that calls itself {method.name!r}; use "
                 "one name."
             )
-    else:
-        raise ValueError(
-            f"method must be one of {', '.join(map(repr, method_names()))}, got {name!r}."
-        )
     return Entry(name, method.summary, method.trains, method, solver=False)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpoptim.arguments import whole_number
 from dpoptim.errors import PrivacyError
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -68,8 +69,7 @@ def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
         >>> type(dpoptim.replace_batchnorm(model).model[1]).__name__
         'GroupNorm'
     """
-    if isinstance(max_groups, bool) or not isinstance(max_groups, int) or max_groups < 1:
-        raise ValueError(f"max_groups must be a whole number of at least 1, got {max_groups!r}.")
+    max_groups = whole_number("max_groups", max_groups, least=1)
     found = [
         (name, m)
         for name, m in model.named_modules(remove_duplicate=False)

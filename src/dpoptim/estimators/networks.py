@@ -22,7 +22,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import real_number, whole_number
+from dpoptim.arguments import one_of, real_number, whole_number
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.table import (
     bounded_targets,
@@ -153,9 +153,7 @@ class _Network(BaseEstimator):
         """A new network, initialised from ``random_state`` alone; or the last one, to go on
         from.
         """
-        if self.activation not in get_args(Activation):
-            choices = ", ".join(map(repr, ACTIVATIONS))
-            raise ValueError(f"activation must be one of {choices}, got {self.activation!r}.")
+        one_of("activation", self.activation, get_args(Activation))
         widths = [
             features,
             *(

@@ -12,6 +12,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from dpoptim.arguments import one_of
+
 Tier = Literal["rules", "vmap", "alone"]
 Choice = Literal["auto", "rules", "vmap", "alone"]
 WHOLE_MODEL = ""
@@ -65,10 +67,7 @@ class Isolation:
 
 def require_choice(isolation: object, batch_axis: object) -> None:
     """Refuse other values of `attach`'s arguments."""
-    if isolation not in get_args(Choice):
-        raise ValueError(
-            f"isolation must be one of {', '.join(map(repr, get_args(Choice)))}, got {isolation!r}."
-        )
+    one_of("isolation", isolation, get_args(Choice))
     if batch_axis not in (None, 0, 1) or isinstance(batch_axis, bool):
         raise ValueError(
             "batch_axis must be 0 for (batch, ...) inputs, 1 for (time, batch, ...), or None; "

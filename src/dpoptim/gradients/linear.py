@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpoptim.arguments import one_of
 from dpoptim.clipping import SMALLEST_NORM, Clipping
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.multiplication import linear, onednn_multiplies
@@ -73,10 +74,7 @@ class LinearModel:
     huber_delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.loss not in get_args(Loss):
-            raise ValueError(
-                f"loss must be one of {', '.join(map(repr, get_args(Loss)))}, got {self.loss!r}."
-            )
+        one_of("loss", self.loss, get_args(Loss))
         if self.features < 1:
             raise ValueError(f"features must be at least 1, got {self.features!r}.")
         least, most = {"softmax": (2, math.inf), "logistic": (1, 1)}.get(self.loss, (1, math.inf))

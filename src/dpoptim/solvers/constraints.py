@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dpoptim.arguments import positive_number
+
 
 class Constraint(Protocol):
     """A closed convex set of parameter vectors."""
@@ -44,8 +46,7 @@ class Ball:
     radius: float
 
     def __post_init__(self) -> None:
-        if not self.radius > 0:
-            raise ValueError(f"radius must be above 0, got {self.radius!r}.")
+        positive_number("radius", self.radius)
 
     def project(self, w: Tensor) -> Tensor:
         norm = float(w.norm())

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpoptim.arguments import whole_number
 from dpoptim.errors import PrivacyError
 from dpoptim.noise.gaussian import fill_standard_normal
 from dpoptim.noise.stream import KeyStream
@@ -222,8 +223,7 @@ def most_participations(steps: int, participations: int, separation: int | None)
         ("participations", participations),
         ("separation", separation or 1),
     ):
-        if isinstance(value, bool) or int(value) != value or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        whole_number(name, value, least=1)
     if separation == 0:
         raise ValueError(
             "separation must be at least 1 (a record takes part in consecutive steps), got 0."
