@@ -1,6 +1,6 @@
 """The gate: the one place that adds privacy noise, and that charges for it.
 
-Left of it everything is private; what it releases may be logged, plotted and saved. It reserves
+Before it everything is private; what it releases may be logged, plotted and saved. It reserves
 the whole run in the ledger before the first noisy sum exists, so a crash can only count too much.
 """
 

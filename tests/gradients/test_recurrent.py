@@ -102,7 +102,7 @@ def test_sums_are_those_of_micro_batches(kind: str, state: bool, dtype: torch.dt
     assert mismatch(model, (x, target)) < (3e-5 if dtype == torch.float32 else 1e-7)
 
 
-def run_booked(model: nn.Module, *inputs: Tensor) -> Tensor:
+def run_hooked(model: nn.Module, *inputs: Tensor) -> Tensor:
     engine = Engine(model, Clipping(1.0), capacity=len(inputs[0]))
     engine.attach()
     try:
@@ -119,7 +119,7 @@ def test_outputs_are_those_of_torch(kind: str, packs: bool) -> None:
     layer.batch_first |= packs
     model = Model(layer, packs=packs)
     inputs = (torch.randn(ROWS, T, D), torch.tensor([3, 6, 1, 4, 4, 2, 5, 1]))
-    torch.testing.assert_close(run_booked(model, *inputs), model(*inputs), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run_hooked(model, *inputs), model(*inputs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["lstm-deep-both-ways", "gru-no-bias", "rnn", "lstm-projected"])
@@ -136,16 +136,16 @@ def test_packed_sequences_keep_records_apart(kind: str) -> None:
 def test_dropout_between_layers_runs_and_check_passes() -> None:
     torch.manual_seed(0)
     model = Model(nn.LSTM(D, H, num_layers=2, dropout=0.5, batch_first=True))
-    assert run_booked(model, torch.randn(ROWS, T, D)).shape == (ROWS, 3 * T + 4 * H)
+    assert run_hooked(model, torch.randn(ROWS, T, D)).shape == (ROWS, 3 * T + 4 * H)
     batch = (torch.randn(ROWS, T, D), torch.randn(ROWS))
     assert dpoptim.check(model, loss, batch).loss_reduction == "mean"
 
 
 def test_sequences_without_a_record_axis_are_refused() -> None:
     with pytest.raises(PrivacyError, match="keep the batch axis"):
-        run_booked(nn.LSTM(D, H), torch.randn(T, D))
+        run_hooked(nn.LSTM(D, H), torch.randn(T, D))
 
 
 def test_a_state_shared_by_the_records_is_refused() -> None:
     with pytest.raises(PrivacyError, match="initial state that is not"):
-        run_booked(nn.GRU(D, H, batch_first=True), torch.randn(ROWS, T, D), torch.zeros(1, 1, H))
+        run_hooked(nn.GRU(D, H, batch_first=True), torch.randn(ROWS, T, D), torch.zeros(1, 1, H))

@@ -218,7 +218,7 @@ def test_a_record_alone_is_rounded_as_in_company(
 def test_large_products_do_not_depend_on_their_operands_layout(
     sizes: tuple[int, int, int], records: int, dtype: torch.dtype, threads: None
 ) -> None:
-    """To the last bit: `alike` leaves such operands as they lie."""
+    """To the last bit: `batch_invariant` leaves such operands as they lie."""
     torch.manual_seed(0)
     T, p, d = sizes
     assert large(*sizes)

@@ -30,7 +30,7 @@ def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type == "cpu":
         return False
     ones = torch.ones(2, 16, 16, dtype=dtype, device=device)
-    # with gaps, as `alike.matrices` has
+    # with gaps, as `batch_invariant.matrices` has
     room = torch.zeros(2, 17, 16, device=device, dtype=torch.float32)[:, :16]
     try:
         torch.bmm(ones, ones, out_dtype=torch.float32, out=room)

@@ -132,9 +132,9 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
 
 
-def in_company(x: Tensor) -> Tensor:
-    """``x`` (B, ...) with its records one after the other in memory, and zeros beside one that is
-    alone.
+def never_alone(x: Tensor) -> Tensor:
+    """``x`` (B, ...) with its records one after the other in memory, and a second one of zeros if
+    there is one only, which kernels would add up otherwise.
     """
     x = x.contiguous()
     return torch.cat([x, torch.zeros_like(x)]) if len(x) == 1 else x
@@ -142,7 +142,7 @@ def in_company(x: Tensor) -> Tensor:
 
 def sum_positions(x: Tensor) -> Tensor:
     """Sum (B, T, p) over T: shape (B, p)."""
-    return in_company(x).sum(1)[: len(x)]
+    return never_alone(x).sum(1)[: len(x)]
 
 
 def sum_over(x: Tensor, axes: Sequence[int]) -> Tensor:

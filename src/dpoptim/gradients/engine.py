@@ -1,6 +1,6 @@
 """The engine: per-record clipped gradient sums of any model, from one ordinary backward pass.
 
-Everything in here is left of the gate: private. The sums live in buffers of the engine; ``.grad``
+Everything in here is private. The sums live in buffers of the engine; ``.grad``
 stays None.
 """
 
@@ -46,13 +46,13 @@ class Engine:
             of a mean's factor.
         reduction: how a loss that the caller differentiates combines the rows of one backward
             pass.
-        partial_backward: allow several backward passes over parts of a delivered piece. The parts
-            must be disjoint, which only the caller can know; without it every piece takes exactly
+        partial_backward: allow several backward passes over parts of a delivered microbatch. The
+            parts must be disjoint, which only the caller can know; without it each takes exactly
             one pass over all its rows.
         positions: how many positions (of a sequence, say) each record has in a layer, by the
             layer's name; public, from the shape of a row. Only speed depends on it.
         rows: that make up a record.
-        twins: parameters of the model that count as uses of another one (of the same shape): sums
+        tied: parameters of the model that count as uses of another one (of the same shape): sums
             and norms are those of the two per_sample_grads added up, cross terms included.
         isolation: how records are kept apart; by rules, unless told otherwise.
         totals: where the sums live.
@@ -86,7 +86,7 @@ class Engine:
         partial_backward: bool = False,
         positions: Mapping[str, int] | None = None,
         rows: RowsOfRecords = ONE_ROW,
-        twins: Mapping[nn.Parameter, nn.Parameter] | None = None,
+        tied: Mapping[nn.Parameter, nn.Parameter] | None = None,
         isolation: Isolation | None = None,
         totals: MakeTotals = Totals,
         placement: Placement | None = None,
@@ -99,7 +99,7 @@ class Engine:
         self.partial_backward = rows.whole_passes_only(partial_backward)
         self.positions, self.rows = dict(positions or {}), rows
         self.isolation = isolation or Isolation()
-        self._trained = TrainedParameters(model, {**(twins or {}), **self._placement.used})
+        self._trained = TrainedParameters(model, {**(tied or {}), **self._placement.used})
         self.names, self.parameters = self._trained.names, self._trained.parameters
         self.layers, self.places = self._trained.layers, self._trained.places
         clipping.units(self.layers)  # refuses bounds that are too small
@@ -113,7 +113,7 @@ class Engine:
         # that a mean was divided by, if not the number of its rows
         self._total_weight: float | None = None
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
-        self.observer: Observer | None = None  # stays on this side
+        self.observer: Observer | None = None  # private
         self.hooks: HookManager | None = None
         self.state: ModelWatch | None = None  # what nobody may write while attached
         self.reads_in_turn = False  # see `ModelWatch.in_turn`
@@ -165,7 +165,7 @@ class Engine:
                 all.
 
         Raises:
-            PrivacyError: rows of the piece before have not been through a backward pass.
+            PrivacyError: rows of the microbatch before have not been through a backward pass.
         """
         self.require_all_closed()
         self._placement.settle()

@@ -45,9 +45,9 @@ def onednn_is_faster() -> bool:
 def onednn_multiplies(x: Tensor, rows: int, columns: int) -> bool:
     """Whether oneDNN multiplies a tensor like ``x`` with a (rows, columns) matrix, or to one.
 
-    Not vectors: how it adds up their products depends on how they lie (`alike`). Nor what only
-    looks like a tensor, such as those that `shared` and torch.func follow through a model: they
-    would lose sight of it.
+    Not vectors: how it adds up their products depends on how they lie (`batch_invariant`). Nor
+    what only looks like a tensor, such as those that `shared` and torch.func follow through a
+    model: they would lose sight of it.
     """
     return (
         min(rows, columns) > 1

@@ -35,7 +35,7 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     """
     rows = x.flatten(1) if x.dim() > 1 else x[:, None]
     if rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]:
-        rows = rows.contiguous()  # else kernels would run across records (`alike`)
+        rows = rows.contiguous()  # else kernels would run across records (`batch_invariant`)
     if rows.dtype == torch.float64:
         squared = torch.linalg.vecdot(rows, rows)
         tiny = squared < SMALLEST_SUM

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.batch_invariant import aligned_records, gram, in_company
+from dpoptim.gradients.batch_invariant import aligned_records, gram, never_alone
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.products import Groups
@@ -101,7 +101,7 @@ class TiedHead(SequenceOuter):
         g, a = self.sides()
         looked_up = g.gather(2, index[:, None, :].expand(-1, g.shape[1], -1))
         products = gram(aligned_records(a), aligned_records(rows))[: len(rows)]
-        cross = in_company(looked_up * products).sum((1, 2))[: len(rows)].double()
+        cross = never_alone(looked_up * products).sum((1, 2))[: len(rows)].double()
         head, longest = ghost_squared_norms(g, a)
         table = self.table.squared_norms(groups, block)
         # What the claim reads too low, the sum makes good: what is longer than claimed is

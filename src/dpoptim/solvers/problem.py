@@ -120,7 +120,7 @@ class ModuleProblem:
     (input, target).
 
     Gradients at several points come from copies of the model that share one layer use, so a
-    difference of gradients is clipped as exactly as a tied weight. The twins run in ``eval()``
+    difference of gradients is clipped as exactly as a tied weight. The copies run in ``eval()``
     mode: dropout would differ between them.
 
     Args:
@@ -153,8 +153,8 @@ class ModuleProblem:
         self.loss = loss
         self.capacity, self.l2 = checked(capacity, l2)
         self._model = copy.deepcopy(model).eval()
-        self._twins: dict[int, tuple[Twins, Engine]] = {}
-        self._booked(1)  # refuses what cannot be clipped, here and not later
+        self._copies: dict[int, tuple[Copies, Engine]] = {}
+        self._attached(1)  # refuses what cannot be clipped, here and not later
 
     @property
     def dimension(self) -> int:
@@ -175,14 +175,14 @@ class ModuleProblem:
 
     def clipped_sum(self, batch: tuple[Tensor, Tensor], terms: Terms, bound: float) -> Tensor:
         x, y = batch
-        twins, engine = self._booked(len(terms))
+        copies, engine = self._attached(len(terms))
         bound, scale = scaled(bound)
         engine.clipping = Clipping(bound)
-        for model, (_, w) in zip(twins.models, terms, strict=True):
+        for model, (_, w) in zip(copies.models, terms, strict=True):
             write_parameters(model, w)
         engine.begin_microbatch(len(x))
         with torch.enable_grad():
-            losses = [self.loss(output, y) for output in twins(x)]
+            losses = [self.loss(output, y) for output in copies(x)]
             combined = [
                 (c * scale) * loss.sum() for (c, _), loss in zip(terms, losses, strict=True)
             ]
@@ -201,19 +201,19 @@ class ModuleProblem:
     def penalty_gradient(self, w: Tensor) -> Tensor:
         return self.l2 * w
 
-    def _booked(self, points: int) -> tuple["Twins", Engine]:
+    def _attached(self, points: int) -> tuple["Copies", Engine]:
         """As many copies of the model as there are points, on one recorder."""
-        if points not in self._twins:
-            twins = Twins([copy.deepcopy(self._model) for _ in range(points)])
+        if points not in self._copies:
+            copies = Copies([copy.deepcopy(self._model) for _ in range(points)])
             engine = Engine(
-                twins, Clipping(1.0), capacity=self.capacity, reduction="sum", twins=twins.same()
+                copies, Clipping(1.0), capacity=self.capacity, reduction="sum", tied=copies.same()
             )
             engine.attach()
-            self._twins[points] = twins, engine
-        return self._twins[points]
+            self._copies[points] = copies, engine
+        return self._copies[points]
 
 
-class Twins(nn.Module):
+class Copies(nn.Module):
     """Copies of one model, run on the same input."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
-from dpoptim.gradients.batch_invariant import in_company, record_products
+from dpoptim.gradients.batch_invariant import never_alone, record_products
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
 from dpoptim.gradients.lazy import Lazy
@@ -102,7 +102,7 @@ class ConvolutionRule:
             return {"weight": weight}
         return {
             "weight": weight,
-            "bias": Dense(in_company(*widened([g])).flatten(2).sum(2)[: len(g)]),
+            "bias": Dense(never_alone(*widened([g])).flatten(2).sum(2)[: len(g)]),
         }
 
 

@@ -17,7 +17,7 @@ from dpoptim.gradients.backward_pass import (
     narrow_dtype,
     refuse_nested_backward,
 )
-from dpoptim.gradients.batch_invariant import in_company, sum_over
+from dpoptim.gradients.batch_invariant import never_alone, sum_over
 from dpoptim.gradients.layers.functional import layer_of
 from dpoptim.gradients.layers.rule import LayerRule
 from dpoptim.gradients.layers.runner import holder
@@ -120,8 +120,8 @@ class ExpandParameter(torch.autograd.Function):
     again (for the graph's edges).
 
     The first axis of ``value``, if it has as many as the shape, is 1 or the rows of a record. Of
-    the whole shape, so that positions are added up here (`alike`), not by autograd, which lets
-    others change the order.
+    the whole shape, so that positions are added up here (`batch_invariant`), not by autograd,
+    which lets others change the order.
     """
 
     @staticmethod
@@ -186,7 +186,7 @@ def pull_back(
         return tuple(torch.func.vjp(again, *values)[1](g))
 
     try:
-        rows = torch.func.vmap(one, randomness="error")(in_company(g))
+        rows = torch.func.vmap(one, randomness="error")(never_alone(g))
     except RuntimeError as error:
         raise PrivacyError(
             f"what module {label!r} makes of its parameters before they meet data cannot be "

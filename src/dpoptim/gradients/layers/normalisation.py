@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError, axes_of
-from dpoptim.gradients.batch_invariant import in_company
+from dpoptim.gradients.batch_invariant import never_alone
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import group_norm_backward, layer_norm_backward
 
@@ -29,7 +29,7 @@ IN_CACHE = 1 << 17  # elements of a temporary
 def sum_middle(values: Tensor, kept_axes: int) -> Tensor:
     """Sum (B, positions..., kept...) over the positions: shape (B, kept...)."""
     middle = tuple(range(1, values.dim() - kept_axes))
-    return in_company(values).sum(middle)[: len(values)] if middle else values
+    return never_alone(values).sum(middle)[: len(values)] if middle else values
 
 
 def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_axes: int) -> Tensor:
@@ -170,7 +170,7 @@ class GroupNormRule:
     ) -> Mapping[str, PerSampleGrad]:
         x, mean, rstd, _ = saved
         B, C = x.shape[:2]
-        x, g = (in_company(each.reshape(B, C, -1)) for each in (x, g))
+        x, g = (never_alone(each.reshape(B, C, -1)) for each in (x, g))
         bias = g.sum(2)[:B]
         in_channels = (B, groups_of(module), C // groups_of(module))
         mean, rstd = (
