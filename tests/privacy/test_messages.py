@@ -31,6 +31,7 @@ ALLOWED = {
     "public",
     ("gate.py", "error"): "of the ledger, which holds public entries",
     ("gradients/layers/fallback.py", "len(tensors)"): "inputs of a module",
+    ("runs/interrupted.py", "error.strerror"): "of the operating system, about the disk",
     ("methods/low_quantile.py", "len(numbers)"): "n is public under the relations that it takes",
     ("plan.py", "error"): "of a plan's text",
     ("plan.py", "min(1e-05, 10.0 ** (-math.ceil(math.log10(n) + 1)))"): "n of the plan",

@@ -2,6 +2,7 @@
 the whole run.
 """
 
+import errno
 import os
 import signal
 import stat
@@ -39,9 +40,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Send this process a signal inside the given step, as somebody else would."""
     original = interrupted.SavedRun.after_step
 
-    def at(step: int, number: int = signal.SIGINT) -> None:
+    def at(step: int, number: int = signal.SIGINT, *, times: int = 1) -> None:
         def after_step(self: Any, private: Any, *rest: Any) -> None:
-            if private.steps_done == step:
+            for _ in range(times if private.steps_done == step else 0):
                 os.kill(os.getpid(), number)
             original(self, private, *rest)
 
@@ -108,6 +109,42 @@ def test_an_unfinished_run_saves_by_the_clock(
     monkeypatch.setattr(interrupted.SavedRun, "_save", note)
     assert run("--out", str(tmp_path / "run"), "--save-every", "0").exit_code == 0
     assert saved == list(range(1, len(saved) + 1))
+
+
+def test_after_two_ctrl_cs_the_last_save_goes_on(stop_after: Any, tmp_path: Path) -> None:
+    """At once: the step in hand is not saved, and done again."""
+    ledger = tmp_path / "digits.sqlite"
+    charged = ["--ledger", str(ledger), "--budget", "2.5,1e-4", "--out", str(tmp_path / "run")]
+    stop_after(4, times=2)
+    assert run(*charged, "--save-every", "0").exit_code not in (0, 2)
+    stop_after(-1)
+    done = run(*charged, "--resume")
+    assert done.exit_code == 0, done.output
+    (entry,) = dpoptim.Ledger(ledger).entries()
+    assert (entry.state, entry.resumed) == ("committed", 1)
+
+
+def test_a_full_disk_stops_a_run_that_goes_on_from_its_last_save(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "digits.sqlite"
+    charged = ["--ledger", str(ledger), "--budget", "2.5,1e-4", "--out", str(tmp_path / "run")]
+    original, saves = interrupted.PrivateTraining.save, []
+
+    def full(self: Any, path: Path) -> None:
+        saves.append(self.steps_done)
+        if len(saves) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(self, path)
+
+    monkeypatch.setattr(interrupted.PrivateTraining, "save", full)
+    stopped = run(*charged, "--save-every", "0")
+    assert stopped.exit_code == 2
+    assert "--resume" in stopped.output
+    done = run(*charged, "--resume")
+    assert done.exit_code == 0, done.output
+    (entry,) = dpoptim.Ledger(ledger).entries()
+    assert (entry.state, entry.resumed) == ("committed", 1)
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:

@@ -101,7 +101,14 @@ class SavedRun:
         due = self.clock() - self._saved_at >= self.seconds
         wish = self.ranks.most(STOP if self.stop.asked else SAVE if due else 0)
         if wish:
-            self._save(private, average, scores)
+            try:
+                self._save(private, average, scores)
+            except OSError as error:
+                raise OSError(
+                    f"the run could not be saved after step {private.steps_done}: "
+                    f"{error.strerror}. Fix: make room; the same command with "
+                    f"--out {self.folder} --resume goes on from the last save, on the same charge"
+                ) from error
         if wish == STOP:
             raise RunInterruptedError(
                 f"stopped after step {private.steps_done} of {private.plan.steps}, and saved. "

@@ -1,0 +1,87 @@
+"""Logs of a training for everybody to read: TensorBoard, MLflow, or what you have. Only public
+figures pass.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from dpoptim.errors import PrivacyError
+from dpoptim.integrations.figures import SCORES, is_public, names_of_figures
+from dpoptim.training.private_training import PrivateTraining
+
+Sink = Callable[[Mapping[str, float], int], None]
+
+
+class PublicLogger:
+    """Logs a private training's public figures, and your scores on public records.
+
+    Args:
+        private: what trains.
+        sink: ``sink(figures, step)`` writes them: `to_tensorboard`, `to_mlflow`, or a function of
+            your own.
+        public_figures: further names that may be logged: you vouch that no private record takes
+            part in them.
+
+    Example::
+
+        logger = PublicLogger(private, to_tensorboard(SummaryWriter("runs/1")))
+        for x, y in private.batches():
+            ...
+            logger.log({"eval_accuracy": accuracy(model, public)})
+
+    **Guarantee.** What reaches ``sink`` by itself follows from the plan and from what was released:
+    steps, the epsilon that is reserved, the clip norm, the noise. Names that begin with ``eval_``,
+    ``test_`` or ``predict_`` are taken to be scores on public records.
+    """
+
+    def __init__(
+        self, private: PrivateTraining, sink: Sink, *, public_figures: Collection[str] = ()
+    ) -> None:
+        self._private, self._sink = private, sink
+        self._public = names_of_figures(public_figures)
+
+    def log(self, scores: Mapping[str, float] | None = None) -> None:
+        """Log the run's public figures at its step, and ``scores``.
+
+        Raises:
+            PrivacyError: a name that is not known to be public; nothing is logged.
+        """
+        scores = dict(scores or {})
+        for name in scores:
+            if not is_public(name, self._public):
+                raise PrivacyError(
+                    f"{name!r} is not known to be public: figures of training batches are "
+                    f"private. Fix: a name that begins with {', '.join(SCORES)}, of a score on "
+                    f"public records; PublicLogger(..., public_figures=[{name!r}]) if no private "
+                    "record takes part in it."
+                )
+        private = self._private
+        figures = {
+            "epsilon_reserved": private.spent().epsilon,
+            "clip_norm": private.clip_norm,
+            "noise_std": private.noise_std,
+            "epoch": private.steps_done * private.plan.batch_size / private.plan.n,
+        }
+        self._sink(
+            {**figures, **{name: float(score) for name, score in scores.items()}},
+            private.steps_done,
+        )
+
+
+def to_tensorboard(writer: Any) -> Sink:
+    """Write scalars by a ``torch.utils.tensorboard.SummaryWriter``."""
+
+    def write(figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
+
+    return write
+
+
+def to_mlflow(mlflow: Any) -> Sink:
+    """Write metrics of MLflow's active run.
+
+    Args:
+        mlflow: the module.
+    """
+    return lambda figures, step: mlflow.log_metrics(dict(figures), step=step)

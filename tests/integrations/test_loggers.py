@@ -1,0 +1,58 @@
+"""Loggers get public figures, and refuse all others before anything is written."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.integrations.loggers import PublicLogger, Sink, to_mlflow, to_tensorboard
+
+
+def logged(sink: Sink, scores: dict[str, Any], **options: Any) -> dpoptim.PrivateTraining:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = dpoptim.DPSGD(clip_norm=0.5).plan(n=40, batch_size=10, steps=3, epsilon=8.0, delta=1e-4)
+    data = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,)))
+    with dpoptim.attach(plan, model, optimizer, data) as private:
+        logger = PublicLogger(private, sink, **options)
+        for x, y in private.batches():
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            private.backward(losses)
+            optimizer.step()
+            logger.log(scores)
+    return private
+
+
+def test_tensorboard_shows_steps_of_the_plan(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        private = logged(to_tensorboard(writer), {"eval_accuracy": torch.tensor(0.5)})
+    found = reading.EventAccumulator(str(tmp_path)).Reload()
+    names = {"epsilon_reserved", "clip_norm", "noise_std", "epoch", "eval_accuracy"}
+    assert set(found.Tags()["scalars"]) == names
+    assert [(e.step, e.value) for e in found.Scalars("clip_norm")] == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    epsilon = found.Scalars("epsilon_reserved")[0].value
+    assert epsilon == pytest.approx(private.spent().epsilon)
+
+
+def test_mlflow_is_given_metrics_and_steps() -> None:
+    calls: list[Any] = []
+    module = SimpleNamespace(log_metrics=lambda metrics, step: calls.append((metrics, step)))
+    logged(to_mlflow(module), {"temperature": 0.3}, public_figures=["temperature"])
+    assert [step for _, step in calls] == [1, 2, 3]
+    assert calls[0][0]["temperature"] == 0.3
+
+
+@pytest.mark.parametrize("name", ["loss", "train_loss", "accuracy", "grad_norm", "Eval_loss"])
+def test_other_figures_are_refused_and_nothing_is_written(name: str) -> None:
+    calls: list[Any] = []
+    with pytest.raises(dpoptim.PrivacyError, match=f"'{name}' is not known to be public.*Fix"):
+        logged(lambda figures, step: calls.append(figures), {"eval_loss": 1.0, name: 1.0})
+    assert not calls
