@@ -180,36 +180,14 @@ class ValueEngine(Engine):
     def _add(self, slopes: Tensor, losses: Tensor, forward: "_Forward", margin: float) -> None:
         self.rows_open = 0
         self._refuse_changed_model()
-        if not all(
-            torch.equal(self._row_norms(h), known)
-            for h, known in zip(forward.inputs, forward.squared, strict=True)
-        ):
-            raise PrivacyError(
-                "the batch was overwritten between the model's forward and backward pass: its "
-                "bound was for what it held before. Fix: leave a batch as it is until "
-                "private.backward(losses) is over; a collate_fn must not reuse its memory."
-            )
+        self._refuse_overwritten(forward)
         # Of the weights that autograd is about to use.
         later = [self._norms[i] for i in range(1, len(self._layers))]
         # only the paper's bound needs the first one's norm
         norms = [self._norms[0] if self._paper else 1.0, *later]
         if self._null or not tame(self._layers, norms):
             return
-        measured = row_squared_norms(slopes, block=LONG_BLOCK).sqrt()
-        if self._paper:
-            promised = 2 * (2 * losses.double()).clamp(0, 1).sqrt()
-            measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
-        inputs = forward.squared
-        if self._paper:
-            inputs = [
-                torch.maximum(*both)
-                for both in zip(propagated(self._layers, inputs[0], norms), inputs, strict=True)
-            ]
-        squared = squared_gradient_bounds(self._layers, inputs, measured, norms)
-        # times 0, they would not be finite further back
-        squared = torch.where(measured > LARGEST, torch.inf, squared)
-        if forward.dropped is not None:
-            squared = torch.where(forward.dropped, torch.inf, squared)
+        squared = self._squared_bounds(slopes, losses, forward, norms)
         # zero where nobody is
         share = self.rows.shares(len(squared), self.present, squared.device)
         if self.observer is not None:
@@ -230,6 +208,35 @@ class ValueEngine(Engine):
             if gradient is not None:
                 linear = self._layers[place].linear
                 self._add_layer(linear, gradient, forward.inputs[place], counted, groups)
+
+    def _refuse_overwritten(self, forward: "_Forward") -> None:
+        read_again = map(self._row_norms, forward.inputs)
+        if not all(map(torch.equal, read_again, forward.squared)):
+            raise PrivacyError(
+                "the batch was overwritten between the model's forward and backward pass: its "
+                "bound was for what it held before. Fix: leave a batch as it is until "
+                "private.backward(losses) is over; a collate_fn must not reuse its memory."
+            )
+
+    def _squared_bounds(
+        self, slopes: Tensor, losses: Tensor, forward: "_Forward", norms: list[float]
+    ) -> Tensor:
+        """Bounds on the squared norms of the rows' gradients: float64, shape (rows,); infinite for
+        rows that count as zero.
+        """
+        measured = row_squared_norms(slopes, block=LONG_BLOCK).sqrt()
+        inputs = forward.squared
+        if self._paper:
+            promised = 2 * (2 * losses.double()).clamp(0, 1).sqrt()
+            measured = torch.maximum(measured, promised)  # f rounds to 0 where its slope does not
+            upto = propagated(self._layers, inputs[0], norms)
+            inputs = [torch.maximum(*both) for both in zip(upto, inputs, strict=True)]
+        squared = squared_gradient_bounds(self._layers, inputs, measured, norms)
+        # times 0, they would not be finite further back
+        squared = torch.where(measured > LARGEST, torch.inf, squared)
+        if forward.dropped is not None:
+            squared = torch.where(forward.dropped, torch.inf, squared)
+        return squared
 
     def _add_layer(
         self, linear: nn.Linear, gradient: Tensor, h: Tensor, counted: Tensor, groups: Groups
