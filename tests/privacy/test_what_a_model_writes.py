@@ -320,3 +320,31 @@ def test_values_see_rows_that_change_places() -> None:
     assert values.changed() == "book"
     values.note()
     assert values.changed() is None
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_tensors_in_plain_attributes_are_named_where_they_change(writes: bool) -> None:
+    """A code book that is neither parameter nor buffer may hold a record verbatim."""
+
+    class Book(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(FEATURES, CLASSES)
+            self.codebook = torch.zeros(FEATURES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if writes and self.training:
+                self.codebook.data.copy_(x[0].detach())
+            return self.layer(x)
+
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=N, batch_size=10, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
+    model = Book()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.attach(plan, model, optimizer, data()) as private:
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+    named = any("plain attributes" in item.text for item in private.basis)
+    assert named == writes

@@ -662,6 +662,22 @@ def test_several_optimizers_share_out_one_release() -> None:
         assert all(p.grad is None for p in model.parameters())
 
 
+def test_gradients_written_between_two_optimizers_are_found_by_value() -> None:
+    """Writes through ``.data`` move no version counter."""
+    model, data = problem()
+    parts = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]  # type: ignore[index]
+    with (
+        pytest.raises(dpoptim.PrivacyError, match="did not come through the gate"),
+        dpoptim.attach(plan(), model, parts, data) as private,
+    ):
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            parts[0].step()
+            gradient = model[2].weight.grad  # type: ignore[index]
+            gradient.data.copy_(x[:1].mean().expand_as(gradient))  # type: ignore[union-attr,arg-type]
+            parts[1].step()
+
+
 def test_an_optimizer_that_skips_a_step_loses_its_share() -> None:
     model, data = problem()
     parts = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]  # type: ignore[index]

@@ -233,6 +233,20 @@ def test_vectors_whose_terms_are_made_of_each_other_are_found(loss: Loss) -> Non
         attach(classifier(), table(), loss=loss)
 
 
+def needs_others(model: nn.Module, batch: Any) -> Tensor:
+    found = losses(model, batch)
+    if len(found) < 2:
+        raise ValueError(f"no deviation of {float(found.sum())}")
+    return (found - found.mean()) / found.std()
+
+
+def test_a_loss_that_needs_several_records_says_so() -> None:
+    """And what it raised is not quoted."""
+    with pytest.raises(dpoptim.SamplesInteractError, match="standardises by the batch") as refusal:
+        attach(classifier(), table(), loss=needs_others)
+    assert "no deviation" not in str(refusal.value)
+
+
 def test_loss_reductions_are_found_and_must_agree() -> None:
     def mean(model: nn.Module, batch: Any) -> Tensor:
         return losses(model, batch).mean()

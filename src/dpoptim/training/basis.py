@@ -68,7 +68,14 @@ RANDOM = (
     "or Python's own generator, seeded in secret while batches are delivered, with 32 bits on "
     "CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
 )
-NOTHING_KEPT = "the training loop keeps nothing of one record that enters the loss of another"
+NOTHING_KEPT = (
+    "neither the training loop nor the model (in plain attributes) keeps anything of one record "
+    "that enters the loss of another"
+)
+ATTRIBUTES = (
+    "nothing reads or publishes the tensors that the model keeps in plain attributes, which are "
+    "neither parameters nor buffers, and change while it sees records"
+)
 
 
 def basis_of_loss(
@@ -126,6 +133,7 @@ def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool
     """
     return {
         "seeded": seeded,
+        "attributes": engine.writes_attributes,
         "partial_backward": engine.partial_backward,
         "rounded": engine.recorder.rounded,
         "bare": any(how == "bare" for how, _ in engine.handed_over),
@@ -169,12 +177,15 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     """Of what the user allowed.
 
     Args:
-        caveats: ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"``
-            (physical batches do, with who is in them), ``"left"`` (and entered again) and
-            ``"seeded"``, of all parts of the run.
+        caveats: ``"attributes"`` (tensors in plain attributes of the model changed),
+            ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"`` (physical
+            batches do, with who is in them), ``"left"`` (and entered again) and ``"seeded"``, of
+            all parts of the run.
         resumed: whether it was taken up from a checkpoint.
     """
     items = []
+    if caveats["attributes"]:
+        items.append(Assumption("trusted", ATTRIBUTES))
     if caveats["partial_backward"]:
         items.append(
             Assumption("trusted", "several backward passes over a batch cover disjoint records")

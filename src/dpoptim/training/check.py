@@ -181,6 +181,7 @@ def compare(program: Program, records: Units) -> CheckResult:
         losses = loss(model, together)
         if int(losses.isfinite().sum()) < min(2, losses.numel()):
             raise ArithmeticError("the losses are not finite")
+        refuse_single_failures(loss, model, alone[0])
         if losses.dim() == 0:
             compared = Comparison(model, loss, alone, together, order, per_record, program.ways)
             found = compared.reduction(("mean", "sum"))
@@ -201,6 +202,22 @@ def compare(program: Program, records: Units) -> CheckResult:
             ("sum",)
         )
         return CheckResult("none", count)
+
+
+def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
+    """Refuse a loss that takes many records, but not one of them alone."""
+    try:
+        loss(model, record)
+    except PrivacyError:
+        raise
+    except Exception as error:  # whatever the user's code raises; what it says might quote a record
+        raise SamplesInteractError(
+            f"the loss of several records was computed, but {type(error).__name__} was raised on "
+            "one of them alone: it needs others, as where it standardises by the batch or "
+            "compares records (or a batch of one loses its first axis in squeeze()). Fix: let "
+            "each record's loss depend on that record alone, in batches of any size, one "
+            "included."
+        ) from None
 
 
 def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:

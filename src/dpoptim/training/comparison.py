@@ -163,8 +163,9 @@ def clipping_and_not(gradients: list[Tensor]) -> tuple[float, float]:
     norms = norms[norms.isfinite()]
     if not len(norms):
         raise SamplesInteractError(
-            "no record by itself has a finite gradient, as where several are needed: an unbiased "
-            "variance or a correlation over the batch. Fix: let each record's loss depend on that "
-            "record alone."
+            "no record by itself has a finite gradient, as where several are needed: "
+            "standardising by the mean and deviation of the batch, an unbiased variance, a "
+            "correlation. Fix: let each record's loss depend on that record alone; standardise "
+            "by public numbers, or with dpoptim.preprocessing before training."
         )
     return max(float(norms.median()) / 2, 1e-6), max(2 * float(norms.max()), 1e-6)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.values import Values
 from dpoptim.torch_internals import version_of
 from dpoptim.training.refusals import refuse_changed_parameters, refuse_foreign_parameters
 
@@ -31,8 +32,8 @@ class ReleasedGradients:
         self._engine, self._optimizers = engine, tuple(optimizers)
         # that have not used their share of the last release
         self._waiting: set[torch.optim.Optimizer] = set()
-        # their gradients and these's versions, by the parameter's id
-        self._released: dict[int, tuple[Tensor, int]] = {}
+        # their gradients, and the values that these were given, by the parameter's id
+        self._released: dict[int, tuple[Tensor, Values]] = {}
         # what made the gate release, until it has used its share
         self._moving: Moving | None = None
 
@@ -49,7 +50,7 @@ class ReleasedGradients:
         self._waiting = {other for other in self._optimizers if other is not first}
         if self._waiting:
             gradients = [(id(p), p.grad) for p in self._engine.parameters]
-            self._released = {key: (g, version_of(g)) for key, g in gradients if g is not None}
+            self._released = {key: (g, Values([("", g)])) for key, g in gradients if g is not None}
 
     def take(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a share waits for this optimizer, which is about to step; it waits no longer."""
@@ -138,8 +139,11 @@ class ReleasedGradients:
 
     def _refuse_other_gradients(self) -> None:
         for name, p in zip(self._engine.names, self._engine.parameters, strict=True):
-            released, version = self._released.get(id(p), (None, None))
-            if p.grad is not None and (p.grad is not released or version_of(p.grad) != version):
+            released, values = self._released.get(id(p), (None, None))
+            if p.grad is None:
+                continue
+            # by value, since writes through ``.data`` leave no other trace
+            if p.grad is not released or values is None or values.changed() is not None:
                 raise PrivacyError(
                     f"parameter {name!r} has a .grad that did not come through the gate. Fix: let "
                     "only private.backward(losses) make gradients, inside the loop, and do not "
