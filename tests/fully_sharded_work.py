@@ -467,3 +467,86 @@ def one_fails(rank: int, where: str) -> str:
                 fail()
 
     return caught(run)
+
+
+# ---- ways of training ---------------------------------------------------------------------------
+
+
+def language(rank: int) -> dict[str, Tensor]:
+    """A tiny GPT-2, with PEFT's adapters on a frozen base, and whole, where its embedding is tied
+    to its head; per block.
+    """
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokens = torch.randint(0, 16, (N, 6), generator=torch.Generator().manual_seed(0))
+    size = {"n_positions": 6, "n_embd": 8, "n_layer": 2, "n_head": 2, "use_cache": False}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    results = {}
+    for way in ("adapters", "tied"):
+        torch.manual_seed(3)
+        model: nn.Module = GPT2LMHeadModel(
+            GPT2Config(vocab_size=16, bos_token_id=0, eos_token_id=0, **size, **dropout)
+        )
+        blocks = model.transformer.h
+        if way == "adapters":
+            adapters = LoraConfig(r=2, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+            model = get_peft_model(model, adapters)
+        if dist.is_initialized():
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            for block in blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+        plan = plan_for(METHODS["flat"](), batch_size=10, steps=2)
+        with dpoptim.attach(plan, model, optimizer, TensorDataset(tokens), noise_seed=5) as private:
+            for (a,) in private.batches(physical_batch_size=4):
+                logits = model(input_ids=a).logits[:, :-1].transpose(1, 2)
+                private.backward(F.cross_entropy(logits, a[:, 1:], reduction="none").mean(1))
+                optimizer.step()
+        results[way] = whole(model)
+    return results
+
+
+def other_ways(rank: int) -> dict[str, Tensor]:
+    """Compiled, persons of several rows, and two optimizers."""
+    x, y = records()
+    data = TensorDataset(x.float(), y)
+    results = {}
+    for way in ("compiled", "persons", "several"):
+        model = model_of("per block")
+        called = torch.compile(model, backend="eager") if way == "compiled" else model
+        held = list(model.parameters())
+        halves = [held[:4], held[4:]] if way == "several" else [held]
+        optimizers = [torch.optim.Adam(half, lr=0.01) for half in halves]
+        persons: dict[str, Any] = (
+            {"persons": [i // 2 for i in range(N)], "rows_per_record": 2}
+            if way == "persons"
+            else {}
+        )
+        plan = plan_for(METHODS["flat"](), n=N // 2 if persons else N, batch_size=10, steps=3)
+        with dpoptim.attach(plan, model, optimizers, data, noise_seed=5, **persons) as private:
+            for a, b in private.batches(physical_batch_size=6):
+                private.backward(F.cross_entropy(called(a), b, reduction="none"))
+                for optimizer in optimizers:
+                    optimizer.step()
+        results[way] = whole(model)
+    return results
+
+
+def order_of_events(rank: int) -> list[str]:
+    """Of one step with noise: what was asked of the ledger, and when sums left this rank."""
+    seen: list[str] = []
+    honest_open, honest_sum = Gate.open, ProcessGroup.sum_parts
+
+    def opened(self: Gate) -> None:
+        honest_open(self)
+        seen.append("reserved" if self.reservation is not None else "not reserved")
+
+    def sent(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
+        seen.append("sum")
+        return honest_sum(self, vector, sizes)
+
+    with patch.object(Gate, "open", opened), patch.object(ProcessGroup, "sum_parts", sent):
+        train("flat", "whole", noise_multiplier=1.0, steps=1, physical_batch_size=8)
+    return seen

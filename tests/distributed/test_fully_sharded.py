@@ -113,3 +113,33 @@ def test_a_rank_that_fails_or_dies_is_named_by_the_other(where: str, other: str)
     assert first.startswith("RankError: ")
     assert "rank 1" in first
     assert ("gave no sign of life" in first) == where.startswith("killed")
+
+
+# what PEFT asks of transformers
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.slow
+def test_language_models_train_as_in_one_process() -> None:
+    """Adapters of PEFT on a frozen GPT-2, and all of it, with the embedding tied to the head."""
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    alone = work.language(0)
+    for results in run_ranks(2, work.language):
+        for way, parameters in results.items():
+            assert float((parameters - alone[way]).abs().max()) < 1e-6, way
+
+
+# torch.compile's own look at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.slow
+def test_compiled_models_persons_and_several_optimizers_train_as_in_one_process() -> None:
+    alone = work.other_ways(0)
+    for results in run_ranks(2, work.other_ways):
+        for way, parameters in results.items():
+            assert float((parameters - alone[way]).abs().max()) < 1e-5, way
+
+
+def test_the_run_is_reserved_before_a_sum_leaves_a_rank() -> None:
+    for events in run_ranks(2, work.order_of_events):
+        assert events[0] == "reserved"
+        assert "not reserved" not in events
+        assert events.count("sum") >= 2
