@@ -13,8 +13,8 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting import gdp_mu
 from dpoptim.evaluation import evaluate as evaluate_module
-from dpoptim.gate import TrialsGate
-from dpoptim.preprocessing import class_counts, private_step
+from dpoptim.gate import FilteredGate, TrialsGate
+from dpoptim.preprocessing import class_counts, one_hot, private_step
 from dpoptim.preprocessing.imputer import DPImputer
 from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
@@ -87,6 +87,31 @@ def scores_without_noise() -> Iterator[None]:
         return NoisySum(np.array(total), noisy.deviation, noisy.guarantee)
 
     with patch.object(evaluate_module, "release_sum", release):
+        yield
+
+
+@contextmanager
+def ends_too_sharp() -> Iterator[None]:
+    """The two ends of a range are chosen at the price of one."""
+    honest = FilteredGate.select
+
+    def select(gate: Any, scores: Any, *, norm_bound: float, epsilon: float) -> int:
+        return honest(gate, scores, norm_bound=norm_bound / 2**0.5, epsilon=epsilon)
+
+    with patch.object(FilteredGate, "select", select):
+        yield
+
+
+@contextmanager
+def categories_of_the_data() -> Iterator[None]:
+    """Categories are charged for, and found by the true counts."""
+    honest = release_sum
+
+    def release(total: Floats, **settings: Any) -> NoisySum:
+        noisy = honest(total, **settings)
+        return NoisySum(np.array(total), 1e-9, noisy.guarantee)
+
+    with patch.object(one_hot, "release_sum", release):
         yield
 
 

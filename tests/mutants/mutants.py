@@ -432,6 +432,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "statistics",
     ),
     Mutant(
+        "both ends of a range for the price of one",
+        "gate.FilteredGate.select",
+        _t.ends_too_sharp,
+        "statistics",
+    ),
+    Mutant(
+        "categories found by true counts",
+        "preprocessing.one_hot.release_sum",
+        _t.categories_of_the_data,
+        "statistics",
+    ),
+    Mutant(
         "x y released on top of x x^T",
         "solvers.sufficient_statistics",
         _t.cross_products_for_free,
