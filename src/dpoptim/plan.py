@@ -123,9 +123,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.neighboring not in self.sampler.relations:
             raise ValueError(
-                f"neighboring={self.neighboring!r} does not hold for batches that are not "
-                "sampled: a record more or less "
-                "would shift all that follow it. Use one of "
+                f"neighboring={self.neighboring!r} does not hold for batches that are not sampled: "
+                "a record more or less would shift all that follow it. Use one of "
                 f"{', '.join(map(repr, self.sampler.relations))}."
             )
 
@@ -178,8 +177,8 @@ class Plan:
         """
         if not isinstance(self.mechanism, StepMechanism):
             raise TypeError(
-                f"a plan for {self.method.name!r} is carried out by dpoptim.solvers, "
-                "not by dpoptim.attach."
+                f"a plan for {self.method.name!r} is carried out by dpoptim.solvers, not by "
+                "dpoptim.attach."
             )
         return self.mechanism.query(self.shape, self.noise_multiplier, self.method.norm_bound)
 
@@ -233,13 +232,13 @@ class Plan:
             self.unit_assumption,
             Assumption(
                 "trusted",
-                "the data set yields every record without an error, by itself, "
-                "whatever else is drawn",
+                "the data set yields every record without an error, by itself, whatever else is "
+                "drawn",
             ),
             Assumption(
                 "trusted",
-                "nobody exploits rounding or overflow in the model, the last bits of "
-                "noisy numbers, or timing",
+                "nobody exploits rounding or overflow in the model, the last bits of noisy "
+                "numbers, or timing",
             ),
             Assumption(
                 "trusted",
@@ -277,9 +276,8 @@ class Plan:
         if self.guarantee.status == "proven":
             lines.append(
                 f"  in words     no result is more than e^{rounded_up(self.guarantee.epsilon)} "
-                "times as likely "
-                f"{COMPARED[self.neighboring].format(unit=self.guarantee.unit)}, plus "
-                f"{self.guarantee.delta:g}"
+                f"times as likely {COMPARED[self.neighboring].format(unit=self.guarantee.unit)}, "
+                f"plus {self.guarantee.delta:g}"
             )
         known = self.basis if basis is None else basis
         lines += [f"  {item.kind:<12} {item.text}" for item in known]
@@ -410,9 +408,8 @@ def make_plan(
     assert noise_multiplier is not None
     if noise_multiplier != 0 and not SMALLEST_NOISE <= noise_multiplier < math.inf:
         raise ValueError(
-            f"noise_multiplier must be finite and at least {SMALLEST_NOISE}, or 0 for no noise "
-            "and no promise, "
-            f"got {noise_multiplier!r}."
+            f"noise_multiplier must be finite and at least {SMALLEST_NOISE}, or 0 for no noise and "
+            f"no promise, got {noise_multiplier!r}."
         )
     if noise_multiplier > 0 and math.isinf(method.rule.norm):
         raise ValueError(

@@ -167,8 +167,7 @@ def require() -> None:
     lost = [feature.lost for feature in FEATURES if not _holds(feature)]
     if lost:
         raise PrivacyError(
-            f"PyTorch {torch.__version__} has changed inside, so this is lost: "
-            f"{'; '.join(lost)}. "
+            f"PyTorch {torch.__version__} has changed inside, so this is lost: {'; '.join(lost)}. "
             "Fix: a PyTorch within the bounds of dpoptim's requirements, or a newer dpoptim."
         )
 

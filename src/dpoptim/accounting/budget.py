@@ -125,8 +125,8 @@ def filter_order(epsilon: float, delta: float) -> float:
     worth = budgets / _ORDERS
     if not (worth.max() > 0 and worth.argmax() < len(worth) - 1):
         raise ValueError(
-            f"epsilon={epsilon:g} is too small for a filter at delta={delta:g}; use "
-            "a larger epsilon"
+            f"epsilon={epsilon:g} is too small for a filter at delta={delta:g}; use a larger "
+            "epsilon"
         )
     return float(_ORDERS[np.argmax(worth >= 0.9 * worth.max())])
 

@@ -194,10 +194,9 @@ class Ledger:
             times = found.resumed + 1
             if _text(found.event) != _text(event):
                 raise LedgerError(
-                    f"{self._where}: reservation {reservation_id!r} ({printable(found.label)}) "
-                    "was made for "
-                    f"{found.event}, not for {event}; continue with the plan it was made for, or "
-                    "reserve the new one"
+                    f"{self._where}: reservation {reservation_id!r} ({printable(found.label)}) was "
+                    f"made for {found.event}, not for {event}; continue with the plan it was made "
+                    "for, or reserve the new one"
                 )
             if found.state != "open":
                 raise LedgerError(
@@ -207,9 +206,8 @@ class Ledger:
             if not 0 <= released <= found.begun:
                 raise LedgerError(
                     f"{self._where}: the run {printable(found.label)!r} has begun at most "
-                    f"{found.begun} releases, its "
-                    f"checkpoint says {released}; the checkpoint was changed, or the ledger is "
-                    "an older copy"
+                    f"{found.begun} releases, its checkpoint says {released}; the checkpoint was "
+                    "changed, or the ledger is an older copy"
                 )
             return Entry(Kind.RESUMED, found.id, _now(), body=str(released))
 
@@ -427,8 +425,8 @@ class Ledger:
     def __reduce__(self) -> tuple[type[Ledger], tuple[Path]]:
         if self._store.path is None:
             raise TypeError(
-                "a ledger in memory cannot be pickled: charges elsewhere would be "
-                "lost. Fix: Ledger(path)."
+                "a ledger in memory cannot be pickled: charges elsewhere would be lost. Fix: "
+                "Ledger(path)."
             )
         return Ledger, (self._store.path,)
 
@@ -488,9 +486,8 @@ class Ledger:
         if relation != self.neighboring:
             raise LedgerError(
                 f"{self._where}: this ledger counts under {self.neighboring}, the run under "
-                f"{relation}; "
-                f"plan the run for {self.neighboring}, or keep all its data set's runs under "
-                f"{relation}"
+                f"{relation}; plan the run for {self.neighboring}, or keep all its data set's runs "
+                f"under {relation}"
             )
         canonical(event)  # an event that no accountant can read is refused without a budget, too
         if self.budget is not None:

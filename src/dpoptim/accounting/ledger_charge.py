@@ -126,9 +126,8 @@ class Charge:
         if not self._ledger.knows_checkpoint(found.id, released, digest):
             raise LedgerError(
                 "resume: the ledger knows of no such checkpoint of the run "
-                f"{printable(found.label)!r}, after "
-                f"{released} releases; it was changed. Fix: give it as private.save(path) wrote "
-                "it, or start a new run."
+                f"{printable(found.label)!r}, after {released} releases; it was changed. Fix: give "
+                "it as private.save(path) wrote it, or start a new run."
             )
         self._paused, self._times = found.id, found.resumed
 
@@ -184,8 +183,7 @@ class Charge:
             else:
                 said = (
                     f"the ledger does not show this run's charge any more: {error}. What the run "
-                    "released counts "
-                    "nevertheless. Fix: put the ledger back, or reserve this in the new one: "
-                    f"{self.event}"
+                    "released counts nevertheless. Fix: put the ledger back, or reserve this in "
+                    f"the new one: {self.event}"
                 )
             warnings.warn(said, RuntimeWarning, stacklevel=3)

@@ -70,8 +70,7 @@ class Runs:
             except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
                 raise LedgerError(
                     f"entry {number} of the ledger cannot be read ({type(error).__name__}); "
-                    "upgrade dpoptim, "
-                    "or restore the file from a backup"
+                    "upgrade dpoptim, or restore the file from a backup"
                 ) from error
         self.head = head
 

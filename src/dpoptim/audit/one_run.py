@@ -80,11 +80,9 @@ class OneRunResult:
     def __str__(self) -> str:
         return (
             f"{self.verdict}: claimed epsilon {self.claimed:.3g}; one run shows at least "
-            f"{self.by_binomial:.3g} (binomial), "
-            f"{self.by_tradeoff:.3g} (trade-off curve): {self.correct} of {self.guesses} guesses "
-            f"right on {self.canaries} "
-            f"canaries (delta={self.delta:g}, {self.neighboring}, confidence "
-            f"{self.confidence:.7g})"
+            f"{self.by_binomial:.3g} (binomial), {self.by_tradeoff:.3g} (trade-off curve): "
+            f"{self.correct} of {self.guesses} guesses right on {self.canaries} canaries "
+            f"(delta={self.delta:g}, {self.neighboring}, confidence {self.confidence:.7g})"
         )
 
 
@@ -146,8 +144,8 @@ def one_run(
     scores = np.asarray(run(present.copy()), dtype=float)
     if scores.shape != (canaries,) or np.isnan(scores).any():
         raise ValueError(
-            f"run must return one score a canary, shape ({canaries},) without NaN, "
-            f"got shape {scores.shape}."
+            f"run must return one score a canary, shape ({canaries},) without NaN, got shape "
+            f"{scores.shape}."
         )
     order = np.argsort(scores, kind="stable")
     correct = int(present[order[-half:]].sum() + (~present[order[:half]]).sum())

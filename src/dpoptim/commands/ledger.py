@@ -48,8 +48,8 @@ def ledger(
         if verify:
             entries = opened.verify(digest=digest)
             say(
-                f"verified    {entries} entries, whole and as they were written; the budget "
-                "admits every run"
+                f"verified    {entries} entries, whole and as they were written; the budget admits "
+                "every run"
             )
         say(f"digest      {opened.digest}")
         if page is not None:

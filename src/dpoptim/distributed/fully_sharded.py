@@ -34,8 +34,8 @@ class FullySharded:
         reason = fsdp.unsupported(model)
         if reason:
             raise PrivacyError(
-                f"{reason}, which is not supported. Fix: fully_shard(module, mesh=...) over a "
-                "mesh of one dimension, without policies; or DistributedDataParallel."
+                f"{reason}, which is not supported. Fix: fully_shard(module, mesh=...) over a mesh "
+                "of one dimension, without policies; or DistributedDataParallel."
             )
         self.module = model
         self._before: list[tuple[Any, bool]] = []

@@ -77,9 +77,8 @@ class ProcessGroup:
             if other:
                 raise RankError(
                     f"{named(other)} would train with another {key} than rank 0. Fix: the same "
-                    "program, settings, "
-                    "first values of the model and data on every rank (sharded=True if each has "
-                    "records of its own)."
+                    "program, settings, first values of the model and data on every rank "
+                    "(sharded=True if each has records of its own)."
                 )
 
     def from_first(self, ask: Callable[[], Answer]) -> Answer:
@@ -124,10 +123,9 @@ class ProcessGroup:
             f"rank {rank} {told(*sign)}" for rank, sign in enumerate(signs) if not together(sign)
         ]
         raise RankError(
-            f"rank {self.rank} is about to {about}, but {'; '.join(others)}. Nothing "
-            "of the step was released. "
-            "Fix: every rank must go through the same steps, and leave the run after the same "
-            "one."
+            f"rank {self.rank} is about to {about}, but {'; '.join(others)}. Nothing of the step "
+            "was released. Fix: every rank must go through the same steps, and leave the run after "
+            "the same one."
         )
 
     def leave(self, step: int, *, failed: bool) -> None:
@@ -139,9 +137,8 @@ class ProcessGroup:
         if others and not failed:
             raise RankError(
                 f"rank {self.rank} leaves the run after step {step}, but {named(others)} failed, "
-                "or goes on, or left after "
-                "another step: the run does not count as completed. Fix: leave it on all ranks "
-                "after the same step."
+                "or goes on, or left after another step: the run does not count as completed. Fix: "
+                "leave it on all ranks after the same step."
             )
 
     def _say(self, kind: int, step: int, *, quietly: bool = False) -> list[tuple[int, int]]:
@@ -150,8 +147,8 @@ class ProcessGroup:
         """
         if self._over:
             raise RankError(
-                "this run has ended, or failed, on one of the ranks. Fix: see the "
-                "first error; start it again."
+                "this run has ended, or failed, on one of the ranks. Fix: see the first error; "
+                "start it again."
             )
         signs = torch.zeros(self.size, 2, dtype=torch.int64)
         try:
@@ -283,11 +280,9 @@ class ProcessGroup:
             self._broken = True
             raise RankError(
                 f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was "
-                "reserved stays charged. Fix: "
-                "see the error of that rank; then start all again, from a checkpoint if there is "
-                "one. "
-                f"(The time-out is {time_out(self.group)}, the argument timeout of "
-                "init_process_group.)"
+                "reserved stays charged. Fix: see the error of that rank; then start all again, "
+                f"from a checkpoint if there is one. (The time-out is {time_out(self.group)}, the "
+                "argument timeout of init_process_group.)"
             ) from error
 
     def _missing(self) -> str:

@@ -158,8 +158,8 @@ class OwnSynchronisation(InPlace):
         if getattr(wrapper, "_delay_all_reduce_params", None):
             raise PrivacyError(
                 "the DistributedDataParallel wrapper delays gradients of some parameters "
-                "(delay_all_reduce_named_params), "
-                "which it sends whatever attach says. Fix: wrap the model without it."
+                "(delay_all_reduce_named_params), which it sends whatever attach says. Fix: wrap "
+                "the model without it."
             )
         self._before = wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = False

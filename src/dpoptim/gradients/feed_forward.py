@@ -64,8 +64,8 @@ def layers_of(model: nn.Module, ours: Collection[int] = ()) -> list[Layer]:
         if type(module) is nn.Linear:
             if any(layer.linear is module for layer in layers):
                 raise PrivacyError(
-                    f"layer {name!r} is used twice: no bound is proved for that. "
-                    "Fix: dpoptim.DPSGD."
+                    f"layer {name!r} is used twice: no bound is proved for that. Fix: "
+                    "dpoptim.DPSGD."
                 )
             layers.append(Layer(module, 1.0, 0.0))
             continue
@@ -108,9 +108,8 @@ def refuse_hooks(module: nn.Module, label: str, ours: Collection[int]) -> None:
         or any(gradient_hooks(p) for p in module._parameters.values() if p is not None)
     ):
         raise PrivacyError(
-            f"module {label!r} has hooks or parametrisations, which may change what it computes "
-            "or its gradient. "
-            "Fix: remove them, also those on its parameters."
+            f"module {label!r} has hooks or parametrisations, which may change what it computes or "
+            "its gradient. Fix: remove them, also those on its parameters."
         )
 
 
@@ -148,8 +147,8 @@ def activation(name: str, module: nn.Module) -> tuple[float, float]:
     known = ", ".join(["Linear", *(each.__name__ for each in ACTIVATIONS)])
     raise PrivacyError(
         f"module {name!r} is a {kind.__name__}, for which no bound on gradients is proved. Value "
-        "clipping takes chains "
-        f"(nn.Sequential) of {known}. Fix: dpoptim.DPSGD, which clips any module's gradients."
+        f"clipping takes chains (nn.Sequential) of {known}. Fix: dpoptim.DPSGD, which clips any "
+        "module's gradients."
     )
 
 

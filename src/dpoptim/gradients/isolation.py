@@ -70,6 +70,6 @@ def require_choice(isolation: object, batch_axis: object) -> None:
     one_of("isolation", isolation, get_args(Choice))
     if batch_axis not in (None, 0, 1) or isinstance(batch_axis, bool):
         raise ValueError(
-            "batch_axis must be 0 for (batch, ...) inputs, 1 for (time, batch, ...), or None; "
-            f"got {batch_axis!r}."
+            "batch_axis must be 0 for (batch, ...) inputs, 1 for (time, batch, ...), or None; got "
+            f"{batch_axis!r}."
         )

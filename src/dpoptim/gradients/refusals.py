@@ -38,17 +38,15 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
     ):
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "
-            "attached elsewhere, compiled, "
-            "or wrapped by another library. Fix: leave the other `with dpoptim.attach(...)` "
-            "first, or attach the module "
-            "inside the wrapper."
+            "attached elsewhere, compiled, or wrapped by another library. Fix: leave the other "
+            "`with dpoptim.attach(...)` first, or attach the module inside the wrapper."
         )
     for hook in pre_forward_hooks(module):
         if isinstance(hook, WeightNorm | SpectralNorm):
             raise PrivacyError(
                 f"module {label!r} computes its weight in a hook ({type(hook).__name__}), out of "
-                "the hooks' sight. "
-                "Fix: use torch.nn.utils.parametrizations.weight_norm or spectral_norm."
+                "the hooks' sight. Fix: use torch.nn.utils.parametrizations.weight_norm or "
+                "spectral_norm."
             )
 
 
@@ -74,8 +72,7 @@ def watch_batch_statistics(model: nn.Module) -> list[tuple[str, Coupling]]:
 def batch_statistics(name: str, layer: nn.Module) -> PrivacyError:
     return PrivacyError(
         f"layer {name!r} ({type(layer).__name__}) normalises records by their batch, or keeps "
-        "running statistics of them, "
-        "which no clipping bounds. Fix: dpoptim.replace_batchnorm(model), which puts "
-        "nn.GroupNorm in its place; or freeze "
-        "it and keep it in eval() mode."
+        "running statistics of them, which no clipping bounds. Fix: "
+        "dpoptim.replace_batchnorm(model), which puts nn.GroupNorm in its place; or freeze it and "
+        "keep it in eval() mode."
     )

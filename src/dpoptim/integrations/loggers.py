@@ -50,10 +50,10 @@ class PublicLogger:
         for name in scores:
             if not is_public(name, self._public):
                 raise PrivacyError(
-                    f"{name!r} is not known to be public: figures of training batches are "
-                    f"private. Fix: a name that begins with {', '.join(SCORES)}, of a score on "
-                    f"public records; PublicLogger(..., public_figures=[{name!r}]) if no private "
-                    "record takes part in it."
+                    f"{name!r} is not known to be public: figures of training batches are private. "
+                    f"Fix: a name that begins with {', '.join(SCORES)}, of a score on public "
+                    f"records; PublicLogger(..., public_figures=[{name!r}]) if no private record "
+                    "takes part in it."
                 )
         private = self._private
         figures = {

@@ -132,8 +132,8 @@ class KeyStream:
         """Overwrite `out` (uint64, C-contiguous, any shape) with the next words of the stream."""
         if out.dtype != np.uint64 or not out.flags.c_contiguous:
             raise ValueError(
-                f"out must be a C-contiguous uint64 array, got {out.dtype} with "
-                f"strides {out.strides}"
+                f"out must be a C-contiguous uint64 array, got {out.dtype} with strides "
+                f"{out.strides}"
             )
         self.fill(out.data)
 
@@ -219,8 +219,7 @@ class KeyStream:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a KeyStream cannot be pickled or saved: its key would let anyone subtract the "
-            "noise. "
+            "a KeyStream cannot be pickled or saved: its key would let anyone subtract the noise. "
             "Make a new KeyStream() after loading; noise drawn after a resume comes from a fresh "
             "key"
         )

@@ -18,8 +18,8 @@ from dpoptim.runs.drawing import (
 from dpoptim.runs.page import duration, escape, figure, grid, page, pairs
 
 FOOTER = (
-    "Scores of many runs are shown, which only public data allows. Times are of this machine, "
-    "and include everything but loading."
+    "Scores of many runs are shown, which only public data allows. Times are of this machine, and "
+    "include everything but loading."
 )
 HEADINGS = ("method", "score", "spread over seeds", "time", "guarantee")
 
@@ -67,8 +67,8 @@ def picture(found: Sequence[Compared]) -> str:
         '<div class="card wide">'
         + figure(
             time_figure(found),
-            f"Score ({found[0].measure}) on the public hold-out against the time of training, "
-            "all at the same guarantee.",
+            f"Score ({found[0].measure}) on the public hold-out against the time of training, all "
+            "at the same guarantee.",
         )
         + "</div></section>"
     )

@@ -66,9 +66,8 @@ def train_by_solver(
         )
     if plan.n != len(data.x):
         raise ValueError(
-            f"--n {plan.n} is not the number of records, which --method {method.solver} divides "
-            "by and "
-            f"{plan.neighboring} takes as public. Fix: leave --n out."
+            f"--n {plan.n} is not the number of records, which --method {method.solver} divides by "
+            f"and {plan.neighboring} takes as public. Fix: leave --n out."
         )
     started = time.perf_counter()
     rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))

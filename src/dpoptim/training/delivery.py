@@ -127,9 +127,8 @@ class Delivery:
         if self._steps.done == self._plan.steps:
             raise PrivacyError(
                 f"all {self._plan.steps} planned steps are done: one loop over private.batches() "
-                "runs through all of them, "
-                "epochs included. Fix: no outer loop over epochs (private.steps_done tells where "
-                "it is), or a longer plan."
+                "runs through all of them, epochs included. Fix: no outer loop over epochs "
+                "(private.steps_done tells where it is), or a longer plan."
             )
         self._engine.refuse_changes()
         self._steps.restart()
@@ -146,17 +145,15 @@ class Delivery:
                 return
             if loop != self._loop:
                 raise PrivacyError(
-                    "private.batches() was called again meanwhile. Fix: use one "
-                    "loop over it at a time."
+                    "private.batches() was called again meanwhile. Fix: use one loop over it at a "
+                    "time."
                 )
             if self._steps.state == "complete":
                 raise PrivacyError(
-                    "a batch was delivered, but optimizer.step() was not called after it. "
-                    "Fix: call private.backward(losses) and optimizer.step() once for every "
-                    "batch; a loop that fetches "
-                    "batches ahead takes private.steps(). After an error in the loop, start it "
-                    "again: private.batches() "
-                    "goes on with the same batch."
+                    "a batch was delivered, but optimizer.step() was not called after it. Fix: "
+                    "call private.backward(losses) and optimizer.step() once for every batch; a "
+                    "loop that fetches batches ahead takes private.steps(). After an error in the "
+                    "loop, start it again: private.batches() goes on with the same batch."
                 )
             self._gradients.drop()
             self._steps.begin(piece)
@@ -181,9 +178,8 @@ class Delivery:
         if fixed_shape:
             if engine.partial_backward or self._ranks.size > 1:
                 raise ValueError(
-                    "fixed_shape=True is for one process, and one backward pass over each "
-                    "physical batch. Fix: leave it "
-                    "out, or attach without partial_backward=True."
+                    "fixed_shape=True is for one process, and one backward pass over each physical "
+                    "batch. Fix: leave it out, or attach without partial_backward=True."
                 )
             slots = Slots.of(self._plan, physical_records)
             engine.physical_records = slots.rows

@@ -26,8 +26,8 @@ def training_method(plan: Plan) -> TrainingMethod:
     """
     if not isinstance(plan.method, TrainingMethod):
         raise TypeError(
-            f"a plan for {plan.method.name!r} is carried out by dpoptim.solvers, not "
-            "by dpoptim.attach."
+            f"a plan for {plan.method.name!r} is carried out by dpoptim.solvers, not by "
+            "dpoptim.attach."
         )
     return plan.method
 
@@ -67,13 +67,13 @@ def engine_for(
             )
         if chosen.isolation != Isolation():
             raise ValueError(
-                "isolation is not for value clipping, whose bound is proved for "
-                "layers. Fix: leave it out."
+                "isolation is not for value clipping, whose bound is proved for layers. Fix: leave "
+                "it out."
             )
         if not isinstance(placement or InPlace(), InPlace):
             raise PrivacyError(
-                "value clipping is not supported for models under fully_shard. Fix: "
-                "dpoptim.DPSGD; or the model bare, or in DistributedDataParallel."
+                "value clipping is not supported for models under fully_shard. Fix: dpoptim.DPSGD; "
+                "or the model bare, or in DistributedDataParallel."
             )
         paper = method.value_bound == "paper"
         return ValueEngine(model, method.rule, capacity=capacity, paper=paper, totals=totals)

@@ -30,14 +30,14 @@ def refuse_opacus_model(model: nn.Module) -> None:
     if is_opacus(model):
         raise PrivacyError(
             f"model is wrapped in Opacus' {type(model).__name__}, which keeps every record's "
-            "gradient. Fix: attach the bare model, model.to_standard_module(); "
-            "dpoptim.attach needs no wrapper."
+            "gradient. Fix: attach the bare model, model.to_standard_module(); dpoptim.attach "
+            "needs no wrapper."
         )
     for name, p in model.named_parameters():
         if hasattr(p, "grad_sample"):
             raise PrivacyError(
-                f"parameter {name!r} has Opacus' grad_sample: its GradSampleModule is still "
-                "around the model. Fix: wrapper.to_standard_module() before dpoptim.attach."
+                f"parameter {name!r} has Opacus' grad_sample: its GradSampleModule is still around "
+                "the model. Fix: wrapper.to_standard_module() before dpoptim.attach."
             )
 
 

@@ -152,9 +152,8 @@ def working_sample(
 def not_probed(reason: str) -> Assumption:
     return Assumption(
         "trusted",
-        "the model treats records independently, and every layer has them on its first axis "
-        "(not tested on random inputs: "
-        f"{reason}; see dpoptim.check)",
+        "the model treats records independently, and every layer has them on its first axis (not "
+        f"tested on random inputs: {reason}; see dpoptim.check)",
     )
 
 
@@ -172,11 +171,10 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
     raise SamplesInteractError(
-        "records see each other in the forward pass: replacing one changed the outputs of "
-        "others. Usual causes: batch "
-        "statistics, attention or sorting across the batch, records on another axis than the "
-        "first (batch_axis=1). Fix: "
-        "let each record's output depend on that record alone."
+        "records see each other in the forward pass: replacing one changed the outputs of others. "
+        "Usual causes: batch statistics, attention or sorting across the batch, records on another "
+        "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
+        "alone."
     )
 
 
@@ -341,8 +339,7 @@ def message_of(trials: Trials, isolation: Isolation, failure: Failure | None) ->
         "record",
     }[isolation.tier]
     return (
-        f"{what}, because with rules for layers {failure.reason}. On {trials.sample.rows} "
-        "made-up records a pass takes "
-        f"about {trials.factor(isolation):.2g} times as long as an ordinary one. "
-        f"Say isolation={isolation.tier!r} to choose for yourself."
+        f"{what}, because with rules for layers {failure.reason}. On {trials.sample.rows} made-up "
+        f"records a pass takes about {trials.factor(isolation):.2g} times as long as an ordinary "
+        f"one. Say isolation={isolation.tier!r} to choose for yourself."
     )

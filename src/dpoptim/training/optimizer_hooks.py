@@ -69,15 +69,13 @@ class OptimizerHooks:
         self._steps.moved = False
         if self._steps.state == "idle":
             raise PrivacyError(
-                "optimizer.step() was called without a batch from private.batches(). Fix: draw "
-                "the batches there, and "
-                "step once for each."
+                "optimizer.step() was called without a batch from private.batches(). Fix: draw the "
+                "batches there, and step once for each."
             )
         if getattr(optimizer, "grad_scale", None) is not None:
             raise PrivacyError(
                 "GradScaler is not supported: its scale would change what is clipped. Fix: train "
-                "without it: "
-                "float32, and bfloat16 under torch.autocast, need none."
+                "without it: float32, and bfloat16 under torch.autocast, need none."
             )
         self._gradients.refuse_changes()
         self._engine.require_all_closed()
@@ -114,9 +112,8 @@ class PrivateLoss(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise PrivacyError(
-            "an optimizer, or what calls it, read the loss that a closure returned: it is "
-            "private, and steps that depend on "
-            "it are not covered by the guarantee. Fix: an optimizer that uses gradients alone; "
-            "keep a reference to the loss "
-            "in the closure for yourself, if you must see it."
+            "an optimizer, or what calls it, read the loss that a closure returned: it is private, "
+            "and steps that depend on it are not covered by the guarantee. Fix: an optimizer that "
+            "uses gradients alone; keep a reference to the loss in the closure for yourself, if "
+            "you must see it."
         )

@@ -443,9 +443,8 @@ class PrivateTraining(PublicFigures):
                 self._steps.gate.reenter()
         elif self._steps.state != "idle":
             raise PrivacyError(
-                "private.save was called in the middle of a step. Fix: save after "
-                "optimizer.step() for the last piece of a "
-                "batch, such as where private.finished_step is true."
+                "private.save was called in the middle of a step. Fix: save after optimizer.step() "
+                "for the last piece of a batch, such as where private.finished_step is true."
             )
         refuse_changed_parameters(self._engine, everything=True)
         contents = {
@@ -559,18 +558,16 @@ class PrivateTraining(PublicFigures):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a private training cannot be pickled or copied: it holds sums and noise that must "
-            "not be stored. "
-            "Save model.state_dict() and optimizer.state_dict(), which hold released numbers "
-            "only; private.save(path) "
-            "writes a secret file to go on from."
+            "a private training cannot be pickled or copied: it holds sums and noise that must not "
+            "be stored. Save model.state_dict() and optimizer.state_dict(), which hold released "
+            "numbers only; private.save(path) writes a secret file to go on from."
         )
 
     def _require_attached(self) -> None:
         if not self._hooks.attached:
             raise PrivacyError(
-                "this training has been detached. Fix: draw batches inside the `with` block; "
-                "`with private:` enters it again where it stopped, on the same charge."
+                "this training has been detached. Fix: draw batches inside the `with` block; `with "
+                "private:` enters it again where it stopped, on the same charge."
             )
 
     def __enter__(self) -> Self:

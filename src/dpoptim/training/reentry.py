@@ -46,8 +46,8 @@ def refuse_another_program(
         )
     if choose().isolation != engine.isolation:
         raise PrivacyError(
-            "the model was changed after it was left: its records have to be kept apart in "
-            "another way. Fix: undo the change, or attach it as a new run."
+            "the model was changed after it was left: its records have to be kept apart in another "
+            "way. Fix: undo the change, or attach it as a new run."
         )
 
 
@@ -55,7 +55,7 @@ def refuse_several_processes(ranks: Ranks) -> None:
     """Ranks that have left cannot agree on anything any more."""
     if ranks.size > 1:
         raise PrivacyError(
-            "a run of several processes that was left cannot be saved, nor entered again. "
-            "Fix: private.save(path) before it is left, and dpoptim.attach(..., resume=path) in "
-            "all of them."
+            "a run of several processes that was left cannot be saved, nor entered again. Fix: "
+            "private.save(path) before it is left, and dpoptim.attach(..., resume=path) in all of "
+            "them."
         )

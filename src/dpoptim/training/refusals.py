@@ -63,8 +63,7 @@ def refuse_model(model: nn.Module) -> None:
     if isinstance(model, nn.DataParallel):
         raise PrivacyError(
             "model is wrapped in DataParallel, whose copies of the model no hook reaches. Fix: "
-            "attach the bare module "
-            "(model.module), and start one process for each device: see "
+            "attach the bare module (model.module), and start one process for each device: see "
             "docs/guides/many-processes.md."
         )
     refuse_opacus_model(model)
@@ -90,9 +89,8 @@ def refuse_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
             )
         if isinstance(optimizer, torch.optim.LBFGS):
             raise PrivacyError(
-                "LBFGS evaluates its closure several times a step, and every evaluation would "
-                "need noise of its own. "
-                "Fix: use a first-order optimizer such as SGD or Adam."
+                "LBFGS evaluates its closure several times a step, and every evaluation would need "
+                "noise of its own. Fix: use a first-order optimizer such as SGD or Adam."
             )
 
 
@@ -101,8 +99,7 @@ def refuse_data(train_set: Dataset[Any]) -> None:
     if isinstance(train_set, DataLoader):
         raise TypeError(
             "train_set must be the data set itself, got a DataLoader: batches are drawn by the "
-            "plan's sampler. Fix: pass "
-            "loader.dataset, and iterate over private.batches()."
+            "plan's sampler. Fix: pass loader.dataset, and iterate over private.batches()."
         )
     if not hasattr(train_set, "__len__") or not hasattr(train_set, "__getitem__"):
         raise TypeError(
@@ -119,8 +116,7 @@ def refuse_other_unit(plan: Plan, units: Units) -> None:
     ):
         raise ValueError(
             f"the plan protects {plan.unit.name}s with at most {plan.unit.most_rows} rows each. "
-            "Fix: "
-            f"attach(..., persons=..., rows_per_record={plan.unit.most_rows})."
+            f"Fix: attach(..., persons=..., rows_per_record={plan.unit.most_rows})."
         )
 
 
@@ -134,8 +130,7 @@ def refuse_other_size(plan: Plan, count: int, name: str) -> None:
     if plan.neighboring != "add-or-remove-one" and count != plan.n:
         raise ValueError(
             f"train_set has {count} {name}s but the plan was made for n={plan.n}; under "
-            f"{plan.neighboring} they must agree. "
-            f"Fix: plan(n={count}, ...)."
+            f"{plan.neighboring} they must agree. Fix: plan(n={count}, ...)."
         )
 
 
@@ -162,16 +157,15 @@ def refuse_blind_hooks(engine: Engine) -> None:
     if global_step_hooks:
         raise PrivacyError(
             "a hook is registered for all optimizers (register_optimizer_step_pre_hook): it runs "
-            "before the noisy mean is "
-            "written into .grad, and would find nothing. Fix: "
+            "before the noisy mean is written into .grad, and would find nothing. Fix: "
             "optimizer.register_step_pre_hook(hook)."
         )
     for name, p in zip(engine.names, engine.parameters, strict=True):
         if gradient_hooks(p):
             raise PrivacyError(
-                f"parameter {name!r} has a hook on its gradient, which never exists: clipped "
-                "sums go to the engine. Fix: "
-                "optimizer.register_step_pre_hook(hook), which finds the noisy mean in .grad."
+                f"parameter {name!r} has a hook on its gradient, which never exists: clipped sums "
+                "go to the engine. Fix: optimizer.register_step_pre_hook(hook), which finds the "
+                "noisy mean in .grad."
             )
 
 
@@ -202,23 +196,20 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
     if missing := [name for name, p in named if not times[id(p)]]:
         raise PrivacyError(
             f"parameter {missing[0]!r} (and {len(missing) - 1} more) requires a gradient but is "
-            "not in the optimizer. "
-            "Fix: add it to the optimizer, give attach a list of the optimizers that hold all "
-            "trainable parameters, or "
-            "freeze it with requires_grad_(False)."
+            "not in the optimizer. Fix: add it to the optimizer, give attach a list of the "
+            "optimizers that hold all trainable parameters, or freeze it with "
+            "requires_grad_(False)."
         )
     if twice := [name for name, p in named if times[id(p)] > 1]:
         raise PrivacyError(
             f"parameter {twice[0]!r} is in two optimizers, of which only the first to step would "
-            "find its gradient. "
-            "Fix: put each parameter in one."
+            "find its gradient. Fix: put each parameter in one."
         )
     known = {id(p) for p in engine.parameters}
     if any(p.requires_grad for p in held if id(p) not in known):
         raise PrivacyError(
             "the optimizer holds trainable parameters that are not the model's: they would be "
-            "trained without privacy. "
-            "Fix: give it model.parameters() only."
+            "trained without privacy. Fix: give it model.parameters() only."
         )
 
 
@@ -231,7 +222,6 @@ def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> No
             change = "unfrozen" if p.requires_grad else "frozen"
             raise PrivacyError(
                 f"parameter {name!r} was {change} after attaching. Fix: set requires_grad before "
-                "dpoptim.attach, or "
-                "attach again."
+                "dpoptim.attach, or attach again."
             )
     engine.refuse_changes(everything=everything)

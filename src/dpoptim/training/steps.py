@@ -136,9 +136,8 @@ class Steps:
         if self._state == "released":
             raise PrivacyError(
                 "a step was interrupted just after its noisy sum was released, so it is unknown "
-                "what the run remembers. "
-                "Fix: go on from a checkpoint (private.save, attach(..., resume=...)), or start "
-                "a new run."
+                "what the run remembers. Fix: go on from a checkpoint (private.save, attach(..., "
+                "resume=...)), or start a new run."
             )
 
     def secret_state(self) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def pull_back(
     except RuntimeError as error:
         raise PrivacyError(
             f"what module {label!r} makes of its parameters before they meet data cannot be "
-            "differentiated record by "
-            f"record: {quoted(error)}. Fix: apply dropout after parameters and data have met."
+            f"differentiated record by record: {quoted(error)}. Fix: apply dropout after "
+            "parameters and data have met."
         ) from None
     return {str(i): Dense(row[: len(g)].reshape(len(g), -1)) for i, row in enumerate(rows)}

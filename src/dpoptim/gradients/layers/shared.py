@@ -63,10 +63,9 @@ class UnsupportedUseError(PrivacyError):
 
     def __init__(self, label: str, operation: str, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(
-            f"a parameter of module {label!r} meets data in {operation!r}, where it cannot be "
-            "told record from record. "
-            "Fix: use it inside its module's own forward pass, with tensors whose first axis is "
-            "the batch."
+            f"a parameter of module {label!r} meets data in {operation!r}, where it cannot be told "
+            "record from record. Fix: use it inside its module's own forward pass, with tensors "
+            "whose first axis is the batch."
         )
         self.parameters = parameters
 
