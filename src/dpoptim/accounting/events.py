@@ -71,6 +71,15 @@ _FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
         dp.PoissonSampledDpEvent,
         {"sampling_probability": _NUMBER, "event": _EVENT},
     ),
+    "TruncatedSubsampledGaussian": (
+        dp.TruncatedSubsampledGaussianDpEvent,
+        {
+            "dataset_size": _COUNT,
+            "sampling_probability": _NUMBER,
+            "truncated_batch_size": _COUNT,
+            "noise_multiplier": _NUMBER,
+        },
+    ),
     "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
     "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),
     "RepeatAndSelect": (

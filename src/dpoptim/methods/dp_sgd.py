@@ -14,7 +14,8 @@ from dpoptim.mechanisms.independent import IndependentNoise
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.sampling import PoissonSampling
+from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
+from dpoptim.sampling.truncated_poisson import largest_batch_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class DPSGD(TrainingMethod):
         noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier:
             (2, 1) is twice as much in the first half. Accounted step by step. Empty: the same
             throughout.
+        largest_batch: as a multiple of ``batch_size``, >= 1: larger batches lose a random part
+            (`TruncatedPoissonSampling`; n must be exact), so that memory is known beforehand. None:
+            they are as large as they come.
 
     Examples:
         >>> import dpoptim
@@ -43,6 +47,7 @@ class DPSGD(TrainingMethod):
     clip_norm: float | ClipNormPolicy
     clipping: Style = "flat"
     noise_schedule: tuple[float, ...] = ()
+    largest_batch: float | None = None
     name: ClassVar[str] = "dp-sgd"
     summary: ClassVar[str] = (
         "clipped gradients of Poisson batches, with independent noise (Abadi et al. 2016)"
@@ -52,9 +57,20 @@ class DPSGD(TrainingMethod):
         self.check()
         schedule = tuple(positive_number("noise_schedule", value) for value in self.noise_schedule)
         object.__setattr__(self, "noise_schedule", schedule)
+        if self.largest_batch is not None:
+            factor = positive_number("largest_batch", self.largest_batch)
+            if factor < 1:
+                raise ValueError(
+                    f"largest_batch must be at least 1, got {factor!r}: it is a multiple of "
+                    "batch_size. Fix: 1.2."
+                )
+            object.__setattr__(self, "largest_batch", factor)
 
     def sampler(self, n: int, batch_size: int) -> PoissonSampling:
-        return PoissonSampling(batch_size / n)
+        if self.largest_batch is None:
+            return PoissonSampling(batch_size / n)
+        most = largest_batch_of(batch_size, self.largest_batch)
+        return TruncatedPoissonSampling(batch_size / n, n, most)
 
     @property
     def mechanism(self) -> IndependentNoise:

@@ -9,6 +9,7 @@ from dpoptim.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpoptim.sampling.fixed_batches import FixedBatches
 from dpoptim.sampling.poisson import PoissonSampling
 from dpoptim.sampling.sampler import Draws, Floats, Indices, Position, Sampler
+from dpoptim.sampling.truncated_poisson import TruncatedPoissonSampling
 
 __all__ = [
     "AllRecords",
@@ -20,4 +21,5 @@ __all__ = [
     "PoissonSampling",
     "Position",
     "Sampler",
+    "TruncatedPoissonSampling",
 ]

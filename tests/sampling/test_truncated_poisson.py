@@ -1,0 +1,91 @@
+"""Batches of a largest size: coins alone choose who is left out, and the event knows of it."""
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.accounting.events import event_from_json, event_to_json
+from dpoptim.audit.families import attack
+from dpoptim.noise.stream import KeyStream
+from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
+
+ARGUMENTS = {"n": 300, "batch_size": 60, "steps": 5, "noise_multiplier": 1.0, "delta": 1e-6}
+
+
+def participations(sampler: TruncatedPoissonSampling, steps: int) -> np.ndarray:
+    drawn = sampler.batches(KeyStream.from_seed(1, "test"), sampler.n)
+    found = np.zeros((steps, sampler.n), dtype=bool)
+    for step in range(steps):
+        found[step, next(drawn)] = True
+    return found
+
+
+def test_no_batch_is_larger_and_nobody_is_left_out_more_than_others() -> None:
+    found = participations(TruncatedPoissonSampling(0.2, 50, 10), 20_000)
+    sizes = found.sum(1)
+    assert sizes.max() == 10
+    assert 0.4 < (sizes == 10).mean() < 0.8  # half of the batches and more would be that large
+    rates = found.mean(0)
+    spread = np.sqrt(rates.mean() * (1 - rates.mean()) / len(found))
+    assert abs(rates - rates.mean()).max() < 5 * spread
+    # of the records in full batches each is there in one of five
+    full = found[sizes == 10].mean(0)
+    assert abs(full - 0.2).max() < 5 * np.sqrt(0.16 / (sizes == 10).sum())
+
+
+def test_the_event_is_the_truncated_one_and_survives_json() -> None:
+    plan = dpoptim.DPSGD(1.0, largest_batch=1.1).plan(**ARGUMENTS)
+    step = dp_accounting.TruncatedSubsampledGaussianDpEvent(300, 0.2, 66, 1.0)
+    assert plan.event == dp_accounting.SelfComposedDpEvent(step, 5)
+    assert plan.neighboring == "zero-out"
+    assert event_from_json(event_to_json(plan.event)) == plan.event
+    assert dpoptim.Plan.from_json(plan.to_json()) == plan
+    plain = dpoptim.DPSGD(1.0).plan(**ARGUMENTS, neighboring="zero-out")
+    roomy = dpoptim.DPSGD(1.0, largest_batch=3).plan(**ARGUMENTS)
+    # what pushes others out costs, and what never happens does not
+    assert plan.guarantee.epsilon > 1.02 * plain.guarantee.epsilon
+    assert roomy.guarantee.epsilon == pytest.approx(plain.guarantee.epsilon, rel=2e-3)
+    calibrated = dpoptim.DPSGD(1.0, largest_batch=1.1).plan(
+        n=300, batch_size=60, steps=5, epsilon=3.0, delta=1e-6
+    )
+    assert 2.97 <= calibrated.guarantee.epsilon <= 3
+
+
+def test_a_run_charges_it_and_delivers_no_more() -> None:
+    plan = dpoptim.DPSGD(1.0, largest_batch=1.0).plan(**ARGUMENTS)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        data = TensorDataset(torch.ones(300, 2))
+        with dpoptim.attach(plan, model, optimizer, data, ledger=ledger) as private:
+            for (x,) in private.batches():
+                assert len(x) <= 60
+                private.backward(model(x)[:, 0])
+                optimizer.step()
+        (entry,) = ledger.entries()
+        assert entry.event == plan.event
+
+
+def test_the_attack_comes_near_the_claim() -> None:
+    plan = dpoptim.DPSGD(1.0, largest_batch=1.5).plan(
+        n=400, batch_size=200, steps=4, noise_multiplier=1.0, delta=1e-5
+    )
+    found = attack(plan, 12_000, 0)
+    assert found.verdict == "consistent"
+    assert found.lower_bound > 0.85 * found.limit
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="largest_batch must be at least 1"):
+        dpoptim.DPSGD(1.0, largest_batch=0.9)
+    with pytest.raises(ValueError, match="neighboring='add-or-remove-one'"):
+        dpoptim.DPSGD(1.0, largest_batch=1.1).plan(**ARGUMENTS, neighboring="add-or-remove-one")
+    with pytest.raises(ValueError, match="one process"):
+        TruncatedPoissonSampling(0.1, 10, 2).shard(5)
+    assert PoissonSampling(0.1).capacity(1000) > TruncatedPoissonSampling(0.1, 1000, 110).capacity(
+        1000
+    )
