@@ -83,14 +83,18 @@ class CorrelatedSum:
         return dp_accounting.GaussianDpEvent(self.noise_multiplier)
 
     @cached_property
+    def sensitivity(self) -> float:
+        """Of the strategy's output to one record, in norm bounds."""
+        return self.strategy.sensitivity(
+            self.steps, self.participations, self.separation, regular=self.regular
+        )
+
+    @property
     def standard_deviation(self) -> float:
         """Of the entries of z, from which the strategy makes the noise; see
         `noise.correlated.strategy`.
         """
-        sensitivity = self.strategy.sensitivity(
-            self.steps, self.participations, self.separation, regular=self.regular
-        )
-        return self.noise_multiplier * self.norm_bound * sensitivity
+        return self.noise_multiplier * self.norm_bound * self.sensitivity
 
     def released_deviation(self, step: int) -> float:
         """Standard deviation of the noise in every entry of what a step releases; ``nan`` if it is

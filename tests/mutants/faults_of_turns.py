@@ -4,15 +4,18 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.mechanisms import correlated
 from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import CyclicPoissonSampling, Position
+from dpoptim.sampling import CyclicPoissonSampling, Position, balls_in_bins
 
 Fault = AbstractContextManager[Any]
 
@@ -53,6 +56,16 @@ def one_turn_charged() -> Fault:
         "event",
         lambda sampler, noise: honest_event(sampler, noise[: sampler.parts]),
     )
+
+
+def more_bins_charged_than_dealt() -> Fault:
+    """Ten times as many, of which the others have nothing to do with the record's."""
+
+    def mixture(*given: Any) -> BallsInBinsDpEvent:
+        honest = balls_in_bins.mixture(*given)
+        return replace(honest, gram=honest.gram + (0.0,) * (9 * len(honest.gram)))
+
+    return patch.object(correlated, "mixture", mixture)
 
 
 honest_event = CyclicPoissonSampling.event

@@ -357,6 +357,18 @@ MUTANTS: tuple[Mutant, ...] = (
         _c.records_in_neighbouring_turns,
         "banded noise",
     ),
+    Mutant(
+        "records in neighbouring bins",
+        f"{TURNS}.batches",
+        _c.records_in_neighbouring_turns,
+        "balls in bins",
+    ),
+    Mutant(
+        "more bins charged than dealt",
+        "mechanisms.CorrelatedNoise.event",
+        _c.more_bins_charged_than_dealt,
+        "balls in bins",
+    ),
     Mutant("one turn charged", f"{TURNS}.event", _c.one_turn_charged, "banded noise"),
     Mutant(
         "solvers' noise times 0.7",

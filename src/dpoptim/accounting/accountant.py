@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -25,6 +26,12 @@ import dp_accounting as dp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dpoptim.accounting.allocation import (
+    ROUGH_SAMPLES,
+    AllocationProfile,
+    BallsInBinsDpEvent,
+    bins_told,
+)
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 from dpoptim.accounting.profiles import (
@@ -125,6 +132,8 @@ def compute_delta(
     _checked_accountant(accountant)
     coarse = _profile(leaves, relation, (1e-6,), accountant, accuracy=30 * FINE)
     delta = coarse.delta(epsilon)
+    if isinstance(coarse, AllocationProfile):
+        delta = min(delta, _profile(leaves, relation, (delta,), accountant).delta(epsilon))
     if isinstance(coarse, LossDistribution | TiltedDistribution):
         floor = 4 * coarse.reserve if isinstance(coarse, LossDistribution) else _SMALLEST_DELTA
         near = min(max(delta, floor), 0.5)
@@ -259,7 +268,8 @@ def renyi_divergence(
     relation = parse_neighboring(neighboring)
     if not 1 < order < math.inf:
         raise ValueError(f"order: expected a finite number > 1, got {order!r}")
-    divergence = float(renyi_divergences(canonical(event), relation, (order,))[0])
+    leaves = canonical(bins_told(canonical(event)))
+    divergence = float(renyi_divergences(leaves, relation, (order,))[0])
     if not math.isfinite(divergence):
         raise ValueError(
             f"order: there is no finite Renyi divergence at {order:g}; use a smaller order"
@@ -277,6 +287,9 @@ def rough_epsilon(
     event.
     """
     leaves = canonical(event)
+    if leaves and isinstance(leaves[0][0], BallsInBinsDpEvent):
+        leaves = canonical(replace(leaves[0][0], samples=ROUGH_SAMPLES))
+        return _profile(leaves, relation, (delta,), "auto").epsilon(delta)
     if gaussian_mu(leaves, relation) is None and number_of_steps(leaves) <= _MANY_STEPS:
         try:
             return LossDistribution(
@@ -331,6 +344,10 @@ def _profile(
     accuracy: float = FINE,
 ) -> Profile:
     """The tightest profile that `accountant` allows, accurate at `deltas`."""
+    if leaves and isinstance(leaves[0][0], BallsInBinsDpEvent):
+        if accountant == "auto" and relation is not dp.NeighboringRelation.REPLACE_ONE:
+            return allocation_profile(leaves[0][0], min(deltas))
+        leaves = canonical(bins_told(leaves))
     if accountant == "RDP":
         return RenyiProfile(leaves, relation)
     if accountant == "auto" and (mu := gaussian_mu(leaves, relation)) is not None:
@@ -349,6 +366,11 @@ def _profile(
         except ValueError as error:
             reasons.append(str(error))
     raise ValueError("; ".join(reasons))
+
+
+@lru_cache(maxsize=32)
+def allocation_profile(event: BallsInBinsDpEvent, delta: float) -> AllocationProfile:
+    return AllocationProfile(event, delta)
 
 
 def number_of_steps(leaves: Leaves) -> int:

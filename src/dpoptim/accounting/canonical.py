@@ -19,6 +19,8 @@ from numbers import Integral, Real
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
+from dpoptim.accounting.allocation import BallsInBinsDpEvent, bins_told
+
 __all__ = ["Leaves", "canonical", "relative_to_sensitivity"]
 
 Leaves = tuple[tuple[dp.DpEvent, int], ...]
@@ -33,6 +35,9 @@ def canonical(event: dp.DpEvent) -> Leaves:
     when they are answered on one and the same Poisson batch. The result does not depend on the
     order of composition.
 
+    A `BallsInBinsDpEvent` stays what it is where it is alone; in company it is the Gaussian that
+    dominates it.
+
     Raises TypeError if `event` is not an event, and ValueError for a rate, count or noise
     multiplier out of range and for a type of event that is not evaluated here.
     """
@@ -45,7 +50,11 @@ def canonical(event: dp.DpEvent) -> Leaves:
             counts[leaf] += count
     if precision:
         counts[dp.GaussianDpEvent(math.fsum(precision) ** -0.5)] = 1
-    return tuple(sorted(counts.items(), key=repr))
+    leaves = tuple(sorted(counts.items(), key=repr))
+    alone = len(leaves) == 1 and leaves[0][1] == 1
+    if not alone and any(isinstance(leaf, BallsInBinsDpEvent) for leaf, _ in leaves):
+        return canonical(bins_told(leaves))
+    return leaves
 
 
 def relative_to_sensitivity(event: dp.DpEvent, relation: dp.NeighboringRelation) -> dp.DpEvent:
@@ -119,6 +128,8 @@ def _check_simple(event: object) -> None:
         ):
             _checked_rate(rate)
             _check_noise(noise)
+        case BallsInBinsDpEvent(noise_multiplier=noise):
+            _check_noise(noise)
         case dp.ZCDpEvent(rho=rho, xi=xi):
             if not (0 <= rho < math.inf and 0 <= xi < math.inf):
                 raise ValueError(
@@ -136,6 +147,8 @@ def _check_simple(event: object) -> None:
 
 def _sampled(rate: float, inner: dp.DpEvent, times: int) -> Iterator[tuple[dp.DpEvent, int]]:
     leaves = canonical(inner)
+    if any(isinstance(leaf, BallsInBinsDpEvent) for leaf, _ in leaves):
+        leaves = canonical(bins_told(leaves))
     if rate == 1.0:
         yield from ((leaf, count * times) for leaf, count in leaves)
     elif leaves:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import dp_accounting as dp
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
+from dpoptim.accounting.allocation import BallsInBinsDpEvent
+
 __all__ = ["event_from_json", "event_to_json"]
 
 
@@ -56,7 +58,14 @@ def _decode_one(data: Any) -> dp.DpEvent:
     return event_from_json(data)
 
 
+def _numbers(value: Any) -> list[float]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected a list of numbers, got {value!r}")
+    return [_number(each) for each in value]
+
+
 _NUMBER = _Codec(_number, _number)
+_NUMBERS = _Codec(_numbers, lambda value: tuple(_numbers(value)))
 _COUNT = _Codec(_count, _count)
 _EVENT = _Codec(_encode_one, _decode_one)
 _EVENTS = _Codec(_encode_all, _decode_all)
@@ -79,6 +88,10 @@ _FORMAT: dict[str, tuple[type[dp.DpEvent], dict[str, _Codec]]] = {
             "truncated_batch_size": _COUNT,
             "noise_multiplier": _NUMBER,
         },
+    ),
+    "BallsInBins": (
+        BallsInBinsDpEvent,
+        {"noise_multiplier": _NUMBER, "gram": _NUMBERS, "samples": _COUNT},
     ),
     "SelfComposed": (dp.SelfComposedDpEvent, {"event": _EVENT, "count": _COUNT}),
     "Composed": (dp.ComposedDpEvent, {"events": _EVENTS}),

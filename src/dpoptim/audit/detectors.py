@@ -253,6 +253,7 @@ DETECTORS: dict[str, Detector] = {
         named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"
     ),
     "banded noise": partial(named_audits, "dp-ftrl, best, two passes", "dp-ftrl, every turn"),
+    "balls in bins": partial(named_audits, "dp-ftrl, balls in bins"),
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),
     "selection": partial(named_audits, "quantile"),

@@ -15,7 +15,13 @@ from dpoptim.audit.error_feedback import dice_sgd_as_published, dice_sgd_plan
 from dpoptim.audit.finding import DELTA, Finding
 from dpoptim.audit.methods import AUDITS, Audit
 from dpoptim.audit.solvers import adaptive, solver, srgd
-from dpoptim.audit.step_methods import BY_TURNS, fixed_order_plan, mu_of, two_worlds_finding
+from dpoptim.audit.step_methods import (
+    BY_BINS,
+    BY_TURNS,
+    fixed_order_plan,
+    mu_of,
+    two_worlds_finding,
+)
 from dpoptim.mechanisms.mechanism import StepMechanism
 from dpoptim.methods import TrainingMethod, WholeRun
 from dpoptim.plan import Plan
@@ -99,6 +105,13 @@ def sampled_by_turns(plan: Plan, trials: int, seed: int) -> Finding:
     return two_worlds_finding(scaled, seed, BY_TURNS)
 
 
+def balls_in_bins(plan: Plan, trials: int, seed: int) -> Finding:
+    """Banded noise on balls in bins; see `audit.bins`."""
+    bins = plan.sampler.separation
+    n = trials - trials % bins
+    return two_worlds_finding(replace(plainly(plan), n=n, batch_size=n // bins), seed, BY_BINS)
+
+
 def error_feedback(plan: Plan, trials: int, seed: int) -> Finding:
     """One record is like another: the first, followed through the true run."""
     return dice_sgd_plan(plan, [0], seed)
@@ -121,6 +134,7 @@ FAMILIES: dict[str, Attack] = {
     "two worlds": two_worlds,
     "fixed order": fixed_order,
     "sampled by turns": sampled_by_turns,
+    "balls in bins": balls_in_bins,
     "error feedback": error_feedback,
     "error feedback as published": error_feedback_as_published,
     "whole run": whole_run,

@@ -95,6 +95,11 @@ class SampledGaussians:
             rates, tradeoff_curve(self.event(noise_multiplier), self.neighboring, rates)
         )
 
+    def least_misses(self, noise_multiplier: float, false_positive: float) -> float:
+        """The least false negative rate of any attack on the member with this noise."""
+        event = self.event(noise_multiplier)
+        return float(tradeoff_curve(event, self.neighboring, [false_positive])[0])
+
     def trials_that_show_half(
         self, noise_multiplier: float, claimed: float, delta: float, confidence: float
     ) -> int:
@@ -139,10 +144,7 @@ class SampledGaussians:
         """
 
         def refuted(noise: float) -> bool:
-            return bool(
-                tradeoff_curve(self.event(noise), self.neighboring, [false_positive])[0]
-                > false_negative
-            )
+            return self.least_misses(noise, false_positive) > false_negative
 
         low = high = guess
         while not refuted(high):

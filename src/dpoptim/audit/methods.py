@@ -15,7 +15,7 @@ from dpoptim.audit.error_feedback import dice_sgd, dice_sgd_as_published
 from dpoptim.audit.finding import DELTA, Finding, finding
 from dpoptim.audit.side_by_side import RUNS
 from dpoptim.audit.solvers import SOLVERS, adaptive, adaptive_norms, low_quantile, solver, srgd
-from dpoptim.audit.step_methods import dp_ftrl, dp_ftrl_by_turns, dp_sgd
+from dpoptim.audit.step_methods import dp_ftrl, dp_ftrl_by_turns, dp_ftrl_in_bins, dp_sgd
 
 
 def statistic(name: str, trials: int, seed: int) -> Finding:
@@ -42,6 +42,7 @@ AUDITS: dict[str, Audit] = {
     "dp-ftrl, best, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="best", passes=2),
     "dp-ftrl, sampled by turns": dp_ftrl_by_turns,
     "dp-ftrl, every turn": lambda trials, seed: dp_ftrl_by_turns(trials, seed, rate=1.0),
+    "dp-ftrl, balls in bins": dp_ftrl_in_bins,
     "dice-sgd": dice_sgd,
     "dice-sgd as published": dice_sgd_as_published,
     **{name: partial(solver, name) for name in SOLVERS},

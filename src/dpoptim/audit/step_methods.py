@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from dpoptim.accounting.accountant import gaussian_mu
 from dpoptim.accounting.canonical import canonical
 from dpoptim.accounting.guarantee import parse_neighboring
+from dpoptim.audit.bins import family_of_bins, scores_of_bins
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.side_by_side import Floats, lowest, releases_kept, separate
 from dpoptim.audit.turns import family_of_turns, scores_of_turns
@@ -43,6 +44,7 @@ def dp_sgd(
 
 
 BY_STEPS = Attack(canary_scores, sampled_gaussians)
+BY_BINS = Attack(scores_of_bins, family_of_bins)
 BY_TURNS = Attack(scores_of_turns, family_of_turns)
 
 
@@ -90,6 +92,20 @@ def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 
         neighboring="zero-out",
     )
     return two_worlds_finding(plan, seed, BY_TURNS)
+
+
+def dp_ftrl_in_bins(trials: int, seed: int, *, bins: int = 3) -> Finding:
+    """Banded noise on balls in bins, two passes."""
+    n = trials - trials % bins
+    plan = DPFTRL(1.0, sampling="balls-in-bins", bands=2).plan(
+        n=n,
+        batch_size=n // bins,
+        epochs=2,
+        noise_multiplier=0.6,
+        delta=DELTA,
+        neighboring="zero-out",
+    )
+    return two_worlds_finding(plan, seed, BY_BINS)
 
 
 def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:

@@ -10,6 +10,8 @@ import numpy as np
 from dpoptim.gate import CorrelatedSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.noise.correlated import BandedToeplitz, BestStrategy, Independent, Strategy
+from dpoptim.sampling import BallsInBins
+from dpoptim.sampling.balls_in_bins import mixture
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class CorrelatedNoise(StepMechanism):
     strategy: Strategy | BestStrategy
 
     def audit_family(self, run: RunShape) -> str:
+        if isinstance(run.sampler, BallsInBins):
+            return "balls in bins"
         return "sampled by turns" if self.amplified(run) else "fixed order"
 
     def made_for(self, run: RunShape) -> Strategy:
@@ -49,6 +53,11 @@ class CorrelatedNoise(StepMechanism):
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
         if self.amplified(run):
             return run.sampler.event(np.full(run.steps, noise_multiplier))
+        strategy, sampler = self.made_for(run), run.sampler
+        if isinstance(sampler, BallsInBins) and isinstance(strategy, BandedToeplitz):
+            query = self.query(run, noise_multiplier, 1.0)
+            means = strategy.outputs_of_bins(run.steps, sampler.parts)
+            return mixture(means, noise_multiplier, query.sensitivity)
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> CorrelatedSum:

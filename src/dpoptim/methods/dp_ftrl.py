@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, get_args
 
 from dp_accounting import NeighboringRelation
 
+from dpoptim.accounting.allocation import FAILURE_SHARE
 from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
 from dpoptim.arguments import one_of, whole_number
 from dpoptim.assumptions import Assumption
@@ -34,7 +35,8 @@ from dpoptim.noise.correlated import (
 )
 from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.plan import number_of_steps
-from dpoptim.sampling import CyclicPoissonSampling, FixedBatches, Sampler
+from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, FixedBatches, Sampler
+from dpoptim.sampling.balls_in_bins import bins_of
 
 MOST_VARIANTS = 4  # bands 2 to 16: more are amplified too little to win where they were tried
 
@@ -48,7 +50,7 @@ Noise = Literal[
     "independent",
 ]
 FixedOrder = Literal["shuffled", "given"]
-Sampling = Literal["fixed", "cyclic-poisson"]
+Sampling = Literal["fixed", "cyclic-poisson", "balls-in-bins"]
 STRATEGIES: dict[str, Strategy] = {
     "buffered-toeplitz": BufferedToeplitz(),
     "toeplitz": ToeplitzSquareRoot(),
@@ -80,9 +82,12 @@ class DPFTRL(TrainingMethod):
         sampling: ``"fixed"`` batches, for zero-out or replace-one, n public and exact: a record
             takes part once a pass, exactly ceil(n / batch_size) steps apart. Or
             ``"cyclic-poisson"``, for all relations: records are dealt into ``bands`` parts by
-            coins, which take turns in being sampled from (`sampling.cyclic_poisson`).
-        bands: of the banded strategy on cyclic Poisson batches, 1 (DP-SGD) to n / batch_size;
-            None: chosen by `plan` for the budget, and written down in the plan.
+            coins, which take turns in being sampled from (`sampling.cyclic_poisson`). Or
+            ``"balls-in-bins"``, for add-or-remove-one or zero-out: each record is in one of n /
+            batch_size bins by a coin, and takes part once a pass (`sampling.balls_in_bins`).
+        bands: of the banded strategy on cyclic Poisson batches, 1 (DP-SGD) to n / batch_size, or
+            of that on bins; None: chosen by `plan` for the budget on cyclic Poisson batches, and
+            written down in the plan.
         buffers: the most vectors, as long as the model, that ``"best"`` may remember.
         momentum: of the optimizer, in [0, 1): whose iterates ``"best"`` keeps the noise out of.
 
@@ -123,22 +128,24 @@ class DPFTRL(TrainingMethod):
         best = BestStrategy(self.buffers, self.momentum)  # validates
         object.__setattr__(self, "buffers", best.buffers)
         object.__setattr__(self, "momentum", best.momentum)
-        if self.sampling == "cyclic-poisson" and (self.noise != "best" or self.order != "shuffled"):
+        if self.sampling != "fixed" and (self.noise != "best" or self.order != "shuffled"):
             raise ValueError(
-                "sampling='cyclic-poisson' has banded noise and no order; leave noise and order "
-                "out."
+                f"sampling={self.sampling!r} has banded noise and no order; leave "
+                "noise and order out."
             )
         if self.bands is not None:
             if self.sampling == "fixed":
                 raise ValueError(
-                    "bands is for sampling='cyclic-poisson'; on fixed batches, noise and buffers "
-                    "decide."
+                    "bands is for sampling='cyclic-poisson' and 'balls-in-bins'; on fixed "
+                    "batches, noise and buffers decide."
                 )
             object.__setattr__(self, "bands", whole_number("bands", self.bands, least=1))
 
     def sampler(self, n: int, batch_size: int) -> Sampler:
         if self.sampling == "fixed":
             return FixedBatches(n, batch_size, self.order)
+        if self.sampling == "balls-in-bins":
+            return BallsInBins.of(bins_of(n, batch_size))
         return CyclicPoissonSampling(batch_size / n, self._bands)
 
     @property
@@ -147,7 +154,7 @@ class DPFTRL(TrainingMethod):
 
     @property
     def mechanism(self) -> CorrelatedNoise:
-        if self.sampling == "cyclic-poisson":
+        if self.sampling != "fixed":
             return CorrelatedNoise(BandedToeplitz(self._bands, momentum=self.momentum))
         if self.noise == "best":
             return CorrelatedNoise(BestStrategy(self.buffers, self.momentum))
@@ -204,6 +211,11 @@ class DPFTRL(TrainingMethod):
             noise = (
                 f"the noise is correlated over {self._bands} steps, in which a record takes part "
                 "once at most"
+            )
+        elif self.sampling == "balls-in-bins":
+            noise = (
+                f"the noise is correlated over {self._bands} steps; epsilon is a Monte Carlo "
+                f"bound, whose chance to fail, {FAILURE_SHARE:g} of delta, is part of delta"
             )
         else:
             noise = (

@@ -5,6 +5,7 @@ drift apart.
 """
 
 from dpoptim.sampling.all_records import AllRecords
+from dpoptim.sampling.balls_in_bins import BallsInBins
 from dpoptim.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpoptim.sampling.fixed_batches import FixedBatches
 from dpoptim.sampling.poisson import PoissonSampling
@@ -13,6 +14,7 @@ from dpoptim.sampling.truncated_poisson import TruncatedPoissonSampling
 
 __all__ = [
     "AllRecords",
+    "BallsInBins",
     "CyclicPoissonSampling",
     "Draws",
     "FixedBatches",

@@ -94,6 +94,16 @@ class BandedToeplitz:
         response = workload(inverse(column, steps), self.momentum)
         return np.sqrt(convolved(1 / rows, response**2))
 
+    def outputs_of_bins(self, steps: int, bins: int) -> Floats:
+        """Sums of every ``bins``-th column of C, from each of the first ``bins``: shape (steps,
+        bins), >= 0.
+        """
+        column, rows = self.coefficients(steps)
+        outputs, step = np.zeros((steps, bins)), np.arange(steps)
+        for lag, coefficient in enumerate(column):
+            outputs[step[lag:], (step[lag:] - lag) % bins] += coefficient
+        return np.sqrt(rows)[:, None] * outputs
+
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
         return BandedState(steps, sizes, stream, *self.coefficients(steps))
 

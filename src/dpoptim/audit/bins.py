@@ -1,0 +1,145 @@
+"""Attack on banded noise over balls in bins, by somebody who does not know the canaries' bins: the
+guarantee rests on that.
+
+The likelihood ratio of a canary is a mean over the bins that it may be in.
+"""
+
+import math
+from dataclasses import dataclass
+
+import dp_accounting
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import toeplitz
+from scipy.special import logsumexp, ndtr
+
+from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.audit.family import SampledGaussians, Tradeoff
+from dpoptim.audit.side_by_side import Floats, releases_kept
+from dpoptim.audit.two_worlds import LENGTH, Canaries, canary_data
+from dpoptim.gate import CorrelatedSum
+from dpoptim.noise.correlated import BandedToeplitz
+from dpoptim.plan import Plan
+from dpoptim.sampling import BallsInBins
+from dpoptim.training.attach import attach
+
+SIMULATED = 1 << 18
+
+
+@dataclass(frozen=True)
+class MixturesOfBins(SampledGaussians):
+    """A family of mechanisms: banded noise on bins, with any one noise multiplier.
+
+    Args:
+        gram: of the bins' outputs over the squared sensitivity; shape (bins,).
+    """
+
+    gram: tuple[float, ...] = ()
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The member with this noise."""
+        return BallsInBinsDpEvent(noise_multiplier, self.gram)
+
+    def tradeoff(self, noise_multiplier: float) -> Tradeoff:
+        """By simulation of the likelihood ratio in both worlds, five standard deviations to the
+        safe side.
+        """
+        rates = ndtr(np.linspace(-3.7, 3.7, 200))
+        absent, present = simulated(self.gram, noise_multiplier)
+        # so that the true rate at the threshold is at least the stated one
+        shown = np.minimum(1.0, rates + 5 * np.sqrt(rates * (1 - rates) / SIMULATED))
+        thresholds = np.quantile(absent, 1 - shown)
+        missed = np.searchsorted(np.sort(present), thresholds, side="right") / SIMULATED
+        spread = np.sqrt(np.maximum(missed * (1 - missed), 1 / SIMULATED) / SIMULATED)
+        return Tradeoff(rates, np.maximum(0.0, missed - 5 * spread))
+
+    def least_misses(self, noise_multiplier: float, false_positive: float) -> float:
+        curve = self.tradeoff(noise_multiplier)
+        # to the right of a rate the curve is lower, so the next known rate is on the safe side
+        place = int(np.searchsorted(curve.false_positive_rates, false_positive))
+        known = curve.false_negative_rates
+        return float(known[place]) if place < len(known) else 0.0
+
+
+def simulated(gram: tuple[float, ...], noise_multiplier: float) -> tuple[Floats, Floats]:
+    """Log-likelihood ratios of ``SIMULATED`` runs without and with the record, each shape
+    (SIMULATED,).
+    """
+    covariance = toeplitz(np.array(gram)) / noise_multiplier**2
+    values, axes = np.linalg.eigh(covariance)
+    root = axes * np.sqrt(np.maximum(values, 0.0))
+    rng = np.random.default_rng(0)
+    found = []
+    for there in (False, True):
+        a = rng.standard_normal((SIMULATED, len(gram))) @ root.T - np.diag(covariance) / 2
+        if there:
+            a += covariance[rng.integers(len(gram), size=SIMULATED)]
+        found.append(np.asarray(logsumexp(a, axis=1) - math.log(len(gram))))
+    return found[0], found[1]
+
+
+def outputs_of(plan: Plan) -> tuple[CorrelatedSum, Floats]:
+    """Return the plan's query, and the strategy's outputs of one record in each bin: (steps,
+    bins).
+
+    Raises:
+        ValueError: the plan samples otherwise, or its noise is not banded.
+    """
+    query = plan.query
+    banded = isinstance(query, CorrelatedSum) and isinstance(query.strategy, BandedToeplitz)
+    if not isinstance(plan.sampler, BallsInBins) or not banded:
+        raise ValueError("this attack is for banded noise on balls in bins.")
+    assert isinstance(query, CorrelatedSum)
+    step = np.arange(plan.steps)
+    alone = np.equal.outer(step % plan.sampler.parts, np.arange(plan.sampler.parts))
+    return query, strategy_output(query, plan.steps, alone.astype(np.float64))
+
+
+def strategy_output(query: CorrelatedSum, steps: int, inputs: Floats) -> Floats:
+    """C times inputs of shape (steps, k): written down here, not asked of the strategy."""
+    assert isinstance(query.strategy, BandedToeplitz)
+    column, rows = query.strategy.coefficients(steps)
+    output = np.zeros_like(inputs)
+    for lag, coefficient in enumerate(column):
+        output[lag:] += coefficient * inputs[: steps - lag]
+    return np.asarray(output * np.sqrt(rows)[:, None])
+
+
+def family_of_bins(plan: Plan) -> MixturesOfBins:
+    """Return the family that the plan is in, its noise apart."""
+    _, outputs = outputs_of(plan)
+    gram = outputs.T @ outputs
+    bins = len(gram)
+    lags = [float(np.diagonal(gram, lag).max()) / gram.max() for lag in range(bins)]
+    # (1 / bins) sqrt(bins^2) = 1: where the search for the noise begins
+    return MixturesOfBins(1 / bins, bins**2, plan.neighboring, (), tuple(lags))
+
+
+def scores_of_bins(
+    plan: Plan,
+    present: NDArray[np.bool_],
+    *,
+    noise_seed: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Floats:
+    """Run the plan with the canaries in ``present`` (shape (m,)), and score each one's presence:
+    (m,).
+    """
+    query, outputs = outputs_of(plan)
+    data = canary_data(plan.neighboring, torch.from_numpy(present))
+    model = Canaries(len(present), dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    length = LENGTH * plan.method.rule.norm
+    with (
+        releases_kept(len(present)) as kept,
+        attach(plan, model, optimizer, data, noise_seed=noise_seed, label="audit") as private,
+    ):
+        for index, sign in private.batches():
+            private.backward(model(index) * sign.to(dtype) * length)
+            optimizer.step()
+    released = torch.stack(kept).numpy() / plan.method.rule.norm
+    variance = (query.standard_deviation / query.norm_bound) ** 2
+    seen = outputs.T @ strategy_output(query, plan.steps, released)
+    ratios = (seen - np.square(outputs).sum(0)[:, None] / 2) / variance
+    return np.asarray(logsumexp(ratios, axis=0) - math.log(len(ratios)))
