@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import dp_accounting
 
@@ -21,7 +21,7 @@ class SamplingByCoins(Sampler):
         sample_rate: the share of the data in an expected batch.
     """
 
-    relations = ("add-or-remove-one", "zero-out", "replace-one")
+    relations: ClassVar[tuple[str, ...]] = ("add-or-remove-one", "zero-out", "replace-one")
     by_coins = True
 
     sample_rate: float

@@ -15,13 +15,14 @@ sensitivity. The step is dominated by the mixture of both with the weights 1 - P
 
 import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 import dp_accounting
 import numpy as np
 
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling.poisson import PoissonSampling
-from dpoptim.sampling.sampler import Draws, Floats, Indices
+from dpoptim.sampling.sampler import Floats, Indices
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class TruncatedPoissonSampling(PoissonSampling):
         coins.words(words)
         return np.sort(drawn[np.argsort(words, kind="stable")[: self.most]])
 
-    def shard(self, records: int) -> Draws:
+    def shard(self, records: int) -> NoReturn:
         """None: the largest batch is one of all processes together.
 
         Raises:
