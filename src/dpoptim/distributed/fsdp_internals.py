@@ -181,6 +181,16 @@ def number_of_shards(model: nn.Module) -> int:
     return next(p.device_mesh.size() for p in model.parameters() if isinstance(p, DTensor))
 
 
+def on_first(t: Tensor) -> Tensor:
+    """A tensor that is spread over processes as a whole, in the CPU's memory of the first of them;
+    nothing in the others.
+    """
+    if not isinstance(t, DTensor):
+        return t
+    whole = t.full_tensor().detach()
+    return whole.cpu() if t.device_mesh.get_local_rank() == 0 else whole.new_empty(0)
+
+
 def cut_like(like: Tensor, whole: Tensor) -> Tensor:
     """This process's part of a whole tensor, as a DTensor placed like another one."""
     assert isinstance(like, DTensor)

@@ -82,7 +82,7 @@ class FullySharded:
         self._before = []
 
     def whole(self, state: Any) -> Any:
-        return mapped(state, lambda t: t.full_tensor().cpu() if isinstance(t, DTensor) else t)
+        return mapped(state, fsdp.on_first)
 
     def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
         held = self.module.state_dict()

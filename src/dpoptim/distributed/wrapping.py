@@ -93,7 +93,9 @@ class Wrapping(Placement, Protocol):
         ...
 
     def whole(self, state: Any) -> Any:
-        """A state dict (or a nest of them) as one process has it. All ranks call it together."""
+        """A state dict (or a nest of them) as one process has it, on rank 0. All ranks call it
+        together.
+        """
         ...
 
     def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
