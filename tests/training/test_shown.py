@@ -47,6 +47,7 @@ def test_a_run_shows_steps_and_epsilon() -> None:
         assert "epsilon" in private._repr_html_()
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "4/4" in shown
+    assert "steps/s" in shown
     assert "reserved" in shown
 
 

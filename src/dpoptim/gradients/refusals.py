@@ -29,6 +29,12 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
             'Accelerator(mixed_precision="no"), and torch.autocast(device, torch.bfloat16) around '
             "model and loss in the loop."
         )
+    if "_hf_hook" in vars(module):
+        raise PrivacyError(
+            f"Accelerate's device_map has put a hook around {label!r}, out of the hooks' sight. "
+            "Fix: accelerate.hooks.remove_hook_from_submodules(model), and a forward pass that "
+            "moves activations from part to part; or a model that fits on one device."
+        )
     attached = isinstance(own, OwnForward)
     container = not module._parameters and bool(module._modules) and rule_for(module) is None
     if attached or (

@@ -43,6 +43,7 @@ from dpoptim.runs.train import (
 )
 from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
 from dpoptim.terminal import cell, say
+from dpoptim.training.progress import StepsPerSecond
 from dpoptim.unit import Unit
 
 PERSONS = ", per person"  # ends the name of a data set whose ledger counts what persons spend
@@ -300,7 +301,7 @@ def progress_bar(console: Console, plan: Plan) -> Iterator["StepCounter"]:
         TextColumn("{task.completed}/{task.total} steps"),
     )
     with Progress(
-        *columns, TextColumn(promise), TimeRemainingColumn(), console=console
+        *columns, TextColumn(promise), TimeRemainingColumn(), StepsPerSecond(), console=console
     ) as progress:
         yield StepCounter(progress, plan.steps)
 

@@ -1,5 +1,5 @@
-"""A progress bar of a run: steps of the plan, time left, and the epsilon that is reserved; nothing
-private.
+"""A progress bar of a run: steps of the plan, time left, speed, and the epsilon that is reserved;
+nothing private.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,10 +10,21 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
+
+
+class StepsPerSecond(ProgressColumn):
+    """How many steps a second were done lately."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.3g} steps/s")
 
 
 def show_progress(
@@ -38,6 +49,7 @@ def show_progress(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        StepsPerSecond(),
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(label, total=total, completed=done())
