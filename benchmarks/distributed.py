@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty
 from typing import Any
 from unittest.mock import patch
 
@@ -214,13 +215,14 @@ def rank_main(rank: int, size: int, store: str, title: str, rounds: int, answer:
             for _ in range(10):
                 steps["private", "DDP"]()
         sent = {key: value / 10 for key, value in found.items()}
-    slowest = torch.tensor([0.1 / seconds(steps["plain", "one"], 3)])
-    dist.all_reduce(slowest, dist.ReduceOp.MIN)
-    repeats = max(1, min(10, int(slowest)))
+    # as often as both ranks do it in a tenth of a second
+    often = torch.tensor([0.1 / seconds(step, 2) for step in steps.values()])
+    dist.all_reduce(often, dist.ReduceOp.MIN)
+    repeats = dict(zip(steps, often.int().clamp(1, 20).tolist(), strict=True))
     times: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
     for _ in range(rounds):
         for key, step in steps.items():
-            times[key].append(seconds(step, repeats))
+            times[key].append(seconds(step, repeats[key]))
     if rank == 0:
         medians = {key: statistics.median(each) for key, each in times.items()}
         parameters = sum(p.numel() for p in work.build().parameters())
@@ -240,7 +242,13 @@ def measure(title: str, rounds: int) -> tuple[Any, Any, Any, int]:
         ]
         for rank in ranks:
             rank.start()
-        found = answer.get(timeout=3600)
+        found = None
+        while found is None:
+            try:
+                found = answer.get(timeout=2)
+            except Empty:
+                if any(rank.exitcode for rank in ranks):
+                    raise RuntimeError("a rank ended without an answer; see above") from None
         for rank in ranks:
             rank.join()
     return found

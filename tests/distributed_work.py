@@ -394,7 +394,7 @@ def audited(rank: int, all_on_last: bool) -> tuple[float, float, float]:
     out.
     """
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
-        n=4000, batch_size=1000, steps=4, noise_multiplier=1.0, delta=1e-5
+        n=40_000, batch_size=10_000, steps=4, noise_multiplier=1.0, delta=1e-5
     )
     last = dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
     dealt = patch.object(

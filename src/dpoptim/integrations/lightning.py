@@ -196,7 +196,15 @@ class PrivateCallback(pl.Callback):
 
 
 def refuse_options(trainer: pl.Trainer) -> None:
-    """What a Trainer does to gradients that are clipped and noised already."""
+    """What a Trainer does to gradients that are clipped and noised already; and several processes,
+    whose strategies call the module through wrappers that send gradients by themselves.
+    """
+    if trainer.world_size > 1:
+        raise ValueError(
+            f"PrivateCallback is for one process, and this Trainer has {trainer.world_size}. Fix: "
+            "devices=1, num_nodes=1; or dpoptim.attach in a loop under torchrun, as "
+            "docs/guides/many-processes.md has it."
+        )
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             "accumulate_grad_batches must be 1: a step of the plan arrives whole. Fix: "

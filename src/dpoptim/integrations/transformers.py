@@ -149,7 +149,7 @@ class PrivateTrainerMixin:
         optimizer = self.optimizer  # type: ignore[attr-defined]
         self.private = attach(
             self.plan,
-            self.model,  # type: ignore[attr-defined]
+            self._attached(),
             getattr(optimizer, "optimizer", optimizer),
             dataset,
             loss=self.per_sample_losses,
@@ -167,6 +167,14 @@ class PrivateTrainerMixin:
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
         )
+
+    def _attached(self) -> nn.Module:
+        """The model; in several processes in the wrapper that the loop calls, whose own sending is
+        switched off by `attach`.
+        """
+        wrapped: nn.Module = self.model_wrapped  # type: ignore[attr-defined]
+        several = isinstance(wrapped, nn.parallel.DistributedDataParallel)
+        return wrapped if several else self.model  # type: ignore[attr-defined]
 
     def _records(self) -> tuple[Any, Callable[[list[Any]], Any]]:
         """Training records without the columns that the model does not take, and the collator."""

@@ -1,0 +1,43 @@
+"""What a rank of test_many_processes.py runs under torchrun: the same plan by every loop."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from integrations.small_language import Sentences, classifier
+from integrations.test_same_weights import (
+    Weights,
+    by_accelerate,
+    by_lightning,
+    plain,
+    trainer,
+    weights,
+)
+
+
+def bare(found: Weights) -> dict[str, Tensor]:
+    return {name.removeprefix("module."): value for name, value in found.items()}
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")  # other libraries' own
+    data = Sentences()
+    # which starts the process group
+    results = {"Accelerate": bare(by_accelerate(classifier(), data, 4))}
+    model = classifier()
+    trainer(model, data, folder, 4).train()
+    results["Trainer"] = weights(model)
+    results["plain"] = plain(classifier(), data, 4)
+    try:
+        by_lightning(classifier(), data, folder, 4, devices=2, strategy="ddp")
+    except ValueError as error:
+        results["Lightning"] = {"refused": torch.tensor("is for one process" in str(error))}
+    torch.save(results, folder / f"rank{dist.get_rank()}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
