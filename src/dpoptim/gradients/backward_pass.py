@@ -45,6 +45,39 @@ class BackwardPass:
     entries: list[LayerUse] = field(default_factory=list)
     reached: set[int] = field(default_factory=set)  # places of parameters in the engine
 
+    def uses(
+        self, places_of: Callable[[nn.Module], Mapping[str, int]], expected: int
+    ) -> list[tuple[LayerUse, dict[str, int]]]:
+        """The uses of layers whose parameters were reached, with the places of these, by name.
+
+        Harmless passes, such as ``autograd.grad(loss, x)``, reach no parameter.
+
+        Args:
+            places_of: a module's parameters.
+            expected: rows; of two layers that disagree, the one that saw others is named.
+
+        Raises:
+            PrivacyError: layers saw different numbers of rows.
+        """
+        found: list[tuple[LayerUse, dict[str, int]]] = []
+        for use in self.entries:
+            places = {
+                k: place for k, place in places_of(use.module).items() if place in self.reached
+            }
+            if not places:
+                continue
+            found.append((use, places))
+            first = found[0][0]
+            if use.records != first.records:
+                raise PrivacyError(
+                    f"layers {use.layer!r} and {first.layer!r} saw different numbers of rows: "
+                    "the first axis must be the batch in every layer. Fix: keep (batch, ...) "
+                    "shapes; do not flatten records and positions together, and give positions "
+                    "the shape (1, T).",
+                    layer=(first if first.records != expected else use).layer,
+                )
+        return found
+
 
 class BackwardRecorder:
     """Files entries by backward pass and hands the finished pass to ``close``.

@@ -1,10 +1,10 @@
 """The engine: per-record clipped gradient sums of any model, from one ordinary backward pass.
 
-Everything in here is private. The sums live in buffers of the engine; ``.grad``
-stays None.
+Everything in here is private. The sums live in buffers of the engine; ``.grad`` stays None.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import ClippingRule, Units
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import exact_arithmetic
-from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder
+from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder, LayerUse
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.clipped_sum import ClippedSum, Observer
 from dpoptim.gradients.hook_manager import HookManager
@@ -223,24 +223,23 @@ class Engine:
 
     def _close(self, finished: BackwardPass) -> None:
         with torch.no_grad(), exact_arithmetic():
-            uses, rows = self._uses(finished)
+            uses = finished.uses(self._trained.places_of, self.rows_open)
             if not uses:
                 return
+            rows = uses[0][0].records
             if not self.rows_open:
                 raise PrivacyError(
                     "a backward pass ran on rows that private.batches() did not deliver, or a "
-                    "second time on rows that it "
-                    "did. Fix: draw every batch from private.batches(), and call "
-                    "private.backward(losses) once for each."
+                    "second time on rows that it did. Fix: draw every batch from "
+                    "private.batches(), and call private.backward(losses) once for each."
                 )
             allowed = rows <= self.rows_open if self.partial_backward else rows == self.rows_open
             if not allowed:
                 raise PrivacyError(
                     "a backward pass did not cover exactly the rows that were delivered: records "
-                    "would be mistaken, or "
-                    "count twice. Fix: one backward pass on the whole batch, records on the "
-                    "first axis; for passes over "
-                    "disjoint parts of a batch, attach with partial_backward=True."
+                    "would be mistaken, or count twice. Fix: one backward pass on the whole "
+                    "batch, records on the first axis; for passes over disjoint parts of a batch, "
+                    "attach with partial_backward=True."
                 )
             if self._common_factor:
                 self.recorder.refuse_rounding()
@@ -251,49 +250,22 @@ class Engine:
                     self.totals.finish(place)
                 return
             records = rows // self.rows.per_record
-            self._add_clipped(
-                {
-                    place: merge(of, records, self.parameters[place].numel(), self.physical_records)
-                    for place, of in uses.items()
-                },
-                records,
-            )
+            self._add_clipped(self._gradients(uses, records), records)
 
-    def _uses(self, finished: BackwardPass) -> tuple[dict[int, list[PerSampleGrad]], int]:
-        """The pass's per-sample gradients by parameter, and its number of rows, which all layers
-        must agree on.
-        """
-        uses: dict[int, list[PerSampleGrad]] = {}
-        first = None
-        for entry in finished.entries:
-            # Harmless passes, such as autograd.grad(loss, x), reach no parameter.
-            held = {
-                key: place
-                for key, place in self._trained.places_of(entry.module).items()
-                if place in finished.reached
-            }
-            if not held:
-                continue
-            first = first or entry
-            if entry.records != first.records:
-                raise PrivacyError(
-                    f"layers {entry.layer!r} and {first.layer!r} saw different numbers of rows: "
-                    "the first axis must be the batch in every layer. Fix: keep (batch, ...) "
-                    "shapes; do not flatten records and positions together, and give positions "
-                    "the shape (1, T).",
-                    layer=(first if first.records != self.rows_open else entry).layer,
-                )
-            public = self._public_sizes(entry.layer)
-            of_rows = entry.per_sample_grads()
-            for key, place in held.items():
-                of_records = self.rows.of_records(of_rows[key], entry.records, self.present)
-                uses.setdefault(place, []).append(of_records.chosen(public))
-        return uses, 0 if first is None else first.records
-
-    def _public_sizes(self, layer: str) -> PublicSizes:
-        """What the formulas of a layer are chosen by."""
-        positions = self.positions.get(layer, 0) * self.rows.per_record or None
-        return PublicSizes(self.capacity, self.physical_records, self._trained.entries, positions)
+    def _gradients(
+        self, uses: Sequence[tuple[LayerUse, Mapping[str, int]]], records: int
+    ) -> dict[int, PerSampleGrad]:
+        """The pass's per-sample gradients, by the places of their parameters."""
+        found: dict[int, list[PerSampleGrad]] = {}
+        sizes = PublicSizes(self.capacity, self.physical_records, self._trained.entries)
+        for use, places in uses:
+            positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
+            public, of_rows = replace(sizes, positions=positions), use.per_sample_grads()
+            for key, place in places.items():
+                of_records = self.rows.of_records(of_rows[key], use.records, self.present)
+                found.setdefault(place, []).append(of_records.chosen(public))
+        entries = [p.numel() for p in self.parameters]
+        return {i: merge(each, records, entries[i], sizes.most) for i, each in found.items()}
 
     def _add_clipped(self, gradients: dict[int, PerSampleGrad], records: int) -> None:
         """Add the clipped sum of one pass to the engine's buffers."""
