@@ -59,6 +59,11 @@ class _Renormed(PerSampleGrad):
     def without(self, keep: Tensor) -> PerSampleGrad:
         return self.honest.without(keep)
 
+    def bias(self) -> PerSampleGrad:
+        """Of a weight's."""
+        assert isinstance(self.honest, Outer | SequenceOuter)
+        return self.honest.bias()
+
 
 @contextmanager
 def bias_left_out() -> Iterator[None]:
