@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim import DPSGD, Ledger, LedgerError
+from dpoptim.accounting import ledger_charge
 from dpoptim.training.checkpoint import PLAIN
 from dpoptim.training.private_training import PrivateTraining
 
@@ -83,6 +84,22 @@ def test_one_checkpoint_makes_one_model(tmp_path: Path) -> None:
     assert finished == 1
     (entry,) = ledger.entries()
     assert (entry.state, entry.resumed, entry.repeated) == ("committed", 1, 0)
+
+
+def test_two_processes_do_not_complete_one_run(tmp_path: Path, monkeypatch: Any) -> None:
+    """Releases are announced several at a time; the last one asks whether the run goes on
+    elsewhere.
+    """
+    monkeypatch.setattr(ledger_charge, "ANNOUNCEMENTS", 1)  # all at once
+    path, _ = saved_after(2, tmp_path)
+    slow, fast = (begin(ledger=Ledger(tmp_path / "ledger"), resume=path) for _ in range(2))
+    train(*slow, until=4)
+    train(*fast)
+    with pytest.raises(LedgerError, match="completed"):
+        train(*slow)
+    assert (fast[0].steps_done, slow[0].steps_done) == (STEPS, STEPS - 1)
+    for private, _, _ in (slow, fast):
+        private.detach()
 
 
 def test_parts_that_are_done_again_are_counted(tmp_path: Path) -> None:

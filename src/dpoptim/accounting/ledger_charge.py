@@ -63,13 +63,17 @@ class Charge:
             self._times = self.reservation.resumed
 
     def announce(self, begun: int, releases: int) -> None:
-        """Write down, ahead and for several at a time, that a release begins.
+        """Write down, ahead and for several at a time, that a release begins. The last one asks
+        the ledger in any case: a run that was taken up elsewhere meanwhile must not complete here,
+        too.
 
         Args:
             begun: so many have been, interrupted ones included.
             releases: so many are planned.
         """
-        if self._ledger is None or self.reservation is None or begun < self._announced:
+        if self._ledger is None or self.reservation is None:
+            return
+        if begun < self._announced and begun + 1 < releases:
             return
         ahead = begun + math.ceil(releases / ANNOUNCEMENTS)
         self._announced = max(begun + 1, min(releases, ahead))
