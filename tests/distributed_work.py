@@ -6,8 +6,8 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -296,12 +296,20 @@ def sums_are_wrong(expected: Tensor) -> bool:
 
 
 def charged_wrongly(path: str) -> bool:
+    """Whether a run is not one charge, or a sum leaves a rank before the charge is written."""
+    honest, early = ProcessGroup.sum_parts, []
     with dpoptim.Ledger(path) as ledger:
         before = len(ledger.entries())
         dist.barrier()
-        train(plan_for(METHODS["flat"](), noise_multiplier=2.0), ledger=ledger)
+
+        def watched(self: ProcessGroup, vector: Tensor) -> Tensor:
+            early.append(len(dpoptim.Ledger(path).entries()) == before)
+            return honest(self, vector)
+
+        with patch.object(ProcessGroup, "sum_parts", watched):
+            train(plan_for(METHODS["flat"](), noise_multiplier=2.0), ledger=ledger)
         dist.barrier()
-        return len(dpoptim.Ledger(path).entries()) != before + 1
+        return any(early) or len(dpoptim.Ledger(path).entries()) != before + 1
 
 
 def mutants(rank: int) -> dict[str, tuple[str, Any]]:
@@ -315,6 +323,26 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
 
     def forgotten(self: ProcessGroup, vector: Tensor) -> Tensor:
         return honest_sum(self, vector.zero_() if rank == 1 else vector)
+
+    arrived: list[bool] = []
+    honest_open = Gate.open
+
+    def then_open(self: ProcessGroup, vector: Tensor) -> Tensor:
+        total = honest_sum(self, vector)
+        arrived.append(True)
+        return total
+
+    @contextmanager
+    def reserved_late() -> Iterator[None]:
+        def put_off(self: Gate) -> None:
+            if arrived:
+                honest_open(self)
+
+        with (
+            patch.object(ProcessGroup, "sum_parts", then_open),
+            patch.object(Gate, "open", put_off),
+        ):
+            yield
 
     def unclipped(self: Steps, microbatch: Microbatch) -> None:
         self._engine.clipping = Clipping(1e6) if rank == 1 else self._engine.clipping
@@ -361,6 +389,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
             "sums",
             patch.object(ProcessGroup, "dealer", lambda self, seed, purpose: lambda batch: batch),
         ),
+        "reserved after the sum": ("charge", reserved_late()),
         "each rank reserves": (
             "charge",
             patch.object(ProcessGroup, "ledger", lambda self, ledger: ledger),
