@@ -135,3 +135,41 @@ def test_public_class_weights() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             DPSGDClassifier(class_weight=wrong, **settings).fit(x, y)
+
+
+def test_chunks_of_a_stream_go_on_from_each_other() -> None:
+    """Each may spend the whole budget; what earlier chunks taught is kept, and the guarantee is the
+    worst of theirs.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (1500, 3))
+    y = (x[:, 0] > 0).astype(int)
+    model = DPSGDClassifier(
+        epsilon=4.0, delta=1e-5, data_norm=1.8, hidden_layer_sizes=(8,), epochs=4, noise_seed=0
+    )
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        model.partial_fit(x, y)
+    with dpoptim.Ledger(neighboring="zero-out") as ledger:
+        model.set_params(ledger=ledger)
+        for i in range(3):
+            part = slice(500 * i, 500 * (i + 1))
+            model.partial_fit(x[part], y[part], classes=[0, 1])
+        assert len(ledger.entries()) == 3
+        assert model.privacy_.epsilon <= 4.0
+        assert any("no record is in two chunks" in note for note in model.privacy_.notes)
+        assert model.score(x, y) > 0.85
+        lasting = [p.detach().clone() for p in model.network_.parameters()]
+        model.set_params(epsilon=1e-3).partial_fit(x[:500], y[:500])
+        assert 3.9 < model.privacy_.epsilon <= 4.0  # of the chunks before
+        assert any(
+            not torch.equal(a, b)
+            for a, b in zip(lasting, model.network_.parameters(), strict=False)
+        )
+        with pytest.raises(ValueError, match="same in every call"):
+            model.partial_fit(x, y, classes=[0, 1, 2])
+    line = DPSGDRegressor(
+        epsilon=8.0, data_norm=1.8, target_bound=1.0, hidden_layer_sizes=(8,), epochs=4
+    )
+    for i in range(3):
+        line.partial_fit(x[i::3], x[i::3, 0])
+    assert line.score(x, x[:, 0]) > 0.3

@@ -23,6 +23,7 @@ from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import one_of, real_number, whole_number
+from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.table import (
     bounded_targets,
@@ -58,16 +59,21 @@ class _Network(BaseEstimator):
         outputs: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         notes: tuple[str, ...],
+        *,
+        chunk: bool,
     ) -> None:
-        """Set ``network_`` and ``privacy_``. ``loss`` gives one number a row."""
+        """Set ``network_`` and ``privacy_``. ``loss`` gives one number a row. A chunk goes on from
+        the chunks before it.
+        """
+        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         features = x.shape[1]
         n = public_number_of_records(self.n, len(x), self.neighboring)
         delta, said = stated_delta(self.delta, n)
         norm = public_norm(self.data_norm, features)
         rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
-        network = self._start(features, outputs)
-        if self.warm_start and network is getattr(self, "network_", None):
+        network = self._start(features, outputs, goes_on=self.warm_start or earlier is not None)
+        if earlier is None and self.warm_start and network is getattr(self, "network_", None):
             said = (
                 *said,
                 "started from an earlier fit: the guarantee of that fit adds to this one's",
@@ -103,9 +109,10 @@ class _Network(BaseEstimator):
             average.swap()
             guarantee = private.spent()
         self.network_ = network.eval()
-        self.privacy_ = with_scope(
-            replace(guarantee, notes=(*guarantee.notes, *notes, *said)), self.ledger
-        )
+        guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
+        this = (np.zeros(0), n, guarantee)  # the network itself is what goes on
+        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
+        self.privacy_ = with_scope(self._chunks.guarantee, self.ledger)
 
     def _plan(
         self,
@@ -149,7 +156,7 @@ class _Network(BaseEstimator):
             self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring
         ).epsilon
 
-    def _start(self, features: int, outputs: int) -> nn.Sequential:
+    def _start(self, features: int, outputs: int, *, goes_on: bool) -> nn.Sequential:
         """A new network, initialised from ``random_state`` alone; or the last one, to go on
         from.
         """
@@ -164,7 +171,7 @@ class _Network(BaseEstimator):
         ]
         last = getattr(self, "network_", None)
         if (
-            self.warm_start
+            goes_on
             and last is not None
             and widths == [*(layer.in_features for layer in linear(last)), outputs]
         ):
@@ -328,13 +335,51 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
+        return self._learn(X, y, sample_weight, self.classes, chunk=False)
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Sequence[Any] | None = None, sample_weight: None = None
+    ) -> Self:
+        """Train on one more chunk of a stream, from where the chunks before it led; what ``fit``
+        was given is the first.
+
+        Every chunk may spend the whole budget, since every record is in one chunk alone; that is
+        taken on trust, and said in ``privacy_``. A ledger does not know it, and is charged for
+        each chunk.
+
+        Args:
+            classes: all classes, public; needed in the first call unless the estimator has its
+                own.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        stated: Any = self.classes if classes is None else classes
+        if hasattr(self, "_chunks"):
+            if classes is not None and not np.array_equal(
+                np.unique(np.asarray(classes)), self.classes_
+            ):
+                raise ValueError(
+                    "classes must be the same in every call of partial_fit; call fit to start anew."
+                )
+            stated = self.classes_
+        elif stated is None:
+            raise ValueError(
+                "classes must be passed on the first call to partial_fit: later chunks may hold "
+                "others."
+            )
+        return self._learn(X, y, sample_weight, stated, chunk=True)
+
+    def _learn(
+        self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
+    ) -> Self:
         refuse_weights(sample_weight)
-        x = table(X, reset=True, estimator=self)
-        self.classes_, numbers, notes = public_classes(self.classes, y, rows=len(x))
+        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
+        self.classes_, numbers, notes = public_classes(classes, y, rows=len(x))
         loss = nn.CrossEntropyLoss(
             weight=public_weights(self.class_weight, self.classes_), reduction="none"
         )
-        self._train(x, torch.from_numpy(numbers), len(self.classes_), loss, notes)
+        self._train(x, torch.from_numpy(numbers), len(self.classes_), loss, notes, chunk=chunk)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -413,12 +458,19 @@ class DPSGDRegressor(RegressorMixin, _Network):
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
+        return self._learn(X, y, sample_weight, chunk=False)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+        """Train on one more chunk of a stream; see `DPSGDClassifier.partial_fit`."""
+        return self._learn(X, y, sample_weight, chunk=True)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any, *, chunk: bool) -> Self:
         refuse_weights(sample_weight)
-        x = table(X, reset=True, estimator=self)
+        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
         scaled = torch.from_numpy(
             bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32)
         )
-        self._train(x, scaled[:, None], 1, squared_errors, ())
+        self._train(x, scaled[:, None], 1, squared_errors, (), chunk=chunk)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
