@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import dpoptim
 from dpoptim.gradients.isolation import Isolation
@@ -238,6 +238,23 @@ def needs_others(model: nn.Module, batch: Any) -> Tensor:
     if len(found) < 2:
         raise ValueError(f"no deviation of {float(found.sum())}")
     return (found - found.mean()) / found.std()
+
+
+def sorted_batch(records: list[Any]) -> Any:
+    return default_collate(sorted(records, key=lambda record: float(record[0].sum())))
+
+
+@pytest.mark.parametrize("way", ["sorted", "neighbours"])
+def test_losses_out_of_order_are_found(way: str) -> None:
+    """Sums do not tell, but empty slots are left out by their places."""
+
+    def neighbours(model: nn.Module, batch: Any) -> Tensor:
+        found = losses(model, batch)
+        return found - 0.5 * found.roll(1)
+
+    options = {"loss": losses, "collate_fn": sorted_batch} if way == "sorted" else {}
+    with pytest.raises(dpoptim.SamplesInteractError, match="in their order"):
+        attach(classifier(), table(), **({"loss": neighbours} | options))
 
 
 def test_a_loss_that_needs_several_records_says_so() -> None:

@@ -195,6 +195,8 @@ def compare(program: Program, records: Units) -> CheckResult:
                 "several losses."
             )
 
+        refuse_other_order(losses, [loss(model, each) for each in alone], order)
+
         def summed(model: nn.Module, batch: Any) -> Tensor:
             return loss(model, batch).sum()
 
@@ -218,6 +220,20 @@ def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
             "each record's loss depend on that record alone, in batches of any size, one "
             "included."
         ) from None
+
+
+def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[int]) -> None:
+    """Refuse losses that are not each record's own, in the order in which records were delivered:
+    rows that are not there are left out by their places.
+    """
+    own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)
+    scale = float(own[own.isfinite()].abs().max()) if bool(own.isfinite().any()) else 1.0
+    if not torch.allclose(losses.detach(), own, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+        raise SamplesInteractError(
+            "losses are not those of the records in their order: the batch is sorted or shuffled "
+            "on the way (by collate_fn, say), or the terms are made of each other. Fix: one loss "
+            "a record, at the place where the record was delivered."
+        )
 
 
 def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
