@@ -10,6 +10,8 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from scipy.stats import spearmanr
 
 IMAGES = Path(__file__).parent / "images"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -130,6 +132,26 @@ def table(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def plan_ranks(path: Path) -> None:
+    """What `dpoptim plan` predicted, against the loss that was measured, for each setting."""
+    rows = table("plan_ranks.csv")
+    tables = list(dict.fromkeys(row["table"] for row in rows))
+    figure, panels = plt.subplots(1, len(tables), figsize=(2.6 * len(tables), 2.8), layout="tight")
+    for axes, name in zip(panels, tables, strict=True):
+        for epsilon, marker in (("1.0", "o"), ("4.0", "^")):
+            here = [row for row in rows if (row["table"], row["epsilon"]) == (name, epsilon)]
+            predicted = [float(row["predicted_error"]) for row in here]
+            loss = [float(row["log_loss"]) for row in here]
+            rank = spearmanr(predicted, loss).statistic
+            label = f"epsilon {float(epsilon):g}: {rank:.2f}"
+            axes.scatter(predicted, loss, s=16, marker=marker, label=label)
+        axes.set(title=name, xlabel="predicted error", xscale="log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.legend(title="rank correlation", fontsize=7, title_fontsize=7)
+    panels[0].set_ylabel("log-loss on the hold-out")
+    save(figure, path)
+
+
 if __name__ == "__main__":
     mpl.rcParams["svg.hashsalt"] = "dpoptim"  # the same files from the same figures
     IMAGES.mkdir(exist_ok=True)
@@ -140,3 +162,4 @@ if __name__ == "__main__":
     one_pass(IMAGES / "one_pass.svg")
     for name in DRAWN_BY_EXPERIMENTS:
         shutil.copyfile(RESULTS / name, IMAGES / name)
+    plan_ranks(IMAGES / "plan_ranks.svg")

@@ -13,6 +13,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import Independent
+from dpoptim.planning.heuristic import CURVATURE, learning_rate, noise_to_signal
 from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd, suggested_settings
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
@@ -36,11 +37,12 @@ Solver = Literal[
     "dp-sgd",
 ]
 SOLVERS: tuple[str, ...] = get_args(Solver)
+MOMENTUM = 0.9  # of momentum_gd, by default
 NOISY_GD_STEPS = 100
 SPIDER_ROUNDS = 50
 # Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so
 # it takes steps far beyond 1/smoothness, where a squared loss would diverge.
-MOMENTUM_STEP = {"softmax": 32.0, "logistic": 16.0, "squared": 1.0, "huber": 1.0}
+MOMENTUM_STEP = {"softmax": 64.0, "logistic": 64.0, "squared": 1.0, "huber": 1.0}
 NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
 # noise in X^T X over its average eigenvalue, at most; on five tables sums won below 0.02,
 # gradients above 0.03
@@ -147,11 +149,13 @@ def solve(
     }
     match solver:
         case "momentum-gd":
-            count = {"softmax": affordable_steps(n, budget), "logistic": 20}.get(model.loss, 60)
-            factor = MOMENTUM_STEP[model.loss] * (math.sqrt(count / 20) if cross_entropy else 1)
+            count = full_batch_steps(model, n, budget) if cross_entropy else 60
+            count = steps or count
+            largest = MOMENTUM_STEP[model.loss] / smoothness
+            planned = full_batch_rate(model, n, budget, count, clip_norm)
             arguments: dict[str, Any] = {
-                "steps": steps or count,
-                "step_size": step_size or factor / smoothness,
+                "steps": count,
+                "step_size": step_size or (min(planned, largest) if cross_entropy else largest),
             }
             function: Any = momentum_gd
         case "noisy-gd":
@@ -196,6 +200,20 @@ def sums_are_sharp(model: LinearModel, n: int, budget: Budget) -> bool:
     """
     noise = math.sqrt(2) / budget.gdp * math.sqrt(2 * model.columns)
     return model.loss == "squared" and model.columns * noise <= SHARP * n
+
+
+def full_batch_steps(model: LinearModel, n: int, budget: Budget) -> int:
+    """Steps after which `predicted_error` falls by less than a fifth more: 10 to 100."""
+    floor = math.sqrt(model.dimension) / (budget.gdp * n)  # of the noise, whatever the steps
+    return round(min(100.0, max(10.0, CURVATURE / (0.2 * floor))))
+
+
+def full_batch_rate(
+    model: LinearModel, n: int, budget: Budget, steps: int, clip_norm: float
+) -> float:
+    """The learning rate of `dpoptim plan` for full batches at this clip norm."""
+    noise = noise_to_signal(math.sqrt(steps) / budget.gdp, model.dimension, n)
+    return learning_rate(noise, math.inf, steps, MOMENTUM) / clip_norm
 
 
 def affordable_steps(n: int, budget: Budget) -> int:

@@ -43,7 +43,7 @@ class Question:
         target: what the run must keep to. neighboring: the relation; None: add-or-remove-one
             where a method can hold it, else zero-out.
         methods: names in the registry; None: all that train any model.
-        batch_size, epochs: where one is decided already.
+        batch_size, epochs: where one is decided already. most_steps: noisy steps at most.
         cost: of a step on the machine that will train; None: not known. max_seconds: of the run.
     """
 
@@ -56,6 +56,7 @@ class Question:
     epochs: float | None = None
     cost: StepCost | None = None
     max_seconds: float | None = None
+    most_steps: int = MOST_STEPS
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.parameters < 1:
@@ -118,9 +119,7 @@ def sweep(question: Question) -> list[Setting]:
     found = [
         setting
         for method in methods_of(question)
-        for batch_size in batch_sizes(question, method)
-        for epochs in (EPOCHS if question.epochs is None else (question.epochs,))
-        for setting in settings(question, method, batch_size, epochs)
+        for setting in candidates(question, method)
         if question.max_seconds is None
         or (setting.seconds is not None and setting.seconds <= question.max_seconds)
     ]
@@ -130,6 +129,13 @@ def sweep(question: Question) -> list[Setting]:
             "this relation. Fix: allow more time, or another relation."
         )
     return sorted(found, key=lambda setting: setting.error)
+
+
+def candidates(question: Question, method: TrainingMethod) -> Iterator[Setting]:
+    """Every batch size and number of epochs of a method and its variants."""
+    for batch_size in batch_sizes(question, method):
+        for epochs in EPOCHS if question.epochs is None else (question.epochs,):
+            yield from settings(question, method, batch_size, epochs)
 
 
 def methods_of(question: Question) -> list[TrainingMethod]:
@@ -175,7 +181,7 @@ def settings(
             each for each in RELATIONS if each in sampler.relations
         )
         steps = sampler.steps(epochs)
-        if relation not in sampler.relations or steps > MOST_STEPS:
+        if relation not in sampler.relations or steps > question.most_steps:
             continue
         run = RunShape(sampler, question.n, batch_size, steps, relation)
         if not is_independent(variant) and steps > MOST_STEPS_CORRELATED:

@@ -21,14 +21,13 @@ from dpoptim.data.schema_files import to_toml
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
-from dpoptim.recipes import recipe
 from dpoptim.registry import entries
 from dpoptim.runs.certificate import write_certificate
 from dpoptim.runs.inputs import BUNDLED, advice, describe_encoding, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
-from dpoptim.runs.plans import plan_of
+from dpoptim.runs.plans import defaults_of, plan_of
 from dpoptim.runs.processes import launched, refused_together
 from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
@@ -64,7 +63,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         console = console if first else Console(quiet=True)
         with refused_together(ranks, "dpoptim train"):
             data = load(request)
-            defaults = recipe(request.model, request.n or data.units, request.features)
+            defaults = defaults_of(request, data, bundled=request.data in BUNDLED)
             plan = plan_of(
                 request,
                 data.units,

@@ -11,12 +11,11 @@ import torch
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.methods import WholeRun
-from dpoptim.recipes import recipe
 from dpoptim.runs.command import for_unit, pick
 from dpoptim.runs.inputs import BUNDLED, load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
-from dpoptim.runs.plans import plan_of
+from dpoptim.runs.plans import defaults_of, plan_of
 from dpoptim.runs.train import (
     Optimization,
     comparison_epochs,
@@ -91,7 +90,7 @@ def compare_methods(
 
 
 def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
-    defaults = recipe(request.model, request.n or data.units, request.features)
+    defaults = defaults_of(request, data, bundled=request.data in BUNDLED)
     bundled = request.data in BUNDLED
     clip = solver_clip(data)
     plan = plan_of(request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults)

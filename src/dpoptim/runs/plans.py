@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from dpoptim.data import Data
 from dpoptim.plan import Plan
-from dpoptim.recipes import Recipe
+from dpoptim.planning import EpsilonAtMost
+from dpoptim.recipes import Recipe, planned, recipe
 from dpoptim.registry import Entry, entries, entry
 from dpoptim.runs.options import TrainRequest
 from dpoptim.sampling import Sampler
 
+DEFAULT_EPSILON = 2.0
+BUNDLED_DELTA = 1e-5
+SMALL_DATA = 20_000  # records; below, images are planned like tables
 SINGLE_PASS_SOLVERS = ("accelerated-srgd",)
 
 
@@ -35,10 +40,10 @@ def plan_of(
     n = records if options.n is None else options.n
     clip_norm = defaults.clip_norm if options.clip_norm is None else options.clip_norm
     budget: dict[str, Any] = {
-        "epsilon": 2.0
+        "epsilon": DEFAULT_EPSILON
         if options.epsilon is None and options.noise_multiplier is None
         else options.epsilon,
-        "delta": 1e-5 if options.delta is None and bundled else options.delta,
+        "delta": BUNDLED_DELTA if options.delta is None and bundled else options.delta,
         "noise_multiplier": options.noise_multiplier,
     }
     if chosen.solver:
@@ -76,6 +81,39 @@ def epochs_of(chosen: Entry, options: TrainRequest, sampler: Sampler, defaults: 
         return 1
     epochs = defaults.epochs if options.epochs is None else options.epochs
     return math.ceil(epochs) if sampler.whole_passes else epochs
+
+
+def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
+    """What is not given: by the plan for classifiers that are linear, by the recipe for others.
+
+    Large image sets keep the recipe, which was found on one of 60,000 images.
+    """
+    n = options.n or data.units
+    base = recipe(options.model, n, options.features)
+    chosen = entry(single_pass_method(options))
+    small = data.x.ndim == 2 or n < SMALL_DATA
+    linear = options.model == "softmax" and options.features is None
+    if chosen.solver or not small or not linear or data.target_bounds is not None:
+        return base
+    delta = options.delta
+    if delta is None:
+        if not bundled:
+            return base  # the plan will say that delta is missing
+        delta = BUNDLED_DELTA
+    clip_norm = base.clip_norm if options.clip_norm is None else options.clip_norm
+    if not 0 < clip_norm < math.inf:
+        return base  # the method will say what is wrong with it
+    return planned(
+        base,
+        chosen.make(clip_norm=1.0, **settings_of(chosen, options)),
+        n,
+        (math.prod(data.x.shape[-1:] if data.persons is not None else data.x.shape[1:]) + 1)
+        * data.outputs,
+        EpsilonAtMost(DEFAULT_EPSILON if options.epsilon is None else options.epsilon, delta),
+        clip_norm=clip_norm,
+        batch_size=None if options.batch_size is None else min(options.batch_size, n),
+        epochs=1.0 if options.single_pass else options.epochs,
+    )
 
 
 def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
