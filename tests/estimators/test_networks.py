@@ -126,7 +126,7 @@ def test_public_class_weights() -> None:
     plain = DPSGDClassifier(2.0, 1e-5, **settings).fit(x, y)
     counts = DPClassCounts([0, 1], epsilon=0.5, delta=1e-5, noise_seed=0).fit(y)
     weighted = DPSGDClassifier(2.0, 1e-5, class_weight=counts.class_weight(), **settings).fit(x, y)
-    assert weighted.predict(x[y == 1]).mean() > plain.predict(x[y == 1]).mean() + 0.3
+    assert weighted.predict(x[y == 1]).mean() > plain.predict(x[y == 1]).mean() + 0.2
     assert weighted.privacy_ == plain.privacy_
     for wrong, said in (
         ("balanced", "must be a mapping"),
