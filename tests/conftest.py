@@ -10,6 +10,8 @@ from hypothesis import settings
 
 from dpoptim.gradients import multiplication
 
+pytest_plugins = ["slow_tests"]
+
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)  # pytest --hypothesis-profile=explore
 settings.load_profile("repeatable")

@@ -12,7 +12,9 @@ is stated: with the chance that the estimate is too low, the release is treated 
 al. 2023). Numbers are drawn from a public seed that is made of the event, so that the same plan
 has the same guarantee everywhere, and nobody can choose among seeds. Epsilons are tried from the
 largest down, and the first that fails ends the search: only the largest that is not enough can be
-passed by mistake, so the confidence is that of one estimate, not of as many as were tried.
+passed by mistake, so the confidence is that of one estimate, not of as many as were tried. A
+calibration, or a comparison of plans, evaluates many events and keeps one that passed: each has a
+part of the failure, for `EVENTS` of them.
 
 **Sampling where it matters.** Plainly drawn, one sample in 1 / delta would count. In the first
 direction most of delta is where some a_i exceeds a level A. That is sampled exactly (Adler,
@@ -46,7 +48,8 @@ __all__ = ["AllocationProfile", "BallsInBinsDpEvent"]
 Floats = NDArray[np.float64]
 SAMPLES = 1 << 16
 ROUGH_SAMPLES = 1 << 13  # for searching
-FAILURE_SHARE = 0.05  # of delta: the chance that the estimate is too low
+FAILURE_SHARE = 0.05  # of delta: the chance that any of the estimates is too low
+EVENTS = 128  # evaluated before one is chosen; calibrations need about twenty
 STEP = 0.997  # from one epsilon to the next that is tried
 LINEAR_TERM = 1 / 1500  # keeps the last term of the confidence bound near a hundredth of delta
 LEVEL_STEP = 0.05
@@ -144,7 +147,7 @@ class AllocationProfile:
         return delta
 
     def _passes(self, epsilon: float, delta: float) -> bool:
-        failure = FAILURE_SHARE * delta / 2  # of either direction
+        failure = FAILURE_SHARE * delta / (2 * EVENTS)  # of either direction
         return max(self._bounds(epsilon, failure)) <= (1 - FAILURE_SHARE) * delta
 
     def _bounds(self, epsilon: float, failure: float) -> tuple[float, float]:

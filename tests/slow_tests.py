@@ -1,0 +1,69 @@
+"""Which tests are slow: all but the cheapest that take half a minute together, in processor time.
+
+``pytest -n auto --list-slow`` measures every test and writes ``slow_tests.txt``; tests named there
+have the mark ``slow``, beside those that have it in their own file.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LIST = Path(__file__).with_name("slow_tests.txt")
+QUICK_SECONDS = 25.0
+_costs: dict[str, float] = {}
+_started = pytest.StashKey[float]()
+
+
+def processor_seconds() -> float:
+    """Of this process and of the children that it has waited for."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def name_of(nodeid: str) -> str:
+    """The test function, whatever its parameters."""
+    return nodeid.split("[", maxsplit=1)[0]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--list-slow", action="store_true", help=f"measure, and write {LIST.name}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = set(LIST.read_text().split()) if LIST.exists() else set()
+    for item in items:
+        if name_of(item.nodeid) in slow:
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[_started] = processor_seconds()
+    yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    cost = processor_seconds() - item.stash[_started]
+    item.user_properties.append(("processor seconds", cost))
+    yield
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        cost = dict(report.user_properties).get("processor seconds", 0.0)
+        name = name_of(report.nodeid)
+        _costs[name] = _costs.get(name, 0.0) + float(str(cost))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not session.config.getoption("--list-slow") or hasattr(session.config, "workerinput"):
+        return
+    total, slow = 0.0, []
+    for name, cost in sorted(_costs.items(), key=lambda pair: pair[1]):
+        total += cost
+        if total > QUICK_SECONDS:
+            slow.append(name)
+    LIST.write_text("\n".join(sorted(slow)) + "\n")
