@@ -222,3 +222,13 @@ def test_the_same_run_makes_the_same_bytes_and_leaves_matplotlib_alone(
 )
 def test_powers_of_ten(value: float, text: str) -> None:
     assert power_of_ten(value) == text
+
+
+def test_where_a_number_is_predicted_nothing_is_called_accuracy(run: RunResult) -> None:
+    scores = {"private_scores": Scores((-0.2, 0.7123)), "comparison_scores": Scores((0.8, 0.9456))}
+    text = Page(report(replace(run, classes=0, **scores))).text
+    assert "accura" not in text.lower()
+    assert "Private R2" in text
+    assert "0.712" in text
+    assert "0.233" in text  # the price of privacy, in R2
+    assert "accuracy" in Page(report(run)).text

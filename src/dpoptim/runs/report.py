@@ -123,8 +123,10 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
     if scores.get("private"):
         cells.append(
             (
-                "Accuracy" if plan.noise_multiplier == 0 else "Private accuracy",
-                _percent(scores["private"][-1]),
+                measure_of(result).capitalize()
+                if plan.noise_multiplier == 0
+                else f"Private {measure_of(result)}",
+                _score(result, scores["private"][-1]),
                 PUBLIC,
             )
         )
@@ -167,22 +169,25 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
         return ""
     noisy = result.plan.noise_multiplier > 0
     name, heading = (
-        ("Private", "What it costs in accuracy") if noisy else ("This model", "How accurate it is")
+        ("Private", f"What it costs in {measure_of(result)}")
+        if noisy
+        else ("This model", "How accurate it is" if result.classes else "How well it predicts")
     )
     private, comparison = scores["private"], scores["without_privacy"]
     rows = [
-        (name, _percent(series[-1]))
+        (name, _score(result, series[-1]))
         for name, series in ((name, private), ("Without privacy", comparison))
         if series
     ]
     if private and comparison and noisy:
-        points = (comparison[-1] - private[-1]) * 100
-        rows.append(("Price of privacy", f"{points:.1f} points".replace("-", "\N{MINUS SIGN}")))
+        lost = comparison[-1] - private[-1]
+        price = f"{100 * lost:.1f} points" if result.classes else f"{lost:.3f}"
+        rows.append(("Price of privacy", price.replace("-", "\N{MINUS SIGN}")))
     return (
         f'<section><h2>{heading}</h2><div class="card beside">'
         + figure(
-            figures.accuracy_figure(name.lower(), private, comparison),
-            f"Hold-out accuracy {scores['measured']}.",
+            figures.accuracy_figure(name.lower(), private, comparison, measure=measure_of(result)),
+            f"Hold-out {measure_of(result)} {scores['measured']}.",
         )
         + f"<div><h3>After the last epoch</h3>{pairs(rows, 'numbers')}"
         '<p class="small">Such figures are releases of their own. They are shown because this '
@@ -291,6 +296,15 @@ def _number(value: object) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(map(_number, value)) or "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def measure_of(result: RunResult) -> str:
+    """What the hold-out's scores are: a number that is predicted has no classes."""
+    return "accuracy" if result.classes else "R2"
+
+
+def _score(result: RunResult, score: float) -> str:
+    return _percent(score) if result.classes else f"{score:.3f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _percent(share: float) -> str:

@@ -111,14 +111,20 @@ def attacker_figure(plan: Plan) -> str:
 
 
 def accuracy_figure(
-    name: str, scores: Sequence[float] | None, comparison: Sequence[float] | None
+    name: str,
+    scores: Sequence[float] | None,
+    comparison: Sequence[float] | None,
+    *,
+    measure: str = "accuracy",
 ) -> str:
-    """Hold-out accuracy after each epoch; the caller knows that the hold-out is public."""
+    """Hold-out scores after each epoch; the caller knows that the hold-out is public."""
     both = (("without privacy", comparison, MUTED), (name, scores, ACCENT))
     lines = [(label, series, colour) for label, series, colour in both if series]
     everything = [score for _, series, _ in lines for score in series]
     room = max(max(everything) - min(everything), 0.02)
-    low, high = max(0.0, min(everything) - 0.15 * room), min(1.0, max(everything) + 0.15 * room)
+    low, high = min(everything) - 0.15 * room, min(1.0, max(everything) + 0.15 * room)
+    if measure == "accuracy":  # R2 may be below 0
+        low = max(0.0, low)
     with figure_style("accuracy"):
         axes = new_axes()
         longest = max(len(series) for _, series, _ in lines)
@@ -129,18 +135,23 @@ def accuracy_figure(
         axes.set_xlim(*((1 - 0.02 * longest, longest * 1.02) if longest > 1 else (0.5, 1.5)))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if high - low > 0.04 else 1))
+        if measure == "accuracy":
+            places = 0 if high - low > 0.04 else 1
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=places))
         finals = [series[-1] for _, series, _ in lines]
         for (label, series, colour), height in zip(
             lines, spread(finals, 0.2 * (high - low)), strict=True
         ):
-            text = f"{label}\n{series[-1] * 100:.1f} %"
+            last = series[-1]
+            text = f"{label}\n" + (
+                f"{last * 100:.1f} %" if measure == "accuracy" else f"{last:.3f}"
+            )
             where = axes.get_yaxis_transform()
             axes.text(
                 1.02, height, text, color=colour, va="center", transform=where, linespacing=1.25
             )
         axes.set_position((0.115, 0.16, 0.555, 0.71))
-        titles(axes, "accuracy on data declared public", "epoch")
+        titles(axes, f"{measure} on data declared public", "epoch")
         return inline_svg(axes, "accuracy")
 
 
