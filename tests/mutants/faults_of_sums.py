@@ -151,19 +151,22 @@ def clipped_share_logged(rule: Clipping, factors: Tensor, squared: Tensor) -> Te
 
 @contextmanager
 def realised_denominator() -> Iterator[None]:
-    begin_microbatch, take = Engine.begin_microbatch, Engine.take
+    begin_microbatch, take = Engine.begin_microbatch, Engine.take_sums
     delivered = {"rows": 0}
 
     def counted(self: Engine, records: int, **announced: Any) -> None:
         delivered["rows"] += records
         begin_microbatch(self, records, **announced)
 
-    def divided(self: Engine) -> list[Tensor]:
+    def divided(self: Engine) -> list[list[Tensor]]:
         share = self.capacity / max(delivered["rows"], 1)
         delivered["rows"] = 0
-        return [buffer * share for buffer in take(self)]
+        return [[buffer * share for buffer in each] for each in take(self)]
 
-    with patch.object(Engine, "begin_microbatch", counted), patch.object(Engine, "take", divided):
+    with (
+        patch.object(Engine, "begin_microbatch", counted),
+        patch.object(Engine, "take_sums", divided),
+    ):
         yield
 
 

@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # what is seen besides
     Mutant(
         "realised batch size in the denominator",
-        "gradients.Engine.take",
+        "gradients.Engine.take_sums",
         _s.realised_denominator,
         "replay",
     ),
