@@ -76,8 +76,9 @@ th { color: var(--muted); padding-right: 20px; width: 46%; }
 table.numbers td { text-align: right; font-weight: 600; white-space: nowrap; }
 table.numbers th { width: auto; color: var(--ink); }
 .scroll { overflow-x: auto; }
-table.grid th { width: auto; overflow-wrap: normal; color: var(--muted); font-size: 13px; padding-right: 20px; }
-table.grid td { padding-right: 20px; white-space: nowrap; }
+table.grid { font-size: 14px; }
+table.grid th { width: auto; overflow-wrap: normal; color: var(--muted); font-size: 13px; padding-right: 14px; }
+table.grid td { padding-right: 14px; white-space: nowrap; }
 table.grid thead tr > * { border-top: 0; } table.grid tbody tr:first-child > * { border-top: 1px solid var(--line); }
 tr.chosen td { color: var(--warm); font-weight: 650; }
 .columns { columns: 2; column-gap: 16px; }
