@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dpoptim
-from dpoptim.audit.one_run import attached_run, one_run
+from dpoptim.audit import attached_run, one_run
 
 CANARIES, FEATURES = 400, 400
 
