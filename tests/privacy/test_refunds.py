@@ -4,6 +4,7 @@ What was really released is counted where noise is drawn; the references are for
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -308,6 +309,84 @@ def test_a_failure_to_write_leaves_the_whole_run_charged() -> None:
     assert ledger.remaining() == whole
     with pytest.raises(PrivacyError):
         held.release_sum([torch.zeros(1, dtype=torch.float64)])
+
+
+def released(held: Gate, times: int) -> None:
+    for _ in range(times):
+        held.release_sum([torch.zeros(1, dtype=torch.float64)])
+
+
+def ended_from(state: dict[str, Any], ledger: Ledger) -> int:
+    """Ends a run that died from its checkpoint: so many releases stay charged."""
+    gate_of(steps_of(20.0, 60), ledger, resume=state, checkpoint="0" * 64).give_back()
+    (entry,) = ledger.entries()
+    return entry.begun + entry.repeated
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_not_tell_the_ledger_how_far_the_run_has_come(tmp_path: Path) -> None:
+    """Such as one that saves in the background, while the run goes on."""
+    ledger = Ledger(tmp_path / "l.sqlite", epsilon=2.0, delta=1e-5)
+    held = gate_of(steps_of(20.0, 60), ledger)
+    released(held, 1)
+    held.note_checkpoint("0" * 64)
+    state = held.secret_state()
+    released(held, 1)
+    if not (child := os.fork()):
+        try:
+            held.note_checkpoint("1" * 64)
+        except PrivacyError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    released(held, 2)  # and then it dies
+    assert ended_from(state, ledger) >= 4
+
+
+def test_an_interrupted_note_of_a_checkpoint_hides_no_release() -> None:
+    """A Ctrl-C when it is on disk already: what had been announced ahead is gone."""
+    ledger = Ledger(epsilon=2.0, delta=1e-5)
+    held = gate_of(steps_of(20.0, 60), ledger)
+    released(held, 1)
+    held.note_checkpoint("0" * 64)
+    state = held.secret_state()
+    released(held, 1)
+    note = ledger.note_checkpoint
+
+    def interrupted(*args: Any, **more: Any) -> None:
+        note(*args, **more)
+        raise KeyboardInterrupt
+
+    with (
+        patch.object(ledger, "note_checkpoint", interrupted),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        held.note_checkpoint("1" * 64)
+    released(held, 2)  # in the next cell; and then it dies
+    assert ended_from(state, ledger) >= 4
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_no_checkpoint_goes_on_once_its_run_was_finished(tmp_path: Path, taken_up: bool) -> None:
+    """That of its last step neither."""
+    ledger, saved = Ledger(tmp_path / "l.sqlite", epsilon=2.0, delta=1e-5), tmp_path / "c"
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
+    with dpoptim.attach(short_plan(), model, optimizer, data, ledger=ledger) as private:
+        x, y = next(iter(private.batches()))
+        private.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+        private.save(saved)
+        if not taken_up:
+            private.finish()
+    again = {"ledger": ledger, "resume": saved}
+    if taken_up:
+        with dpoptim.attach(short_plan(), model, optimizer, data, **again) as private:
+            private.finish()
+    with pytest.raises(LedgerError, match="was completed"):
+        dpoptim.attach(short_plan(), model, optimizer, data, **again)
 
 
 def test_a_run_that_released_nothing_costs_nothing() -> None:

@@ -145,6 +145,23 @@ def test_checkpoints_before_a_completed_part_are_void(tmp_path: Path) -> None:
     assert attached(ledger=ledger, resume=path)[2].steps_done == 4
 
 
+def test_a_checkpoint_that_became_void_while_it_was_taken_up_does_not_go_on(tmp_path: Path) -> None:
+    ledger, path = Ledger(tmp_path / "runs.sqlite"), tmp_path / "run.checkpoint"
+    model, optimizer, private = attached(ledger=ledger)
+    with private:
+        train(model, optimizer, private, until=1)
+        private.save(path)
+        other_model, other_optimizer, other = attached(ledger=ledger, resume=path)
+        train(model, optimizer, private, until=3)
+    with private:
+        with pytest.raises(dpoptim.LedgerError, match="earlier checkpoints cannot go on"), other:
+            train(other_model, other_optimizer, other)
+        assert other.steps_done == 1
+        train(model, optimizer, private)
+    (entry,) = ledger.entries()
+    assert (entry.state, entry.resumed, entry.repeated) == ("committed", 0, 0)
+
+
 def test_what_was_changed_meanwhile_is_named() -> None:
     model, optimizer, private = attached()
     with private:

@@ -170,7 +170,14 @@ class Ledger:
 
         self._append(decide)
 
-    def resume(self, reservation_id: str, event: dp.DpEvent, *, released: int = 0) -> Reservation:
+    def resume(
+        self,
+        reservation_id: str,
+        event: dp.DpEvent,
+        *,
+        released: int = 0,
+        checkpoint: str | None = None,
+    ) -> Reservation:
         """The open reservation of a run that continues, so that it is not charged again.
 
         The charge covers each of the event's releases once. A run that goes back to a checkpoint
@@ -181,9 +188,10 @@ class Ledger:
 
         Args:
             released: how many releases the checkpoint remembers.
+            checkpoint: its SHA-256; the ledger must know it now, too. None: not asked.
 
         Raises LedgerError if the reservation is unknown or committed, was made for another event,
-        or has not begun so many releases.
+        has not begun so many releases, or was entered again since the checkpoint was saved.
         """
 
         times = 0
@@ -208,6 +216,11 @@ class Ledger:
                     f"{self._where}: the run {printable(found.label)!r} has begun at most "
                     f"{found.begun} releases, its checkpoint says {released}; the checkpoint was "
                     "changed, or the ledger is an older copy"
+                )
+            if checkpoint is not None and runs.saved.get(checkpoint) != (found.id, released):
+                raise LedgerError(
+                    f"{self._where}: the run {printable(found.label)!r} was completed and entered "
+                    "again meanwhile, so its earlier checkpoints cannot go on; make a new plan"
                 )
             return Entry(Kind.RESUMED, found.id, _now(), body=str(released))
 

@@ -38,6 +38,7 @@ class Charge:
         self.reservation: Reservation | None = None
         self._ledger = ledger
         self._paused: str | None = None  # the reservation of the part that is over
+        self._digest = ""  # of the checkpoint that it goes on from
         self._announced = 0  # so many releases have been announced to the ledger
         self._times = 0  # how often the run has been taken up, this time included
 
@@ -58,7 +59,7 @@ class Charge:
             )
         else:
             self.reservation = self._ledger.resume(
-                self._paused, self.event, released=self._announced
+                self._paused, self.event, released=self._announced, checkpoint=self._digest
             )
             self._times = self.reservation.resumed
 
@@ -97,10 +98,12 @@ class Charge:
         if self._ledger is None:
             return
         if self.reservation is not None:
-            self._ledger.note_checkpoint(
-                self.reservation.id, released, digest, resumed=self._times, begun=begun
-            )
-            self._announced = begun
+            try:
+                self._ledger.note_checkpoint(
+                    self.reservation.id, released, digest, resumed=self._times, begun=begun
+                )
+            finally:  # whether or not it was written: what was announced ahead may be gone
+                self._announced = begun
         elif self._paused is not None:
             self._ledger.note_checkpoint(
                 self._paused, released, digest, resumed=self._times, begun=None
@@ -133,7 +136,7 @@ class Charge:
                 f"{printable(found.label)!r}, after {released} releases; it was changed. Fix: give "
                 "it as private.save(path) wrote it, or start a new run."
             )
-        self._paused, self._times = found.id, found.resumed
+        self._paused, self._times, self._digest = found.id, found.resumed, digest
 
     def why_nothing_is_returned(self) -> str:
         """Why the budget gets nothing back when the run ends early; "" if it does. Public."""
@@ -175,10 +178,15 @@ class Charge:
 
     def finish(self) -> None:
         """Mark the run as completed. A failure is no reason to lose its results: it counts in full
-        either way.
+        either way. One that was taken up, and has released nothing since, is completed, too.
+
+        Raises:
+            LedgerError: it was taken up, and others have gone on with it meanwhile.
         """
-        if self._ledger is None or self.reservation is None:
+        if self._ledger is None or (self.reservation is None and self._paused is None):
             return
+        self.open()
+        assert self.reservation is not None
         try:
             self._ledger.commit(self.reservation)
         except LedgerError as error:

@@ -61,9 +61,18 @@ class LedgerOfRanks(Ledger):
     def reenter(self, reservation_id: str, *, resumed: int) -> None:
         self._ask(lambda: self._real.reenter(reservation_id, resumed=resumed))
 
-    def resume(self, reservation_id: str, event: dp.DpEvent, *, released: int = 0) -> Reservation:
+    def resume(
+        self,
+        reservation_id: str,
+        event: dp.DpEvent,
+        *,
+        released: int = 0,
+        checkpoint: str | None = None,
+    ) -> Reservation:
         taken: Reservation = self._ask(
-            lambda: self._real.resume(reservation_id, event, released=released)
+            lambda: self._real.resume(
+                reservation_id, event, released=released, checkpoint=checkpoint
+            )
         )
         return taken
 

@@ -64,6 +64,7 @@ class Steps:
             self.gate.give_back(self._ranks.most)
         else:
             self.gate.close()
+            self.gate.finish()  # no checkpoint goes on, the last one neither
 
     @property
     def state(self) -> State:
