@@ -1,8 +1,8 @@
 """Linear estimators with their defaults against the best of a small grid, and against AdaSSP.
 
 Epsilon 1, delta min(1e-5, n^-1.1). Columns are scaled to [-1, 1] by public bounds. The grid knows
-the scores on the test part, a favour that is not charged. AdaSSP is Wang's (2018), with his three
-Gaussian releases, each with a third of the budget.
+the scores on the test part, a favour that is not charged. AdaSSP is our
+short version of Wang's (2018): three Gaussian releases, simpler constants in its ridge.
 
 Run: ``python benchmarks/defaults.py --out benchmarks/results`` writes defaults.csv.
 """
