@@ -21,12 +21,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from dpoptim.noise.rare_coins import BLOCK, heads_in_blocks
+
 __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 
 # Words handled at a time: this block and three more of its size stay in a 1 MiB second-level
 # cache, while the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
 BLOCK_WORDS = 1 << 14
 _BLOCK_COINS = 8 * BLOCK_WORDS
+LEAST_ZEROS, MOST_ZEROS = 5, 32  # of `rare_coins`: below, tossing each coin takes less
 SECRET_BYTES = 32
 _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare keystream
 
@@ -161,7 +164,8 @@ class KeyStream:
         and 0 never, without a toss.
 
         The first byte decides 255 coins of 256; only for the others are the remaining 45 bits
-        drawn, so a toss costs a byte and not a word.
+        drawn. Of many coins that seldom show heads, those whose first bits are zero are found
+        without a toss for each (`rare_coins`); the others are tails.
 
         Raises ValueError when `n` is negative or `probability` is not in [0, 1].
         """
@@ -174,6 +178,17 @@ class KeyStream:
         if threshold in (0, 1 << 53):
             self._check_process()
             return np.arange(n if threshold else 0, dtype=np.int64)
+        zeros = min(53 - threshold.bit_length(), MOST_ZEROS)  # of the first bits, if it is heads
+        blocks = n // BLOCK
+        if zeros < LEAST_ZEROS or not blocks:
+            return self._toss(n, threshold)
+        heads = heads_in_blocks(blocks, zeros, self._draw)
+        other_bits = self._draw(len(heads)) >> np.uint64(11 + zeros)
+        rest = self._toss(n % BLOCK, threshold) + blocks * BLOCK
+        return np.concatenate([heads[other_bits < np.uint64(threshold)], rest])
+
+    def _toss(self, n: int, threshold: int) -> NDArray[np.int64]:
+        """Toss `n` coins, each of 53 bits; heads are below the threshold."""
         first, rest = np.uint8(threshold >> 45), np.uint64(threshold & ((1 << 45) - 1))
         tossed = np.empty(min(n, _BLOCK_COINS), np.uint8)
         heads = [np.empty(0, np.int64)]
@@ -182,11 +197,14 @@ class KeyStream:
             self.fill(block.data)
             found = np.flatnonzero(block <= first)
             undecided = np.flatnonzero(block[found] == first)
-            words = np.empty(len(undecided), np.uint64)
-            self.words(words)
-            tails = undecided[words >> np.uint64(19) >= rest]
+            tails = undecided[self._draw(len(undecided)) >> np.uint64(19) >= rest]
             heads.append(np.delete(found, tails) + start)
         return np.concatenate(heads)
+
+    def _draw(self, count: int) -> NDArray[np.uint64]:
+        words = np.empty(count, np.uint64)
+        self.words(words)
+        return words
 
     def _start(self, key: bytes, branches: itertools.count[int], number: int) -> None:
         self._lock = threading.Lock()
