@@ -84,13 +84,13 @@ def test_fits_are_charged_to_a_ledger_and_can_go_on() -> None:
         with pytest.raises(dpoptim.BudgetExceeded):
             model.fit(x, y)
         model.set_params(ledger=None, warm_start=True)
-        first, network = model.score(x_test, y_test), model.network_
+        first = model.score(x_test, y_test)
         for _ in range(3):
             model.fit(x, y)
-        assert model.network_ is network
         assert model.score(x_test, y_test) > first
         assert "earlier fit" in str(model.privacy_)
-        assert model.set_params(hidden_layer_sizes=(8,)).fit(x, y).network_ is not network
+        model.set_params(hidden_layer_sizes=(8,)).fit(x, y)  # which begins anew
+        assert "earlier fit" not in str(model.privacy_)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,33 @@ def test_public_class_weights() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             DPSGDClassifier(class_weight=wrong, **settings).fit(x, y)
+
+
+@pytest.mark.parametrize("fit", ["partial_fit", "fit"])
+def test_an_interrupted_fit_leaves_the_network_as_its_guarantee_says(
+    fit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the same chunk, given once more, would count once and have been seen twice."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (200, 3))
+    y = (x[:, 0] > 0).astype(int)
+    settings: Any = {"epsilon": 4.0, "epochs": 4, "noise_seed": 0, "warm_start": fit == "fit"}
+    model = DPSGDClassifier(classes=[0, 1], **settings)
+    getattr(model, fit)(x, y)
+    before, claimed = [p.detach().clone() for p in model.network_.parameters()], model.privacy_
+    backward, calls = dpoptim.PrivateTraining.backward, iter(range(3))
+
+    def interrupted(*args: Any) -> None:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        backward(*args)
+
+    monkeypatch.setattr(dpoptim.PrivateTraining, "backward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, fit)(x[::-1], y[::-1])
+    assert model.privacy_ is claimed
+    assert not model.network_.training
+    assert all(map(torch.equal, before, model.network_.parameters()))
 
 
 def test_chunks_of_a_stream_go_on_from_each_other() -> None:

@@ -72,8 +72,10 @@ class _Network(BaseEstimator):
         norm = public_norm(self.data_norm, features)
         rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
-        network = self._start(features, outputs, goes_on=self.warm_start or earlier is not None)
-        if earlier is None and self.warm_start and network is getattr(self, "network_", None):
+        one_of("activation", self.activation, get_args(Activation))
+        last = self._last(features, outputs) if self.warm_start or earlier is not None else None
+        network = self._new(features, outputs) if last is None else last
+        if earlier is None and last is not None:
             said = (
                 *said,
                 "started from an earlier fit: the guarantee of that fit adds to this one's",
@@ -156,30 +158,28 @@ class _Network(BaseEstimator):
             self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring
         ).epsilon
 
-    def _start(self, features: int, outputs: int, *, goes_on: bool) -> nn.Sequential:
-        """A new network, initialised from ``random_state`` alone; or the last one, to go on
-        from.
+    def _widths(self, features: int, outputs: int) -> list[int]:
+        hidden = (
+            whole_number("hidden_layer_sizes", width, least=1) for width in self.hidden_layer_sizes
+        )
+        return [features, *hidden, outputs]
+
+    def _last(self, features: int, outputs: int) -> nn.Sequential | None:
+        """A copy of the last network, to go on from, if it has the right shape: a fit that is
+        interrupted leaves ``network_`` as ``privacy_`` says.
         """
-        one_of("activation", self.activation, get_args(Activation))
-        widths = [
-            features,
-            *(
-                whole_number("hidden_layer_sizes", width, least=1)
-                for width in self.hidden_layer_sizes
-            ),
-            outputs,
-        ]
-        last = getattr(self, "network_", None)
-        if (
-            goes_on
-            and last is not None
-            and widths == [*(layer.in_features for layer in linear(last)), outputs]
-        ):
-            kept: nn.Sequential = last.train()
-            return kept
+        last: nn.Sequential | None = getattr(self, "network_", None)
+        if last is None:
+            return None
+        held = [*(layer.in_features for layer in linear(last)), outputs]
+        same = held == self._widths(features, outputs)
+        return copy.deepcopy(last).train() if same else None
+
+    def _new(self, features: int, outputs: int) -> nn.Sequential:
+        """A new network, initialised from ``random_state`` alone."""
         torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
         layers: list[nn.Module] = []
-        for inputs, width in itertools.pairwise(widths):
+        for inputs, width in itertools.pairwise(self._widths(features, outputs)):
             layers += [nn.Linear(inputs, width, device="cpu"), ACTIVATIONS[self.activation]()]
         return nn.Sequential(*layers[:-1])
 
