@@ -171,8 +171,9 @@ def test_chunks_of_a_stream_go_on_from_each_other() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (1500, 3))
     y = (x[:, 0] > 0).astype(int)
+    seeded: Any = {"epochs": 4, "noise_seed": 0, "random_state": 0}
     model = DPSGDClassifier(
-        epsilon=4.0, delta=1e-5, data_norm=1.8, hidden_layer_sizes=(8,), epochs=4, noise_seed=0
+        epsilon=4.0, delta=1e-5, data_norm=1.8, hidden_layer_sizes=(8,), **seeded
     )
     with pytest.raises(ValueError, match="classes must be passed on the first call"):
         model.partial_fit(x, y)
@@ -195,7 +196,7 @@ def test_chunks_of_a_stream_go_on_from_each_other() -> None:
         with pytest.raises(ValueError, match="same in every call"):
             model.partial_fit(x, y, classes=[0, 1, 2])
     line = DPSGDRegressor(
-        epsilon=8.0, data_norm=1.8, target_bound=1.0, hidden_layer_sizes=(8,), epochs=4
+        epsilon=8.0, data_norm=1.8, target_bound=1.0, hidden_layer_sizes=(8,), **seeded
     )
     for i in range(3):
         line.partial_fit(x[i::3], x[i::3, 0])
