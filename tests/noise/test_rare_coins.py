@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from dpoptim.noise import rare_coins
+from dpoptim.noise import stream as stream_module
 from dpoptim.noise.stream import KeyStream
 
 BLOCK = rare_coins.BLOCK
@@ -73,10 +74,13 @@ def test_a_place_drawn_twice_is_drawn_again() -> None:
 
 
 @pytest.mark.parametrize(("n", "q"), [(3 * BLOCK + 77, 0.02), (40 * BLOCK, 2e-4), (BLOCK, 1e-3)])
-def test_coins_by_blocks_are_independent_coins(n: int, q: float) -> None:
+def test_coins_by_blocks_are_independent_coins(
+    n: int, q: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers: mean and variance within 5.5 sigmas; places: as likely, by chi-square on 97 classes
     that no block size divides. False alarm 1e-7 each.
     """
+    monkeypatch.setattr(stream_module, "MANY", BLOCK)
     stream, trials = KeyStream.from_seed(8, "coins"), 600
     drawn = [stream.coins(n, q) for _ in range(trials)]
     assert all((np.diff(heads) > 0).all() for heads in drawn)

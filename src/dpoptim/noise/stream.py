@@ -29,7 +29,8 @@ __all__ = ["BLOCK_WORDS", "KeyStream", "fresh_secret"]
 # cache, while the cost of entering Python and numpy a dozen times is spread over 16,384 draws.
 BLOCK_WORDS = 1 << 14
 _BLOCK_COINS = 8 * BLOCK_WORDS
-LEAST_ZEROS, MOST_ZEROS = 5, 32  # of `rare_coins`: below, tossing each coin takes less
+LEAST_ZEROS, MOST_ZEROS = 5, 32  # of `rare_coins`; with fewer, and of fewer coins than
+MANY = 1 << 18  # these, tossing each takes less time
 SECRET_BYTES = 32
 _ZEROS = memoryview(bytes(8 * BLOCK_WORDS))  # CTR turns zeros into the bare keystream
 
@@ -179,9 +180,9 @@ class KeyStream:
             self._check_process()
             return np.arange(n if threshold else 0, dtype=np.int64)
         zeros = min(53 - threshold.bit_length(), MOST_ZEROS)  # of the first bits, if it is heads
-        blocks = n // BLOCK
-        if zeros < LEAST_ZEROS or not blocks:
+        if zeros < LEAST_ZEROS or n < MANY:
             return self._toss(n, threshold)
+        blocks = n // BLOCK
         heads = heads_in_blocks(blocks, zeros, self._draw)
         other_bits = self._draw(len(heads)) >> np.uint64(11 + zeros)
         rest = self._toss(n % BLOCK, threshold) + blocks * BLOCK
