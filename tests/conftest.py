@@ -2,6 +2,7 @@
 asked to explore.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import settings
 from dpoptim.gradients import multiplication
 
 pytest_plugins = ["slow_tests"]
+os.environ.pop("COLUMNS", None)  # consoles keep the width that they find when they are made
 
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)  # pytest --hypothesis-profile=explore

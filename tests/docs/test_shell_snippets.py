@@ -94,6 +94,7 @@ def prepared(page: str) -> None:
     """Write into the working folder what the page says that its reader has."""
     Path("patients.csv").write_text(VISITS)
     Path("new.csv").write_text(VISITS)
+    Path("old.csv").write_text(VISITS)
     Path("holdout.csv").write_text(VISITS)
     if page == "settings.md":
         Path("patients.schema.toml").write_text(SCHEMA)

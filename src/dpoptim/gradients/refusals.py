@@ -36,11 +36,12 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
             "moves activations from part to part; or a model that fits on one device."
         )
     attached = isinstance(own, OwnForward)
+    compiled = "_orig_mod" in module._modules  # torch.compile's: hooks are for what is inside
     container = not module._parameters and bool(module._modules) and rule_for(module) is None
     if attached or (
         own is not None
         and getattr(own, "__func__", None) is not type(module).forward
-        and not (serve_containers and container)
+        and not (serve_containers and container and not compiled)
     ):
         raise PrivacyError(
             f"module {label!r} already has a forward pass of its own on the instance: it is "

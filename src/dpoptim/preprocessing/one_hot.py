@@ -55,8 +55,8 @@ class DPOneHot(SummedStep):
         array([[0., 1.],
                [0., 0.]])
         >>> towns = [["jena"]] * 400 + [["kiel"]] * 300 + [["nowhere"]]
-        >>> DPOneHot(epsilon=1.0).fit_transform(towns).shape
-        (701, 2)
+        >>> DPOneHot(epsilon=1.0).fit_transform(towns).shape[0]
+        701
     """
 
     def __init__(

@@ -53,6 +53,19 @@ def tune_on_public(
         ValueError: a setting that the estimator has not, or refuses.
 
     **Guarantee.** None: the data is public, and no private record is touched.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dpoptim.estimators import DPLogisticRegression
+        >>> from dpoptim.tuning import tune_on_public
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (1_000, 3))
+        >>> public = x, x[:, 0] > 0
+        >>> model = DPLogisticRegression(classes=[False, True])
+        >>> tried = tune_on_public(
+        ...     model, {"clip_norm": [0.5, 5.0]}, public, public, epsilon=1.0, delta=1e-6, seeds=1
+        ... )
+        >>> len(tried)
+        2
     """
     mu = gdp_mu(epsilon, delta) * (1.0 if n is None else n / len(train[0]))
     found = []
