@@ -1,5 +1,5 @@
-"""Privacy bugs of giving back what a run has not released, put into this library for as long as a
-``with`` lasts. For testing detectors only.
+"""Privacy bugs of ledgers, and of giving back what a run has not released, put into this library
+for as long as a ``with`` lasts. For testing detectors only.
 """
 
 from contextlib import AbstractContextManager
@@ -9,6 +9,7 @@ from unittest.mock import patch
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_runs import Reservation, Runs
+from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import Gate
 
 
@@ -45,3 +46,8 @@ def two_processes_on_one_run() -> AbstractContextManager[Any]:
         return honest(ledger, runs, reservation, runs.by_id[reservation].resumed)
 
     return patch.object(Ledger, "_open", anybody)
+
+
+def forks_unseen() -> AbstractContextManager[Any]:
+    """A forked process goes on with its copy of a ledger in memory."""
+    return patch.object(LedgerStore, "_forked", lambda store: False)

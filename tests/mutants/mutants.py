@@ -140,6 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("nothing charged", "gate.Gate.open", _f.no_charge, "charging"),
     Mutant("charged after the noise", "gate.Gate.release_sum", _f.charge_after_noise, "charging"),
+    Mutant("a forked ledger spends", "LedgerStore._forked", _r.forks_unseen, "charging"),
     # giving back
     Mutant(
         "refunds steps that were released",

@@ -199,10 +199,13 @@ class LedgerStore:
             finally:
                 connection.execute("ROLLBACK")
 
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
     @contextmanager
     def _connection(self, *, verify: bool = True) -> Iterator[sqlite3.Connection]:
         with self._lock, self._failures():
-            if self._memory is not None and os.getpid() != self._process:
+            if self._memory is not None and self._forked():
                 raise LedgerError(
                     "the ledger in memory belongs to the process that made it: what a forked one "
                     "reserves, the first would never see. Fix: Ledger(path), or reserve in the "

@@ -4,6 +4,8 @@ One run through the public API against a ledger that watches. The checks are log
 no false alarms.
 """
 
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.audit.family import SampledGaussians
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.errors import PrivacyError
@@ -64,18 +66,19 @@ class WatchingLedger(Ledger):
 
 
 def audit_charging() -> ChargingResult:
-    """Watch a gate's first release, then a whole run and an attempt to go on after its last
-    step.
+    """Watch a gate's first release, a whole run and an attempt to go on after its last step, and a
+    forked process that would spend from the same ledger in memory.
 
     Returns:
-        what was charged before the first release, and whether a step too many was refused.
+        what was charged before the first release, and whether a step too many and the forked
+        process were refused.
 
     Examples:
         >>> from dpoptim.audit import audit_charging
         >>> audit_charging().verdict
         'consistent'
     """
-    return ChargingResult((*_order(), *_whole_run()))
+    return ChargingResult((*_order(), *_whole_run(), *_fork()))
 
 
 def _order() -> Sequence[str]:
@@ -89,23 +92,48 @@ def _order() -> Sequence[str]:
         if bool((total != 0).any()):
             failed.append("noise was drawn before the charge was on the ledger")
 
-    event = SampledGaussians(1.0, STEPS).event(NOISE)
     with WatchingLedger(look) as ledger:
-        gate = Gate(
-            event=event,
-            neighboring="add-or-remove-one",
-            query=GaussianSum(1.0, NOISE),
-            releases=STEPS,
-            ledger=ledger,
-            noise=KeyStream.from_seed(0, "audit of charging"),
-            label="audit",
-        )
-        released = gate.release_sum([total])
+        released = _gate(ledger).release_sum([total])
     if charges != 1:
         failed.append(f"the first release was charged {charges} times")
     if not bool((released[0] != 0).all()):
         failed.append("a released sum has entries without noise")
     return failed
+
+
+def _gate(ledger: Ledger) -> Gate:
+    return Gate(
+        event=SampledGaussians(1.0, STEPS).event(NOISE),
+        neighboring="add-or-remove-one",
+        query=GaussianSum(1.0, NOISE),
+        releases=STEPS,
+        ledger=ledger,
+        noise=KeyStream.from_seed(0, "audit of charging"),
+        label="audit",
+    )
+
+
+def _fork() -> Sequence[str]:
+    """A forked process has a copy of a ledger in memory; the first never sees what it spends."""
+    if not hasattr(os, "fork"):
+        return ()
+    with Ledger() as ledger:
+        with warnings.catch_warnings():
+            # of Python 3.12, of threads that a child does not inherit: this one needs none
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            refused = False
+            try:
+                _gate(ledger).open()
+            except LedgerError:
+                refused = True
+            finally:
+                os._exit(0 if refused else 1)
+        _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) != 0:
+        return ("a forked process spent from a ledger in memory",)
+    return ()
 
 
 def _whole_run() -> Sequence[str]:

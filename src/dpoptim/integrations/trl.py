@@ -220,7 +220,7 @@ class PadRows:
         return {key: of(key) for key in rows[0]}
 
 
-class PrivateSFTTrainer(PrivateSFTMixin, trl.SFTTrainer):  # type: ignore[name-defined]
+class PrivateSFTTrainer(PrivateSFTMixin, trl.SFTTrainer):
     """`trl.SFTTrainer` with differential privacy: the same arguments, and a ``plan``. See
     `PrivateSFTMixin`.
 
@@ -232,7 +232,7 @@ class PrivateSFTTrainer(PrivateSFTMixin, trl.SFTTrainer):  # type: ignore[name-d
     """
 
 
-class PrivateDPOTrainer(PrivateDPOMixin, trl.DPOTrainer):  # type: ignore[name-defined]
+class PrivateDPOTrainer(PrivateDPOMixin, trl.DPOTrainer):
     """`trl.DPOTrainer` with differential privacy: the same arguments, and a ``plan``. See
     `PrivateDPOMixin`.
 
