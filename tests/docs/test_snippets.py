@@ -1,13 +1,14 @@
 """Every Python snippet of the documents runs, and every link leads somewhere."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -27,7 +28,7 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {"__name__": "__main__"}
     for number, snippet in enumerate(PYTHON.findall(page.read_text()), 1):
-        exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), scope)
+        exec(compile(textwrap.dedent(snippet), f"{page.name}, snippet {number}", "exec"), scope)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
