@@ -166,6 +166,7 @@ class Gate:
         self.released = 0
         self.ended = False
         self._begun = 0  # draws of noise along the run, interrupted ones included
+        self._returning = False  # closed, and the ledger does not know it yet
         self._part_of = part_of or (lambda released, repeated: event)
         self._process = os.getpid()
         self._charge = Charge(ledger, event, neighboring, label)
@@ -309,18 +310,20 @@ class Gate:
             most: of the sums that were begun here and in the processes that train with this one.
 
         Raises:
-            LedgerError: nothing can be given back; the run is over, and charged in full.
+            LedgerError: nothing can be given back; the run is over, and charged in full. Where the
+                ledger could not be written, this may be called again.
 
         **Guarantee.** Every draw of noise that was begun on this reservation, here or by whoever
         held it before, stays charged to the budget: this gate is closed first, and the ledger lets
         nobody else go on. When to call it may depend on all that was released ("Giving back" in
         `dpoptim.accounting.budget`). A kill at any moment leaves the run charged in full, or ended.
         """
-        complete = self.released == self.releases
+        self._returning = self._returning or self.released < self.releases
         self.close()
         begun = most(self._begun)
-        if not complete:
+        if self._returning:
             self._charge.end(self._part_of, begun)
+            self._returning = False
 
 
 def refuse_fork(process: int) -> None:
