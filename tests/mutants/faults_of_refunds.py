@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_charge import Charge, PartOf
-from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import Gate
 
@@ -40,12 +39,7 @@ def ended_runs_go_on() -> AbstractContextManager[Any]:
 
 def two_processes_on_one_run() -> AbstractContextManager[Any]:
     """Whoever held a run before it was taken up from a checkpoint goes on as well."""
-    honest = Ledger._open
-
-    def anybody(ledger: Ledger, runs: Runs, reservation: str, resumed: int) -> Reservation:
-        return honest(ledger, runs, reservation, runs.by_id[reservation].resumed)
-
-    return patch.object(Ledger, "_open", anybody)
+    return patch.object(Ledger, "_refuse_former_holder", lambda ledger, found, resumed: None)
 
 
 def forks_unseen() -> AbstractContextManager[Any]:

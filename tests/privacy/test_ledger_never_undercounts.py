@@ -195,8 +195,7 @@ def test_what_was_reserved_never_shrinks() -> None:
         except BudgetExceeded:
             break
         reserved.append(ledger.remaining().reserved)
-        ledger.resume(made.id, made.event)
-        ledger.commit(made)
+        ledger.commit(ledger.resume(made.id, made.event))
         assert ledger.remaining().reserved == reserved[-1]
     assert reserved == sorted(reserved)
     assert len(reserved) > 4

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim import DPSGD, Ledger, LedgerError
 from dpoptim.accounting import ledger_charge
+from dpoptim.gate import Gate
 from dpoptim.training.checkpoint import PLAIN
 from dpoptim.training.private_training import PrivateTraining
 
@@ -97,6 +98,30 @@ def test_two_processes_do_not_complete_one_run(tmp_path: Path, monkeypatch: Any)
     train(*fast)
     with pytest.raises(LedgerError, match="completed"):
         train(*slow)
+    assert (fast[0].steps_done, slow[0].steps_done) == (STEPS, STEPS - 1)
+    for private, _, _ in (slow, fast):
+        private.detach()
+
+
+def test_a_run_that_is_taken_up_during_its_last_release_completes_once(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Between the ledger's answer and the mark of completion somebody else goes on, and ends."""
+    path, _ = saved_after(2, tmp_path)
+    slow, fast = (begin(ledger=Ledger(tmp_path / "ledger"), resume=path) for _ in range(2))
+    train(*slow, until=STEPS - 1)
+    honest, meanwhile = Gate._add_noise, [fast]
+
+    def add_noise(gate: Gate, sums: Any) -> None:
+        if meanwhile:
+            train(*meanwhile.pop())
+        honest(gate, sums)
+
+    monkeypatch.setattr(Gate, "_add_noise", add_noise)
+    before = slow[1].weight.clone()
+    with pytest.raises(LedgerError, match="taken up from a checkpoint meanwhile"):
+        train(*slow)
+    assert torch.equal(slow[1].weight, before)  # nothing of it left the gate
     assert (fast[0].steps_done, slow[0].steps_done) == (STEPS, STEPS - 1)
     for private, _, _ in (slow, fast):
         private.detach()

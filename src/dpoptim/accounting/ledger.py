@@ -37,7 +37,7 @@ from dpoptim.accounting.events import event_to_json
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name
 from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
-from dpoptim.accounting.ledger_settings import LedgerError, Wanted
+from dpoptim.accounting.ledger_settings import LedgerError, TakenUpElsewhereError, Wanted
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.accounting.ledger_verify import verify
 from dpoptim.notebook import as_table
@@ -142,10 +142,13 @@ class Ledger:
     def commit(self, reservation: Reservation) -> None:
         """Marks the run as completed. It counted before and counts after; doing it twice is
         harmless.
+
+        Raises LedgerError if somebody has taken the run up since: of two holders, one completes it.
         """
 
         def decide(runs: Runs) -> Entry | None:
             found = self._found(runs, reservation.id, "commit it where it was made")
+            self._refuse_former_holder(found, reservation.resumed)
             done = found.state != "open"
             return None if done else Entry(Kind.COMMITTED, found.id, _now())
 
@@ -485,12 +488,15 @@ class Ledger:
                 f"{self._where}: the run {printable(found.label)!r} was {DONE[found.state]}; make "
                 "a new plan"
             )
+        self._refuse_former_holder(found, resumed)
+        return found
+
+    def _refuse_former_holder(self, found: Reservation, resumed: int) -> None:
         if found.resumed != resumed:
-            raise LedgerError(
+            raise TakenUpElsewhereError(
                 f"{self._where}: the run {printable(found.label)!r} was taken up from a checkpoint "
                 "meanwhile, and goes on there; only one process may go on with it"
             )
-        return found
 
     def _admit(
         self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, runs: Runs

@@ -10,6 +10,7 @@ import dp_accounting as dp
 
 from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.accounting.ledger_runs import DONE
+from dpoptim.accounting.ledger_settings import TakenUpElsewhereError
 from dpoptim.printable import printable
 
 __all__ = ["Charge"]
@@ -181,7 +182,8 @@ class Charge:
         either way. One that was taken up, and has released nothing since, is completed, too.
 
         Raises:
-            LedgerError: it was taken up, and others have gone on with it meanwhile.
+            LedgerError: it was taken up elsewhere, and others go on with it: of two holders, one
+                completes a run, and the other one's last release does not leave the gate.
         """
         if self._ledger is None or (self.reservation is None and self._paused is None):
             return
@@ -189,6 +191,8 @@ class Charge:
         assert self.reservation is not None
         try:
             self._ledger.commit(self.reservation)
+        except TakenUpElsewhereError:
+            raise
         except LedgerError as error:
             if self._ledger.holds(self.reservation):
                 said = f"the run is charged, but could not be marked as completed: {error}"

@@ -17,6 +17,10 @@ class LedgerError(RuntimeError):
     """The ledger cannot be read, written or used as asked. What it held before, it still holds."""
 
 
+class TakenUpElsewhereError(LedgerError):
+    """Another process goes on with the run, from a checkpoint: whoever held it before may not."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """One row, written once. `ledger` is a random id, so that another ledger at the same path is
