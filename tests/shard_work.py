@@ -287,7 +287,10 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     return {
         "none": ("", nullcontext()),
         "noise by every rank": ("noise", patch.object(ProcessGroup, "total", noise_of_all)),
-        "noise by no rank": ("noise", patch.object(dpoptim.gate, "add_normal", lambda *a: None)),
+        "noise by no rank": (
+            "noise",
+            patch.object(dpoptim.gate.adaptive, "add_normal", lambda *a: None),
+        ),
         "a rank's sum left out": ("sums", patch.object(ProcessGroup, "total", forgotten)),
         "a rank not clipped": ("sums", patch.object(LinearModel, "clipped_sum", unclipped)),
         "records on all ranks": (

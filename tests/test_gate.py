@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import dpoptim
-from dpoptim import gate as gate_module
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import FilteredGate, Gate, GaussianSum, SelectionGate
+from dpoptim.gate import planned as gate_module
 from dpoptim.noise.stream import KeyStream
 
 

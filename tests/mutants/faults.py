@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpoptim import gate as gate_module
 from dpoptim.accounting import accountant
 from dpoptim.distributed import ranks
-from dpoptim.gate import Gate, GaussianSum
+from dpoptim.gate import Gate, GaussianSum, adaptive, planned
 from dpoptim.mechanisms import IndependentNoise
 from dpoptim.noise import ziggurat
 from dpoptim.noise.gaussian import add_normal
@@ -32,7 +31,16 @@ Draw = Callable[[KeyStream, Tensor, float], None]
 
 def noisy_by(draw: Draw) -> Fault:
     """The gate draws its noise by ``draw(stream, total, standard_deviation)`` instead."""
-    return lambda: patch.object(gate_module, "add_normal", draw)
+
+    @contextmanager
+    def swapped() -> Iterator[None]:
+        with (
+            patch.object(planned, "add_normal", draw),
+            patch.object(adaptive, "add_normal", draw),
+        ):
+            yield
+
+    return swapped
 
 
 def scaled_noise(stream: KeyStream, total: Tensor, std: float) -> None:

@@ -29,7 +29,6 @@ FUNCTIONS = {"len", "int", "float", "max", "min", "sum"}
 ALLOWED = {
     ("estimators/table.py", "len(found)"): "of classes, which are public or said to be taken as "
     "public",
-    ("gate.py", "error"): "of the ledger, which holds public entries",
     ("gradients/layers/fallback.py", "len(tensors)"): "inputs of a module",
     ("runs/interrupted.py", "error.strerror"): "of the operating system, about the disk",
     ("methods/low_quantile.py", "len(numbers)"): "n is public under the relations that it takes",

@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpoptim import gate as gate_module
 from dpoptim.accounting.filters import selection_mu
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.audit.side_by_side import CanaryProblem
-from dpoptim.gate import FilteredGate, accurate_norm
+from dpoptim.errors import PrivacyError
+from dpoptim.gate import FilteredGate
+from dpoptim.gate import adaptive as gate_module
+from dpoptim.gate.adaptive import accurate_norm
+from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, adaptive_gd
 from dpoptim.solvers.releases import Releases
 from dpoptim.theory.kl_schedules import spider_schedule
@@ -181,7 +184,7 @@ def test_the_filter_is_asked_before_the_noise_is_drawn(monkeypatch: pytest.Monke
     releases.gradient_norm(w, lipschitz=1.0, rho=0.5)
     assert spent == pytest.approx([0.25, 0.75])
     before = len(spent)
-    with pytest.raises(gate_module.PrivacyError, match="does not fit"):
+    with pytest.raises(PrivacyError, match="does not fit"):
         releases.gradient(w, lipschitz=1.0, rho=0.26)
     assert len(spent) == before, "nothing was drawn"
     assert len(releases.trace) == 2
@@ -225,7 +228,7 @@ def test_norms_are_right_at_both_ends_of_float64() -> None:
 def test_noise_of_all_kinds_has_the_stated_size() -> None:
     """500 draws each; the chance of a false alarm is below 1e-6 (and the seed is fixed)."""
     with Ledger(neighboring="replace-one") as ledger:
-        noise = gate_module.KeyStream.from_seed(1, "test")
+        noise = KeyStream.from_seed(1, "test")
         gate = FilteredGate(
             mu=1e3, neighboring="replace-one", ledger=ledger, noise=noise, label="test"
         )

@@ -458,9 +458,9 @@ def test_an_interrupted_draw_is_done_again(call: int, monkeypatch: pytest.Monkey
     plan = DiceSGD(0.1).plan(
         n=N, batch_size=10, epochs=2, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
     )
-    monkeypatch.setattr("dpoptim.gate.add_normal", Interrupted(0))
+    monkeypatch.setattr("dpoptim.gate.planned.add_normal", Interrupted(0))
     whole = in_one_go(plan, sgd, noise_seed=0)
-    monkeypatch.setattr("dpoptim.gate.add_normal", Interrupted(call))
+    monkeypatch.setattr("dpoptim.gate.planned.add_normal", Interrupted(call))
     private, model, optimizer = begin(plan, noise_seed=0)
     with private:
         for _ in range(2 if call else 1):

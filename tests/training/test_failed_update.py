@@ -169,7 +169,7 @@ def test_the_gradient_of_a_failed_update_is_the_released_one(
     for one, other in zip(kept["gradients"].values(), released, strict=True):
         assert torch.equal(one, other)
     drawn: list[object] = []
-    monkeypatch.setattr("dpoptim.gate.add_normal", lambda *a: drawn.append(a))
+    monkeypatch.setattr("dpoptim.gate.planned.add_normal", lambda *a: drawn.append(a))
     optimizer.step()
     assert drawn == []
     private.detach()

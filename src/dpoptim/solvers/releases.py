@@ -18,7 +18,8 @@ from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
-from dpoptim.gate import FilteredGate, accurate_norm
+from dpoptim.gate import FilteredGate
+from dpoptim.gate.adaptive import accurate_norm
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective

@@ -1,0 +1,130 @@
+"""Releases whose noise is chosen on the way, within a budget that was fixed beforehand."""
+
+import math
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+
+import dp_accounting
+from torch import Tensor
+
+from dpoptim.accounting.filters import GaussianFilter, selection_mu
+from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.accounting.ledger_charge import Charge
+from dpoptim.gate.one_process import refuse_fork
+from dpoptim.noise.choice import exponential_choice
+from dpoptim.noise.gaussian import add_normal
+from dpoptim.noise.stream import KeyStream
+
+# covers what `accurate_norm` rounds, up to 2^31 records of the bound's norm
+NORM_ROUNDING = 1 + 2.0**-20
+
+
+def accurate_norm(total: Tensor) -> float:
+    """Euclidean norm of a float64 tensor, to 2^-52 of its value however many entries there are,
+    and of whatever size.
+    """
+    # so that no square leaves float64
+    exponent = min(max(math.frexp(float(total.abs().max()))[1], -1000), 1000)
+    scaled = total * 2.0**-exponent
+    return math.sqrt(math.fsum(scaled.square().flatten().tolist())) * 2.0**exponent
+
+
+class FilteredGate:
+    """Releases whose noise may depend on what was released before, within a budget of mu-GDP fixed
+    beforehand.
+
+    The whole budget is reserved before the first release; a filter is asked before every one. What
+    is not spent stays reserved: where a run stops may have been read off its outputs.
+
+    Args:
+        mu: the budget, > 0.
+        neighboring: the relation of the guarantee, by name.
+        ledger, noise, label: as for `Gate`.
+    """
+
+    def __init__(
+        self, *, mu: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str
+    ) -> None:
+        self.filter = GaussianFilter(mu)
+        self.neighboring, self.label = neighboring, label
+        self.neighbours_differ_by = 2.0 if neighboring == "replace-one" else 1.0  # in norm bounds
+        self.event = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / mu)
+        self._process = os.getpid()
+        self._charge, self._noise = Charge(ledger, self.event, neighboring, label), noise
+        self._charge.check()
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """The run's entry in the ledger; None before the first release."""
+        return self._charge.reservation
+
+    def release_sum(self, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
+        """``total`` (float64) with Gaussian noise of standard deviation `deviation`, at the price
+        ``mu``.
+
+        Raises:
+            PrivacyError: the filter does not admit it; nothing is drawn.
+            LedgerError: the reservation was refused or could not be written; nothing is drawn.
+
+        **Guarantee.** mu-GDP, if one record adds at most ``norm_bound`` to the sum, in Euclidean
+        norm.
+        """
+        self._pay(mu)
+        released = total.clone()
+        add_normal(self._noise, released, self.deviation(norm_bound, mu))
+        return released
+
+    def release_norm(self, total: Tensor, *, norm_bound: float, mu: float) -> float:
+        """The Euclidean norm of ``total`` with Gaussian noise; may be negative. Errors and price
+        as for `release_sum`.
+
+        **Guarantee.** mu-GDP under the same condition, by the triangle inequality. Rounding is
+        covered up to a total of 2^31 bounds; the condition is on what is passed, with whatever was
+        rounded in adding it up.
+        """
+        norm = total.new_tensor([accurate_norm(total)])
+        return float(self.release_sum(norm, norm_bound=norm_bound * NORM_ROUNDING, mu=mu))
+
+    def select(self, scores: Sequence[float], *, norm_bound: float, epsilon: float) -> int:
+        """The index of a high score: the exponential mechanism, drawn exactly. Price:
+        `filters.selection_mu`.
+
+        **Guarantee.** epsilon-DP, if every score is plus or minus the `accurate_norm` of a sum to
+        which one record adds at most ``norm_bound`` in Euclidean norm.
+        """
+        self._pay(selection_mu(epsilon))
+        scale = 2 * self.neighbours_differ_by * norm_bound * NORM_ROUNDING / epsilon
+        return exponential_choice(
+            self._noise, [Fraction(score) / Fraction(scale) for score in scores]
+        )
+
+    def deviation(self, norm_bound: float, mu: float) -> float:
+        """Standard deviation of the noise on a sum with this norm bound, at this price; rounded
+        up.
+        """
+        return self.neighbours_differ_by * norm_bound / mu * (1 + 2.0**-40)
+
+    def open(self, mu: float) -> None:
+        """Reserve the budget, if it is not yet, for a release at this price: before a sum leaves
+        the process that made it.
+
+        Raises:
+            PrivacyError: the filter does not admit it. LedgerError: nor does the ledger.
+        """
+        refuse_fork(self._process)
+        if not self.filter.ask(mu):
+            self.filter.charge(mu)  # says why not
+        self._charge.open()
+
+    def count(self, mu: float) -> None:
+        """Count the price of a release that another process of this run makes."""
+        self.filter.charge(mu)
+
+    def _pay(self, mu: float) -> None:
+        self.open(mu)
+        self.filter.charge(mu)
+
+    def finish(self) -> None:
+        """Mark the run as completed; see `Gate.finish`."""
+        self._charge.finish()

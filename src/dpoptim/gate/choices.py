@@ -1,0 +1,83 @@
+"""Choices among public candidates: one by its score, or the trials of a search."""
+
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import dp_accounting
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_charge import Charge
+from dpoptim.gate.one_process import refuse_fork
+from dpoptim.noise.choice import exponential_choice
+from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.trials import even_choice, logarithmic_count
+
+
+class SelectionGate:
+    """One choice among public candidates, by the exponential mechanism; charged before it is
+    drawn.
+
+    Args:
+        epsilon: its price, > 0.
+        neighboring, ledger, noise, label: as for `Gate`.
+    """
+
+    def __init__(
+        self, *, epsilon: float, neighboring: str, ledger: Ledger, noise: KeyStream, label: str
+    ) -> None:
+        self.epsilon, self.neighboring, self.label = epsilon, neighboring, label
+        # The mechanism's log-likelihood ratios span an interval of length epsilon; every such
+        # mechanism is a post-processing of a randomised response that Laplace noise of scale
+        # 1/epsilon dominates (Dong et al. 2020).
+        self.event = dp_accounting.LaplaceDpEvent(1 / epsilon)
+        self._process = os.getpid()
+        self._ledger, self._noise = ledger, noise
+        Charge(ledger, self.event, neighboring, label).check()
+
+    def select(self, scores: Sequence[float]) -> int:
+        """The index of a high score, with odds of exactly ``exp(epsilon score / 2)``.
+
+        Raises:
+            LedgerError: the budget does not cover it; nothing is drawn.
+
+        **Guarantee.** epsilon-DP, if neighbouring data sets change no score by more than 1.
+        """
+        refuse_fork(self._process)
+        charge = Charge(self._ledger, self.event, self.neighboring, self.label)
+        charge.open()
+        half = Fraction(self.epsilon) / 2
+        chosen = exponential_choice(self._noise, [Fraction(score) * half for score in scores])
+        charge.finish()
+        return chosen
+
+
+class TrialsGate:
+    """A search whose trials are charged as one event before the first of them; see
+    `dpoptim.tuning`.
+
+    Args:
+        event, neighboring, ledger, noise, label: as for `Gate`; a ``RepeatAndSelectDpEvent`` of
+            shape 0.
+    """
+
+    def __init__(
+        self, *, event: Any, neighboring: str, ledger: Ledger, noise: KeyStream, label: str
+    ) -> None:
+        self.event, self._noise, self._process = event, noise, os.getpid()
+        self._charge = Charge(ledger, event, neighboring, label)
+        self._charge.check()
+
+    def draw(self, candidates: int) -> list[int]:
+        """Which of the candidates to try, one after the other: as many as the event says, each
+        drawn evenly.
+        """
+        refuse_fork(self._process)
+        self._charge.open()
+        count = logarithmic_count(self._noise, self.event.mean)
+        return [even_choice(self._noise, candidates) for _ in range(count)]
+
+    def finish(self) -> None:
+        """Mark the search as completed; see `Gate.finish`."""
+        self._charge.finish()

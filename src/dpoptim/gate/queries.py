@@ -1,0 +1,90 @@
+"""Sums that a planned run releases, and how much noise each gets: decided beforehand."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import dp_accounting
+
+from dpoptim.noise.correlated.increments import increment_std
+from dpoptim.noise.correlated.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class GaussianSum:
+    """The sums of a run, each with independent noise of std ``noise_multiplier * norm_bound`` in
+    every entry.
+
+    ``norm_bound`` bounds a record's part of each sum; or, where one record may move many sums, the
+    root of all its squared shifts on every path, so that the run is one Gaussian of the noise
+    multiplier.
+
+    ``scales``: of the noise in each step, over that; empty: 1 in all of them.
+    """
+
+    norm_bound: float
+    noise_multiplier: float
+    scales: tuple[float, ...] = ()
+
+    @property
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise in every entry of a step whose scale is 1; 0 without
+        noise.
+        """
+        return self.noise_multiplier * self.norm_bound if self.noise_multiplier > 0 else 0.0
+
+    def deviation(self, step: int) -> float:
+        """Standard deviation of the noise in every entry of a step, counted from 0."""
+        return self.standard_deviation * (self.scales[step] if self.scales else 1.0)
+
+    def released_deviation(self, step: int) -> float:
+        """The same: what is released has the noise that was drawn."""
+        return self.deviation(step)
+
+
+@dataclass(frozen=True)
+class CorrelatedSum:
+    """The sums of a run, as `GaussianSum`, but with noise that later steps take back: for whoever
+    adds the sums up.
+
+    All steps together are **one** ``Gaussian(noise_multiplier)`` event, if one record takes part
+    in at most ``participations`` of them, any two at least ``separation`` steps apart (None:
+    nothing is known); ``regular``: exactly in every ``separation``-th step from some step on.
+    """
+
+    norm_bound: float
+    noise_multiplier: float
+    strategy: Strategy
+    steps: int
+    participations: int = 1
+    separation: int | None = None
+    regular: bool = False
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """What the whole run costs."""
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """Of the strategy's output to one record, in norm bounds."""
+        return self.strategy.sensitivity(
+            self.steps, self.participations, self.separation, regular=self.regular
+        )
+
+    @property
+    def standard_deviation(self) -> float:
+        """Of the entries of z, from which the strategy makes the noise; see
+        `noise.correlated.strategy`.
+        """
+        return self.noise_multiplier * self.norm_bound * self.sensitivity
+
+    def released_deviation(self, step: int) -> float:
+        """Standard deviation of the noise in every entry of what a step releases; ``nan`` if it is
+        not known.
+        """
+        if self.noise_multiplier == 0:
+            return 0.0
+        return self.standard_deviation * increment_std(self.strategy, self.steps, step)
+
+
+Query = GaussianSum | CorrelatedSum
