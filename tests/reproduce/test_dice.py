@@ -76,7 +76,7 @@ def test_the_ablations_hold_what_is_not_varied(
         (1.0, 1.0),
     ]
     assert {cell.residual for cell in cells} == {2.0}
-    assert (tmp_path / "dice_ablations.png").stat().st_size > 1000
+    assert (tmp_path / "dice_fig2.png").stat().st_size > 1000
 
 
 def test_texts_for_the_small_gpt(tmp_path: Path) -> None:

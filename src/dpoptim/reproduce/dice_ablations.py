@@ -50,22 +50,24 @@ PANELS = {
 def dice_ablations(
     out: Path, case: Case, *, seeds: int = 3, panels: Sequence[str] = tuple(PANELS)
 ) -> list[Cell]:
-    """Measure the panels at epsilon = 2, zero-out; write ``dice_ablations.csv`` and ``.png`` to
-    the folder ``out``.
+    """Measure the panels at epsilon = 2, zero-out; write ``dice_<panel>.csv`` and ``.png`` of each
+    to the folder ``out``.
     """
     out.mkdir(parents=True, exist_ok=True)
     cells = []
     for panel in panels:
         first, firsts, second, seconds = PANELS[panel]
+        mine = []
         for a, b in itertools.product(firsts, seconds):
             settings = {**BEST, first: a, second: b}
             scores = [run(case, seed=seed, **settings) for seed in range(1, seeds + 1)]
             spread = stdev(scores) if seeds > 1 else float("nan")
-            cells.append(
+            mine.append(
                 Cell(panel, **settings, score=mean(scores), standard_deviation=spread, seeds=seeds)
             )
-        write_rows(out / "dice_ablations.csv", Cell, cells)
-    draw(out / "dice_ablations.png", cells, case.measure)
+        write_rows(out / f"dice_{panel}.csv", Cell, mine)
+        draw(out / f"dice_{panel}.png", mine, case.measure)
+        cells += mine
     return cells
 
 
@@ -81,41 +83,35 @@ def run(
 
 
 def draw(path: Path, cells: Sequence[Cell], measure: str) -> None:
-    """One coloured grid a panel."""
+    """A coloured grid of one panel."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = list(dict.fromkeys(cell.panel for cell in cells))
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.6 * len(panels), 3.8), layout="constrained", squeeze=False
-    )
+    figure, axis = plt.subplots(figsize=(4.6, 3.8), layout="constrained")
     named = {
         "clip_norm": "$C_1$",
         "feedback": "$C_2 / C_1$",
         "residual": "$R / C_1$",
         "step": r"$\eta\, C_1$",
     }
-    for axis, panel in zip(axes[0], panels, strict=True):
-        first, firsts, second, seconds = PANELS[panel]
-        scores = np.array([cell.score for cell in cells if cell.panel == panel]).reshape(
-            len(firsts), len(seconds)
+    first, firsts, second, seconds = PANELS[cells[0].panel]
+    scores = np.array([cell.score for cell in cells]).reshape(len(firsts), len(seconds))
+    axis.imshow(scores, aspect="auto", cmap="viridis")
+    for i, j in np.ndindex(scores.shape):
+        dark = scores[i, j] < (scores.max() + scores.min()) / 2
+        axis.text(
+            j,
+            i,
+            f"{scores[i, j]:.3f}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white" if dark else "black",
         )
-        axis.imshow(scores, aspect="auto", cmap="viridis")
-        for i, j in np.ndindex(scores.shape):
-            dark = scores[i, j] < (scores.max() + scores.min()) / 2
-            axis.text(
-                j,
-                i,
-                f"{scores[i, j]:.3f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if dark else "black",
-            )
-        axis.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
-        axis.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
-        axis.set(xlabel=named[second], ylabel=named[first], title=measure)
+    axis.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
+    axis.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
+    axis.set(xlabel=named[second], ylabel=named[first], title=measure)
     figure.savefig(path, dpi=150)
     plt.close(figure)

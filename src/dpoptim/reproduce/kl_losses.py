@@ -34,7 +34,7 @@ class TiltedProblem:
 
     @property
     def capacity(self) -> int:
-        return 1000  # as far as the float64 margin goes
+        return 1 << 20
 
     def initial(self) -> Tensor:
         return self._start.clone()
@@ -48,7 +48,8 @@ class TiltedProblem:
         rows = common + sum(c for c, _ in terms) * batch
         scale = bound / 2  # Clipping's smallest bound is 1e-6
         factors = Clipping(2.0).factors(
-            row_squared_norms(rows / scale), margin(torch.float64, self.capacity)
+            row_squared_norms(rows / scale),
+            margin(torch.float64, self.capacity, common_factor=False),
         )
         return factors @ torch.where(factors[:, None] > 0, rows, 0.0)
 

@@ -3,10 +3,12 @@ known parameters.
 
 The theorems speak of ``x = sqrt(d) / (n sqrt(rho))`` alone, so x is varied through rho at a small
 n: the runs are real ones, clipping and noise included, but their budgets are no privacy anybody
-would ask for. Data are made up, hence public.
+would ask for. The experiments named after a rho keep that and vary n. Data are made up, hence
+public.
 """
 
 import csv
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,6 +23,7 @@ from dpoptim.solvers import Budget, Objective, Result, adaptive_gd, kl_spider
 
 EXPONENTS = (1.25, 1.5, 2.0)
 DELTA = 1e-6
+PRACTICAL_RHO = 0.5  # epsilon 5.6 at delta 1e-6
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,18 @@ class Experiment:
     name: str
     kappa: float
     expected: float  # the theorem's exponent of x
-    objective: Callable[[], Objective]
+    objective: Callable[[int], Objective]  # over n records
+    n: int
     solve: Callable[[Objective, Budget, int], Result]
     largest: float  # of x
     smallest: float
     counts_steps: bool = False
+    rho: float | None = None  # None: varied; else n is varied, from two records on
 
     def runs(self, points: int, seeds: int) -> Iterator[Run]:
-        objective = self.objective()
-        for x in np.geomspace(self.largest, self.smallest, points):
-            rho = objective.dimension / (objective.n * x) ** 2
+        for wanted in np.geomspace(self.largest, self.smallest, points):
+            objective, rho = self.problem(float(wanted))
+            x = math.sqrt(objective.dimension / rho) / objective.n
             for seed in range(seeds):
                 result = self.solve(objective, Budget(delta=DELTA, rho=rho), seed)
                 steps = sum(step.kind == "gradient" for step in result.trace)
@@ -77,20 +82,29 @@ class Experiment:
                     if self.counts_steps
                     else objective.risk(result.weights, data_is_public=True)
                 )
-                yield Run(self.name, self.kappa, float(x), seed, float(measured), len(result.trace))
+                yield Run(self.name, self.kappa, x, seed, float(measured), len(result.trace))
+
+    def problem(self, x: float) -> tuple[Objective, float]:
+        """The records and the rho that make x; the number of records is even."""
+        if self.rho is None:
+            objective = self.objective(self.n)
+            return objective, objective.dimension / (objective.n * x) ** 2
+        dimension = self.objective(2).dimension
+        return self.objective(2 * round(math.sqrt(dimension / self.rho) / (2 * x))), self.rho
 
 
 def experiments() -> list[Experiment]:
     """All of them, with the parameters that their losses are known to have."""
     found = []
-    for kappa in EXPONENTS:
+    for kappa, rho in itertools.product(EXPONENTS, (None, PRACTICAL_RHO)):
         tau = kappa / (kappa - 1)
         found.append(
             Experiment(
-                "KL-Spider, |w|^tau",
+                "KL-Spider, |w|^tau" + ("" if rho is None else f", rho = {rho:g}"),
                 kappa,
                 kappa,
-                lambda k=kappa: tilted(power(k, 20), 64),  # type: ignore[misc]
+                lambda n, k=kappa: tilted(power(k, 20), n),  # type: ignore[misc]
+                64,
                 lambda o, b, s, k=kappa, t=tau: kl_spider(  # type: ignore[misc]
                     o,
                     None,
@@ -103,22 +117,25 @@ def experiments() -> list[Experiment]:
                     noise_seed=s,
                 ),
                 largest=3e-3,
-                smallest=1e-5,
+                smallest=1e-5 if rho is None else 3e-4,
+                rho=rho,
             )
         )
-    for kappa in EXPONENTS:
-        tau = kappa / (kappa - 1)
+    for kappa, rho in itertools.product(EXPONENTS, (None, PRACTICAL_RHO)):
+        large = 1_000_000 if kappa == 2 else 100_000
         found.append(
             Experiment(
-                "adaptive GD, |w|^tau",
+                "adaptive GD, |w|^tau" + ("" if rho is None else f", rho = {rho:g}"),
                 kappa,
                 2 * kappa / (4 - kappa),
-                lambda k=kappa: tilted(power(k, 1_000_000 if k == 2 else 100_000), 2),  # type: ignore[misc]
+                lambda n, k=kappa, d=large if rho is None else 100: tilted(power(k, d), n),  # type: ignore[misc]
+                2,
                 lambda o, b, s: adaptive_gd(
                     o, None, b, lipschitz=1.5, smoothness=4.0, noise_seed=s
                 ),
                 largest=0.03,
-                smallest=3e-3 if kappa == 2 else 3e-4,
+                smallest=3e-3 if kappa == 2 else 3e-4 if rho is None else 1e-3,
+                rho=rho,
             )
         )
     found += [
@@ -126,7 +143,8 @@ def experiments() -> list[Experiment]:
             "KL-Spider, |w|^tau, theorem's constants",
             1.5,
             1.5,
-            lambda: tilted(power(1.5, 20), 64),
+            lambda n: tilted(power(1.5, 20), n),
+            64,
             lambda o, b, s: kl_spider(
                 o,
                 None,
@@ -146,7 +164,8 @@ def experiments() -> list[Experiment]:
             "adaptive GD, large gradients: steps",
             math.nan,
             -2.0,
-            lambda: tilted(steep_valley(100_000), 2),
+            lambda n: tilted(steep_valley(100_000), n),
+            2,
             lambda o, b, s: adaptive_gd(o, None, b, lipschitz=1.5, smoothness=1.0, noise_seed=s),
             largest=0.2,
             smallest=0.02,
@@ -156,7 +175,8 @@ def experiments() -> list[Experiment]:
             "KL-Spider, w^2 + 3 sin^2 w",
             2.0,
             2.0,
-            lambda: tilted(sine(4), 8),
+            lambda n: tilted(sine(4), n),
+            8,
             lambda o, b, s: kl_spider(
                 o,
                 None,
@@ -175,7 +195,8 @@ def experiments() -> list[Experiment]:
             "KL-Spider, network",
             2.0,
             2.0,
-            network,
+            lambda n: network(),
+            16,
             lambda o, b, s: kl_spider(
                 o,
                 None,

@@ -1,0 +1,80 @@
+"""Make a table of `benchmarks/results` again: which command makes which.
+
+    python benchmarks/remake.py                      # lists them
+    python benchmarks/remake.py dice_bias.csv --out DIR
+
+``{out}`` stands for the folder; ``{tweets}`` for a folder that holds TweetEval's ``emotion`` and
+``emoji``, ``{e2e}`` for that of the E2E challenge. Times are of the machine they are taken on.
+`tests/reproduce/test_results.py` makes a cheap slice of each table again.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+REPRODUCE = "dpoptim reproduce"
+COMMANDS = {
+    "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
+    "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
+    "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
+    "correlated_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
+    "das_emoji.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emoji --out {{out}}",
+    "das_emotion.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emotion --out {{out}}",
+    "das_fashion_mnist.csv": f"{REPRODUCE} das-table6 --out {{out}}",
+    "das_networks.csv": f"{REPRODUCE} das-table7 --out {{out}}",
+    "defaults.csv": "python benchmarks/defaults.py --out {out}",
+    "dice_bias.csv": f"{REPRODUCE} dice-bias --out {{out}}",
+    "dice_fig2.csv": f"{REPRODUCE} dice-fig2 --out {{out}}",
+    "dice_fig3.csv": f"{REPRODUCE} dice-fig3 --out {{out}}",
+    "dice_residual.csv": f"{REPRODUCE} dice-residual --out {{out}}",
+    "dice_table.csv": (
+        f"{REPRODUCE} dice-table2 --tweets {{tweets}}/emotion --e2e {{e2e}} --out {{out}}"
+    ),
+    "error_feedback.csv": "python benchmarks/error_feedback.py --out {out}",
+    "fang_fig1.csv": f"{REPRODUCE} fang-fig1 --out {{out}}",
+    "fang_fig2.csv": f"{REPRODUCE} fang-fig2 --out {{out}}",
+    "fang_table2.csv": f"{REPRODUCE} fang-table2 --out {{out}}",
+    "growth.csv": "python benchmarks/growth.py --out {out}",
+    "kl_rates.csv": f"{REPRODUCE} kl-rates --out {{out}}",
+    "kl_real.csv": f"{REPRODUCE} kl-real --tweets {{tweets}}/emotion --out {{out}}",
+    "kl_slopes.csv": f"{REPRODUCE} kl-rates --out {{out}}",
+    "loader_speed.csv": "python benchmarks/loader_speed.py --out {out}",
+    "mixed_precision.csv": (
+        "python benchmarks/mixed_precision.py --device cpu "
+        "--workload GPT ViT 'ResNet, GroupNorm' --variant plain ours 'ours, noise' --out {out}"
+    ),
+    "multiplication.csv": "python benchmarks/multiplication.py --out {out}",
+    "one_pass.csv": f"{REPRODUCE} one-pass --out {{out}}",
+    "phases.csv": "python benchmarks/phases.py --out {out}",
+    "plan_ranks.csv": "python benchmarks/plan_ranks.py --out {out}",
+    "srgd_exponents.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
+    "srgd_rates.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
+    "step_time.csv": "python benchmarks/step_time.py --alone --out {out}",
+    "tables.csv": "python benchmarks/tables.py --only ours --out {out}",  # and `--only diffprivlib`
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", nargs="?", choices=sorted(COMMANDS))
+    for name in ("out", "tweets", "e2e"):
+        parser.add_argument(
+            f"--{name}", type=Path, default=Path("runs/remade" if name == "out" else name)
+        )
+    asked = parser.parse_args()
+    if asked.table is None:
+        print("\n".join(f"{name}: {command}" for name, command in COMMANDS.items()))
+        return
+    command = COMMANDS[asked.table].format(out=asked.out, tweets=asked.tweets, e2e=asked.e2e)
+    words = shlex.split(command)
+    start = [sys.executable, "-m", "dpoptim"] if words[0] == "dpoptim" else [sys.executable]
+    asked.out.mkdir(parents=True, exist_ok=True)
+    sys.exit(subprocess.call([*start, *words[1:]]))
+
+
+if __name__ == "__main__":
+    main()

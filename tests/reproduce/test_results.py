@@ -1,0 +1,374 @@
+"""Each committed table names the command that makes it again, and a cheap slice of each is made
+again here: figures where they are cheap and seeded, else the rows and columns that the command
+would write (times belong to the machine that they were taken on).
+"""
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.data import FASHION_MNIST_DIRECTORY
+from dpoptim.methods import DPSGD, DiceSGD
+from dpoptim.reproduce import (
+    das_networks,
+    das_tables,
+    dice_ablations,
+    dice_bias,
+    dice_table,
+    fang,
+    kl_rates,
+    kl_real,
+    one_pass,
+    srgd_rates,
+)
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+Rows = list[dict[str, str]]
+
+
+def rows_of(name: str) -> Rows:
+    with (RESULTS / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A benchmark, as a module."""
+    from importlib import import_module
+
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return import_module
+
+
+def columns(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def test_every_table_has_a_command_that_is_there(bench: Callable[[str], ModuleType]) -> None:
+    from dpoptim.reproduce.experiments import EXPERIMENTS
+
+    commands = bench("remake").COMMANDS
+    assert set(commands) == {path.name for path in RESULTS.glob("*.csv")}
+    for command in commands.values():
+        words = command.split()
+        if words[0] == "dpoptim":
+            assert words[2] in EXPERIMENTS
+        else:
+            assert (BENCHMARKS.parent / words[1]).is_file()
+        assert "{out}" in command
+
+
+def test_correlated_errors(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench("correlated_errors")
+    known = {(row["passes"], row["strategy"]): row for row in rows_of("correlated_errors.csv")}
+    monkeypatch.setattr(made, "PASSES", (16,))
+    for row in made.against_the_optimum(256):
+        ours = known[str(row["passes"]), str(row["strategy"])]
+        assert row["over the optimum"] == pytest.approx(float(ours["over the optimum"]), abs=2e-3)
+    monkeypatch.setattr(made, "CELLS", [(10, 2.0)])
+    monkeypatch.setattr(made, "BANDS", (1, 8))
+    (row,) = made.against_dp_sgd()
+    (ours,) = (
+        each
+        for each in rows_of("amplified_errors.csv")
+        if (each["epochs"], each["epsilon"]) == ("10", "2.0")
+    )
+    assert {key: float(value) for key, value in ours.items()} == pytest.approx(row, rel=1e-3)
+
+
+def test_the_audit_of_a_peer(bench: Callable[[str], ModuleType]) -> None:
+    made = bench("audit_peers")
+    torch.manual_seed(0)
+    model = made.Plain()
+    x = torch.randn(made.RECORDS, 4)
+    y = model(x).argmin(1)
+    whole, less = (made.dpoptim_sum(model, *part) for part in ((x, y), (x[:-1], y[:-1])))
+    (ours,) = (
+        row
+        for row in rows_of("audit_peers.csv")
+        if (row["library"], row["use"]) == ("dpoptim", "plain")
+    )
+    assert float((whole - less).norm()) == pytest.approx(
+        float(ours["moved_in_clip_norms"]), abs=2e-4
+    )
+
+
+def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
+    """Nothing that a benchmark measures is missing from its table, and nothing else is in it."""
+
+    def named(table: str, *keys: str) -> set[tuple[str, ...]]:
+        return {tuple(row[key] for key in keys) for row in rows_of(table)}
+
+    made = bench("convolutions")
+    assert named("convolutions.csv", "layer") == {(name,) for name in made.LAYERS}
+    made = bench("multiplication")
+    assert named("multiplication.csv", "product", "rows", "inner", "columns") == {
+        (name, *map(str, shape)) for name, shape in (made.SHAPES | made.RECORDS).items()
+    }
+    made = bench("error_feedback")
+    assert named("error_feedback.csv", "work") == {(name,) for name in made.NAMES}
+    assert named("phases.csv", "work") <= {(name,) for name in bench("workloads").WORKLOADS}
+    made = bench("growth")
+    sizes = {
+        axis: [first * 2**i for i in range(made.DOUBLINGS)] for axis, first in made.BASE.items()
+    }
+    sizes["rows of a table"] = list(made.TABLE_ROWS)
+    assert named("growth.csv", "axis", "size") == {
+        (axis, str(size)) for axis, each in sizes.items() for size in each
+    }
+    made = bench("mixed_precision")
+    assert named("mixed_precision.csv", "workload", "variant") == {
+        (name, variant) for name in ("GPT", "ViT", "ResNet, GroupNorm") for variant in made.VARIANTS
+    }
+    made = bench("step_time")
+    assert named("step_time.csv", "workload", "variant") == {
+        (name, variant) for name in made.WORKLOADS for variant in made.VARIANTS
+    }
+    assert {row["workers"] for row in rows_of("loader_speed.csv")} == {"0", "2"}
+    assert {(row["model"], row["method"]) for row in rows_of("fang_table2.csv")} >= {
+        (model, method) for model in fang.MODELS for method in fang.methods(1.0)
+    }
+
+
+def test_linear_models_with_defaults(bench: Callable[[str], ModuleType]) -> None:
+    made = bench("defaults")
+    name, x, y, classes = next(made.tables())
+    order = np.random.default_rng(0).permutation(len(x))
+    train, test = np.split(order, [len(x) - len(x) // 5])
+    norm, delta = math.sqrt(x.shape[1]), min(1e-5, len(train) ** -1.1)
+    scores = [
+        made.estimator(y[test], norm, delta, classes, noise_seed=seed)
+        .fit(x[train], y[train])
+        .score(x[test], y[test])
+        for seed in range(3)
+    ]
+    ours = rows_of("defaults.csv")[0]
+    assert ours["table"] == name
+    assert np.mean(scores) == pytest.approx(float(ours["default"]), abs=0.05)
+
+
+def test_plan_ranks(bench: Callable[[str], ModuleType]) -> None:
+    """The predictions of one table, without the runs."""
+    made = bench("plan_ranks")
+    data = next(made.tables())
+    target = made.EpsilonAtMost(4.0, min(1e-5, len(data.x) ** -1.1))
+    found = [(each.run.batch_size, each.run.steps, each.error) for each in made.grid(data, target)]
+    ours = [
+        (int(row["batch_size"]), int(row["steps"]), float(row["predicted_error"]))
+        for row in rows_of("plan_ranks.csv")
+        if (row["table"], row["epsilon"]) == ("wine", "4.0")
+    ]
+    np.testing.assert_allclose(found, ours, rtol=1e-3)
+
+
+def test_the_small_tables(bench: Callable[[str], ModuleType]) -> None:
+    made = bench("tables")
+    digits = next(made.tables())
+    _, x, y, x_test, y_test, norm = digits
+    (fit,) = made.methods("ours", 1.0, norm, len(x), np.unique(y)).values()
+    scores = [100 * fit(seed).fit(x, y).score(x_test, y_test) for seed in range(5)]
+    (ours,) = (
+        row
+        for row in rows_of("tables.csv")
+        if (row["table"], row["epsilon"], row["method"]) == ("digits", "1.0", "ours")
+    )
+    assert np.mean(scores) == pytest.approx(
+        float(ours["accuracy"]), abs=4 * float(ours["standard_deviation"])
+    )
+
+
+def test_das_tables_quote_the_paper_and_hold_every_cell() -> None:
+    for name, key in (
+        ("fashion_mnist", "Fashion-MNIST"),
+        ("emotion", "emotion"),
+        ("emoji", "emoji"),
+    ):
+        rows = rows_of(f"das_{name}.csv")
+        assert columns(das_tables.Row) == set(rows[0])
+        for row in rows:
+            printed = das_tables.PUBLISHED[key].get(row["clipped_at"], (math.nan,) * 3)
+            index = das_tables.EPSILONS.index(float(row["epsilon"]))
+            assert float(row["paper"]) == pytest.approx(printed[index], nan_ok=True)
+            assert row["data"] == key
+    rows = rows_of("das_networks.csv")
+    assert columns(das_networks.Row) == set(rows[0])
+    assert {(float(row["clip_norm"]), float(row["epsilon"])) for row in rows} == {
+        (norm, epsilon) for norm in das_networks.CLIP_NORMS for epsilon in das_networks.EPSILONS
+    }
+
+
+@pytest.mark.parametrize("panel", list(dice_ablations.PANELS))
+def test_dice_ablations_hold_every_cell_of_their_panel(panel: str) -> None:
+    rows = rows_of(f"dice_{panel}.csv")
+    first, firsts, second, seconds = dice_ablations.PANELS[panel]
+    assert [(float(row[first]), float(row[second])) for row in rows] == [
+        (a, b) for a in firsts for b in seconds
+    ]
+    assert columns(dice_ablations.Cell) == set(rows[0])
+
+
+def test_where_clipping_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started where the table says that it ends, it stays, but for the swing of a pass."""
+    for row in rows_of("dice_bias.csv")[:4]:
+        monkeypatch.setattr(dice_bias, "START", float(row["x"]))
+        method = dice_bias.methods(0.5)[row["method"]]
+        path = dice_bias.descend(method, 2, passes=15)
+        assert path[-1] == pytest.approx(float(row["x"]), abs=0.05)
+
+
+@pytest.mark.parametrize("row", rows_of("dice_table.csv")[:10:3], ids=lambda row: row["method"])
+def test_the_dice_table_promises_what_it_says(row: dict[str, str]) -> None:
+    clip, feedback = float(row["clip_norm"]), float(row["feedback_clip"])
+    if row["method"] == "DP-FTRL" or row["method"] == dice_table.PUBLISHED:
+        pytest.skip("its strategy, or its false theorem, is audited elsewhere")
+    method = (
+        DPSGD(clip)
+        if row["method"] == "DP-SGD"
+        else DiceSGD(clip, feedback or None, float(row["residual_clip"]))
+    )
+    plan = method.plan(
+        n=50_000,
+        batch_size=int(row["batch_size"]),
+        epochs=int(row["epochs"]),
+        epsilon=float(row["epsilon"]),
+        delta=one_pass.DELTA,
+        neighboring="zero-out",
+    )
+    assert compute_epsilon(plan.event, plan.delta, "zero-out").epsilon == pytest.approx(
+        float(row["proven_epsilon"]), rel=0.01
+    )
+    assert plan.query.standard_deviation / plan.batch_size == pytest.approx(
+        float(row["noise"]), rel=0.01
+    )
+
+
+def test_kl_slopes_are_those_of_the_runs() -> None:
+    runs = rows_of("kl_rates.csv")
+    for row in rows_of("kl_slopes.csv"):
+        mine = [
+            r for r in runs if (r["experiment"], r["kappa"]) == (row["experiment"], row["kappa"])
+        ]
+        logs = np.log([[float(r["x"]), float(r["measured"])] for r in mine])
+        assert np.polyfit(*logs.T, 1)[0] == pytest.approx(float(row["slope"]), abs=1e-9)
+    listed = [(row["experiment"], row["kappa"]) for row in rows_of("kl_slopes.csv")]
+    assert set(listed) <= {(e.name, str(e.kappa)) for e in kl_rates.experiments()}
+
+
+def test_kl_rates() -> None:
+    (experiment,) = (
+        e for e in kl_rates.experiments() if (e.name, e.kappa) == ("KL-Spider, |w|^tau", 2)
+    )
+    run = next(experiment.runs(points=1, seeds=1))
+    ours = next(row for row in rows_of("kl_rates.csv") if row["kappa"] == "2.0")
+    assert run.measured == pytest.approx(float(ours["measured"]), rel=0.3)
+
+
+def test_kl_real() -> None:
+    case = kl_real.breast_cancer()
+    (ours,) = (
+        row
+        for row in rows_of("kl_real.csv")
+        if (row["data"], row["method"], row["epsilon"]) == (case.name, "DP-SGD", "1.0")
+    )
+    settings = {
+        key: float(value) for key, value in (p.split("=") for p in ours["settings"].split())
+    }
+    risks = [case.excess_risk(kl_real.dp_sgd(case, 1.0, seed, settings)) for seed in range(1, 4)]
+    assert np.mean(risks) == pytest.approx(float(ours["excess_risk"]), rel=0.6)
+
+
+def test_srgd_exponents_are_those_of_the_rates() -> None:
+    kinds = (str, int, int, float, str, int, float, float, float, float)
+    cells = [
+        srgd_rates.Cell(*(kind(value) for kind, value in zip(kinds, row.values(), strict=True)))
+        for row in rows_of("srgd_rates.csv")
+    ]
+    found = [
+        srgd_rates.exponents(
+            [c for c in cells if (c.loss, c.method) == (row["loss"], row["method"])]
+        )
+        for row in rows_of("srgd_exponents.csv")
+    ]
+    ours = [(float(row["alpha"]), float(row["gamma"])) for row in rows_of("srgd_exponents.csv")]
+    np.testing.assert_allclose(found, ours, atol=2e-3)
+
+
+fashion = pytest.mark.skipif(
+    not Path(FASHION_MNIST_DIRECTORY).is_dir(), reason="Fashion-MNIST is not there"
+)
+
+
+@fashion
+@pytest.mark.slow
+def test_an_epoch_of_the_share_that_is_clipped() -> None:
+    """The first epoch of the first line, without noise."""
+    training, _, _ = one_pass.load(FASHION_MNIST_DIRECTORY)
+    method = DPSGD(fang.PrivateQuantile.monitor(0.3))
+    plan = method.plan(
+        n=len(training[0]), batch_size=fang.BATCH, epochs=1, noise_multiplier=0.0, delta=1e-5
+    )
+    clipped = 1 - np.mean(fang.monitored(plan, training, "linear", 0.3))
+    assert clipped == pytest.approx(float(rows_of("fang_fig1.csv")[0]["clipped"]), abs=0.01)
+
+
+@fashion
+@pytest.mark.slow
+def test_value_clipping_on_a_linear_model() -> None:
+    """One seed of three, and a tenth of the steps, on the first line that has value clipping."""
+    training, _, test = one_pass.load(FASHION_MNIST_DIRECTORY)
+    row = rows_of("fang_fig2.csv")[1]
+    method = fang.methods(float(row["clip_norm"]))[row["method"]]
+    whole = {"n": len(training[0]), "batch_size": 4 * fang.BATCH, "delta": fang.DELTA}
+    noise = method.plan(**whole, epochs=fang.EPOCHS, epsilon=fang.EPSILON).noise_multiplier
+    plan = method.plan(**whole, steps=50, noise_multiplier=noise)
+    step = float(row["learning_rate"]) * float(row["clip_norm"])
+    score = fang.run(plan, row["model"], training, step, 1, test)
+    assert score == pytest.approx(float(row["accuracy"]), abs=0.08)
+
+
+@fashion
+@pytest.mark.slow
+def test_one_pass() -> None:
+    """One seed of three, of the largest batches."""
+    row = rows_of("one_pass.csv")[-5]
+    training, _, test = one_pass.load(FASHION_MNIST_DIRECTORY)
+    settings = srgd_rates.settings_for(
+        srgd_rates.METHODS[row["method"]],
+        int(row["steps"]),
+        int(row["batch_size"]),
+        float(row["clip_norm"]),
+        float(row["beta"]),
+    )
+    found = one_pass.train(settings, training, float(row["epsilon"]), 1)
+    accuracy = one_pass.accuracy(found[row["averaged"] == "True"], test)
+    assert accuracy == pytest.approx(float(row["accuracy"]), abs=0.03)
+
+
+def test_srgd_rates() -> None:
+    """The first problem of the table; the mean of three repetitions of ten."""
+    row = rows_of("srgd_rates.csv")[1]
+    task = srgd_rates.Task(row["loss"], int(row["p"]))
+    n, epsilon = int(row["n"]), float(row["epsilon"])
+    settings = srgd_rates.settings_for(
+        srgd_rates.METHODS[row["method"]],
+        int(row["steps"]),
+        n // int(row["steps"]),
+        float(row["clip_norm"]),
+        float(row["beta"]),
+    )
+    found = [
+        srgd_rates.excess_of(task, task.sample(n, seed), settings, epsilon, seed)
+        for seed in (1, 2, 3)
+    ]
+    assert np.mean(found) == pytest.approx(float(row["excess"]), rel=0.5)
