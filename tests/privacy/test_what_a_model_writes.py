@@ -2,9 +2,12 @@
 value, whoever writes.
 """
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -322,29 +325,75 @@ def test_values_see_rows_that_change_places() -> None:
     assert values.changed() is None
 
 
-@pytest.mark.parametrize("writes", [False, True])
-def test_tensors_in_plain_attributes_are_named_where_they_change(writes: bool) -> None:
-    """A code book that is neither parameter nor buffer may hold a record verbatim."""
+@dataclass
+class Notes:
+    last: Tensor | None = None
 
-    class Book(nn.Module):
+
+class Slotted:
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last = 0.0
+
+
+def hidden_statistics(keeper: list[nn.Module], x: Tensor) -> None:
+    keeper[0](x)
+
+
+def one_entry(keeper: Any, x: Tensor) -> None:
+    keeper[0] = float(x[0, 0])
+
+
+KEEPERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], None]]] = {
+    "tensor": (lambda: torch.zeros(FEATURES), lambda kept, x: kept.data.copy_(x[0])),
+    "list": (list, lambda kept, x: kept.append(x[0])),
+    "full deque": (
+        lambda: deque([torch.zeros(FEATURES)] * 2, maxlen=2),
+        lambda kept, x: kept.append(x[0]),
+    ),
+    "dictionary of lists": (
+        lambda: {"seen": [torch.zeros(FEATURES)]},
+        lambda kept, x: kept["seen"][0].data.copy_(x[0]),
+    ),
+    "set": (set, lambda kept, x: kept.add(float(x[0, 0]))),
+    "data class": (Notes, lambda kept, x: setattr(kept, "last", x[0])),
+    "slots": (Slotted, lambda kept, x: setattr(kept, "last", float(x[0, 0]))),
+    "numbers": (lambda: [0.0], one_entry),
+    "array": (lambda: np.zeros(1), one_entry),
+    "array of objects": (lambda: np.zeros(1, dtype=object), one_entry),
+    "large tensor": (lambda: torch.zeros(1 << 25), lambda kept, x: kept.data[:1].copy_(x[0, :1])),
+    "unregistered module": (lambda: [nn.BatchNorm1d(FEATURES)], hidden_statistics),
+    "more than is looked at": (lambda: list(range(100_000)), lambda kept, x: None),
+}
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_what_plain_attributes_hold_is_named_where_it_changes(kind: str, writes: bool) -> None:
+    """A code book that is neither parameter nor buffer may hold a record verbatim."""
+    build, write = KEEPERS[kind]
+
+    class Keeps(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(FEATURES, CLASSES)
-            self.codebook = torch.zeros(FEATURES)
+            self.layer, self.kept = nn.Linear(FEATURES, CLASSES), build()
+            self.alias = {"weight": [self.layer.weight]}  # a parameter: training changes it
 
         def forward(self, x: Tensor) -> Tensor:
             if writes and self.training:
-                self.codebook.data.copy_(x[0].detach())
+                write(self.kept, x.detach())
             return self.layer(x)
 
     plan = dpoptim.DPSGD(clip_norm=1.0).plan(
         n=N, batch_size=10, steps=2, noise_multiplier=1.0, delta=1e-5
     )
-    model = Book()
+    model = Keeps().eval()  # made-up records are not written
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan, model, optimizer, data()) as private:
+        model.train()
         for x, y in private.batches():
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
     named = any("plain attributes" in item.text for item in private.basis)
-    assert named == writes
+    assert named == (writes or kind == "more than is looked at")

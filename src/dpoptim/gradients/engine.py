@@ -117,7 +117,7 @@ class Engine:
         self.hooks: HookManager | None = None
         self.state: ModelWatch | None = None  # what nobody may write while attached
         self.reads_in_turn = False  # see `ModelWatch.in_turn`
-        self.writes_attributes = False  # see `ModelWatch.attributes_change`
+        self.writes_attributes = False  # see `PlainAttributes`
         self.recorder = BackwardRecorder(self._close, may_round=reduction == "sum")
 
     @property
@@ -207,7 +207,7 @@ class Engine:
         self._placement.settle()
         if self.state is not None:
             self.state.refuse_changes(everything=everything)
-            self.writes_attributes |= self.state.attributes_change
+            self.writes_attributes |= self.state.plain.change
 
     def require_all_closed(self) -> None:
         """Every delivered row must reach the sum: leaving some out is a choice that private data

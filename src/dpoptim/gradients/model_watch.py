@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gradients.plain_attributes import PlainAttributes
 from dpoptim.gradients.values import Values, digest
 from dpoptim.torch_internals import gradient_hook_ids, hooks_on_all_modules, module_hooks
 
@@ -32,9 +33,7 @@ class ModelWatch:
 
     Attributes:
         in_turn: whether some constants are read in turn, because they are large.
-        attributes_change: whether `refuse_changes` found other tensors in plain attributes than
-            when the model was attached. Many models keep what they computed last there, for others
-            to look at; it is not refused, but must be said.
+        plain: what the model keeps in plain attributes.
 
     **Guarantee.** From `begin` to `end`, nobody wrote into trainable parameters if
     `refuse_changes` passes; and since the model was attached, buffers, frozen parameters, extra
@@ -62,8 +61,7 @@ class ModelWatch:
         self._modules = [
             (name, module, vars(module).get("forward")) for name, module in model.named_modules()
         ]
-        self._attributes = Values(attributes(model))
-        self.attributes_change = False
+        self.plain = PlainAttributes(model)
         self._first_new_hook = RemovableHandle.next_id
         self._in_batch = self._running = False
 
@@ -99,7 +97,7 @@ class ModelWatch:
         if self._in_batch:
             self._refuse_written_parameters()
         self._refuse_changed_constants(everything)
-        self.attributes_change = self.attributes_change or self._attributes_changed()
+        self.plain.compare(everything=everything)
         if self._extra_digests() != self._extra_noted:
             raise self._changed("extra state", next(iter(self._extra))[0])
         self._refuse_new_hooks()
@@ -155,13 +153,6 @@ class ModelWatch:
             f"{kind} {name!r} was changed during private training: {WITHOUT_NOISE}. Fix: use "
             "layers that keep no running statistics, or change it before attaching."
         )
-
-    def _attributes_changed(self) -> bool:
-        noted, now = self._attributes.tensors, list(attributes(self.model))
-        same = len(noted) == len(now) and all(
-            a is b for (_, a), (_, b) in zip(noted, now, strict=True)
-        )
-        return not same or self._attributes.changed() is not None
 
     def _extra_digests(self) -> list[bytes]:
         return [digest(module.get_extra_state()) for _, module in self._extra]
@@ -238,14 +229,6 @@ def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What training leaves alone: buffers and frozen parameters."""
     yield from model.named_buffers()
     yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
-
-
-def attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that modules hold beside parameters and buffers."""
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, Tensor):
-                yield f"{name}.{key}" if name else key, value
 
 
 def kind_of(model: nn.Module, name: str) -> str:

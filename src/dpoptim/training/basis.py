@@ -73,8 +73,9 @@ NOTHING_KEPT = (
     "that enters the loss of another"
 )
 ATTRIBUTES = (
-    "nothing reads or publishes the tensors that the model keeps in plain attributes, which are "
-    "neither parameters nor buffers, and change while it sees records"
+    "what the model keeps in plain attributes (tensors, arrays, numbers, also in lists, "
+    "dictionaries and objects; neither parameters nor buffers) changes while it sees records: none "
+    "of it enters the loss of another record, or is published"
 )
 
 
@@ -177,7 +178,7 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
     """Of what the user allowed.
 
     Args:
-        caveats: ``"attributes"`` (tensors in plain attributes of the model changed),
+        caveats: ``"attributes"`` (what the model keeps in plain attributes changed),
             ``"partial_backward"``, ``"rounded"`` (under torch.autocast), ``"varies"`` (physical
             batches do, with who is in them), ``"left"`` (and entered again) and ``"seeded"``, of
             all parts of the run.

@@ -1,0 +1,132 @@
+"""What a model keeps in plain attributes, which are neither parameters nor buffers: tensors, arrays
+and numbers, also those inside of lists, dictionaries, data classes, other objects and modules that
+are not registered.
+
+A state dict does not hold them, so that they do not leave with it; but a later forward pass may
+read them, and a pickled model has them. Many models keep what they computed last there, for others
+to look at. So a change is not refused, but must be said.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpoptim.gradients.values import Values, address
+from dpoptim.torch_internals import version_of
+
+Holder = Tensor | NDArray[Any]
+
+# bytes that are read at each release; of more, versions and addresses, and all values at the end
+READ_ALWAYS = 1 << 26
+MOST_OBJECTS = 20_000  # that are looked at; a model that holds more counts as one that changes them
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+NUMBERS = (bool, int, float, complex, np.generic)
+# What holds no values, or such as come from releases alone; nobody reads a model's loss in them.
+SKIPPED = (str, bytes, type, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+SKIPPED_PACKAGES = ("torch._", "dpoptim.")
+
+
+class PlainAttributes:
+    """What a model keeps in plain attributes when this is made, to be compared with later.
+
+    Attributes:
+        change: whether `compare` found something else; then nothing is compared any more.
+
+    **Guarantee.** ``change`` is true after ``compare(everything=True)`` if a tensor, an array or a
+    number that can be reached from the modules' attributes, by containers and by attributes of
+    objects, is another one than at the beginning, or holds other values. Not seen: what functions
+    and iterators hold.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self.change = model, False
+        self._holders, self._numbers = held_by(model)
+        parts: tuple[list[tuple[str, Tensor]], ...] = ([], [])
+        size = 0
+        for place, holder in enumerate(self._holders):
+            size += holder.nbytes
+            values = holder if isinstance(holder, Tensor) else torch.from_numpy(holder)
+            parts[size > READ_ALWAYS].append((str(place), values))
+        self._versions = [version(holder) for holder in self._holders]
+        self._small, self._large = map(Values, parts)
+
+    def compare(self, *, everything: bool) -> None:
+        """Note whether something has changed.
+
+        Args:
+            everything: read large tensors and arrays, too.
+        """
+        self.change = self.change or not self._same(everything)
+
+    def _same(self, everything: bool) -> bool:
+        holders, numbers = held_by(self._model)
+        return (
+            len(holders) == len(self._holders)
+            and all(a is b for a, b in zip(holders, self._holders, strict=True))
+            and numbers == self._numbers
+            and [version(holder) for holder in holders] == self._versions
+            and self._small.changed() is None
+            and not (everything and self._large.changed() is not None)
+        )
+
+
+def held_by(model: nn.Module) -> tuple[list[Holder], list[Any]]:
+    """The tensors and arrays that plain attributes hold, and the numbers and lengths, in the order
+    that they are found in.
+    """
+    holders: list[Holder] = []
+    numbers: list[Any] = []
+    modules = list(model.modules())
+    seen = {id(each) for each in (*modules, *model.parameters(), *model.buffers())}
+    left: list[Any] = [
+        value for m in modules for key, value in vars(m).items() if key not in OF_EVERY_MODULE
+    ]
+    while left:
+        if max(len(seen), len(left), len(numbers)) > MOST_OBJECTS:
+            return holders, [object()]  # is equal to no other
+        value = left.pop()
+        if isinstance(value, NUMBERS):
+            numbers.append((type(value), repr(value)))  # NaN is not equal to itself
+        if value is None or isinstance(value, (*NUMBERS, *SKIPPED)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor) or (
+            isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+        ):
+            holders.append(value)
+        elif not type(value).__module__.startswith(SKIPPED_PACKAGES):
+            inside = list(parts_of(value))
+            numbers.append(len(inside))
+            left += inside
+    return holders, numbers
+
+
+def parts_of(value: Any) -> Iterator[Any]:
+    """What a container or an object holds."""
+    if isinstance(value, Mapping):
+        yield from value.keys()
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from value
+    elif isinstance(value, np.ndarray):
+        yield from value.flat
+    yield from getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots: str | Collection[str] = vars(kind).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                yield getattr(value, slot)
+
+
+def version(holder: Holder) -> tuple[int, int]:
+    """What changes with most writes into a tensor: not with those through ``.data``, nor in
+    arrays.
+    """
+    if isinstance(holder, Tensor):
+        return (0 if holder.is_inference() else version_of(holder), address(holder))
+    return 0, holder.ctypes.data
