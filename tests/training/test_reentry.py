@@ -175,7 +175,7 @@ def test_what_was_changed_meanwhile_is_named() -> None:
         pass
     mixing.remove()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    other = dpoptim.attach(plan(), model, sgd, private._train_set)
+    other = dpoptim.attach(plan(), model, sgd, private._prepared.train_set)
     with other, pytest.raises(dpoptim.PrivacyError, match="attached elsewhere"), private:
         pass
     with private:

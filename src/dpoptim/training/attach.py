@@ -19,6 +19,7 @@ from dpoptim.plan import Plan
 from dpoptim.training.foreign import innermost
 from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
+from dpoptim.training.request import Request
 from dpoptim.training.streams import is_stream, records_of_stream
 
 
@@ -161,11 +162,7 @@ def attach(
         train_set = records_of_stream(plan, train_set)
     ranks = ranks_of(model, process_group)
     try:
-        return PrivateTraining(
-            plan,
-            model,
-            optimizers,
-            train_set,
+        request = Request(
             loss=loss,
             collate_fn=collate_fn,
             loss_reduction=loss_reduction,
@@ -180,9 +177,9 @@ def attach(
             persons=persons,
             isolation=isolation,
             batch_axis=batch_axis,
-            ranks=ranks,
             sharded=sharded,
         )
+        return PrivateTraining(plan, model, optimizers, train_set, request, ranks)
     except BaseException:
         ranks.leave(0, failed=True)
         raise

@@ -58,6 +58,10 @@ class PublicFigures:
     _caveats: dict[str, bool]  # of the parts before
     _left: bool  # and entered again
 
+    def _require_attached(self) -> None:
+        """Refuse what has no meaning outside of the `with` block."""
+        raise NotImplementedError
+
     @property
     def steps_done(self) -> int:
         """Noisy steps taken so far (public), those that only looked for the clip norm included."""

@@ -1,0 +1,85 @@
+"""Everything that a run hangs on a model and its optimizers, put on and taken off together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dpoptim.distributed.wrapping import Wrapping
+from dpoptim.gradients.engine import Engine
+from dpoptim.training.isolation import Chosen
+from dpoptim.training.optimizer_hooks import OptimizerHooks
+from dpoptim.training.probe import show_the_batch_axis
+from dpoptim.training.released_gradients import ReleasedGradients
+from dpoptim.training.steps import Steps
+
+
+class Attached:
+    """A model and optimizers with the hooks of a run; made without them.
+
+    Args:
+        wrapping: of the model.
+        optimizers: that share its parameters out.
+        engine, steps, gradients: what the hooks talk to.
+        chosen: how records are kept apart, and a sample to show the batch axis by.
+    """
+
+    def __init__(
+        self,
+        wrapping: Wrapping,
+        optimizers: Sequence[torch.optim.Optimizer],
+        engine: Engine,
+        steps: Steps,
+        gradients: ReleasedGradients,
+        chosen: Chosen,
+    ) -> None:
+        self._wrapping, self._optimizers = wrapping, tuple(optimizers)
+        self._engine, self._chosen = engine, chosen
+        self._steps, self._gradients = steps, gradients
+        self._hooks: OptimizerHooks | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether the hooks are there."""
+        return self._hooks is not None
+
+    def put_on(self) -> None:
+        """Add the hooks to the model, then to the optimizers."""
+        self._engine.attach()
+        self._wrapping.switch_off()
+        with self._wrapping.gathered():
+            show_the_batch_axis(
+                self._engine.model, self._chosen.sample if self._engine.hooks else None
+            )
+        self._hooks = OptimizerHooks(self._optimizers, self._steps, self._gradients, self._engine)
+
+    def take_off(self) -> None:
+        """Leave model and optimizers as they were; harmless when repeated."""
+        self._engine.detach()
+        self._wrapping.restore()
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+
+    def state(self) -> dict[str, Any]:
+        """Model, optimizers and the release that some of them have not used yet, whole on rank 0:
+        their part of a checkpoint.
+        """
+        whole = self._wrapping.whole
+        return {
+            "model": whole(self._engine.model.state_dict()),
+            "optimizers": [whole(optimizer.state_dict()) for optimizer in self._optimizers],
+            "unfinished": whole(self._gradients.unfinished()),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Load what `state` returned, the unfinished release apart; before `put_on`."""
+        self._engine.model.load_state_dict(self._wrapping.model_state(state["model"]))
+        for optimizer, held_before in zip(self._optimizers, state["optimizers"], strict=True):
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            optimizer.load_state_dict(self._wrapping.optimizer_state(held, held_before))
+
+    def redo(self, unfinished: dict[str, Any] | None) -> None:
+        """Do the update again that had failed when a checkpoint was written; after `put_on`."""
+        assert self._hooks is not None
+        self._hooks.redo(unfinished)

@@ -1,0 +1,126 @@
+"""What a loop calls in every step: batches out, losses in."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from dpoptim.opacus_words import knows_opacus
+from dpoptim.training.loading import Batches, Collate, LoaderOptions
+from dpoptim.training.logical_steps import LogicalSteps
+from dpoptim.training.public_figures import PublicFigures
+from dpoptim.training.reduction import differentiate
+
+
+class BatchLoop(PublicFigures):
+    """The loop's side of `PrivateTraining`."""
+
+    @knows_opacus
+    def batches(
+        self,
+        *,
+        physical_batch_size: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        timeout: float = 0,
+        fixed_shape: bool | None = None,
+    ) -> Batches:
+        """All batches of the steps that remain, drawn by the plan's sampler, collated as
+        DataLoader would.
+
+        Args:
+            physical_batch_size: rows that memory holds; a larger logical batch arrives in
+                microbatches, and only the step after the last one moves the model. None: one. It
+                changes speed and memory, not the update.
+            num_workers: as what follows up to ``timeout``, of ``torch.utils.data.DataLoader``.
+            collate_fn: give it to `attach` instead, with a loss, to have it checked; another one
+                here is listed among what is taken on trust.
+            fixed_shape: give every physical batch the same public number of rows: records take
+                random slots, and what stays empty holds made-up records, which count as zero
+                whatever the loss makes of them. Then nobody's rounding can depend on who else is
+                there, and a mean needs no trust; shapes are static. It costs the empty slots'
+                arithmetic: up to half as much time again up to an expected batch of 1,024, up to a
+                    quarter at 4,096, nothing at 16,384. None: where it costs under 5 % and all
+                    records
+                have one shape for certain (a ``TensorDataset``, collated as usual).
+
+        Returns:
+            an iterator; ``len`` is the number of steps that remain, where each is one batch. One
+            runs through the whole plan, all epochs; a second one goes on where the first stopped.
+            An empty batch arrives as record 0 with weight zero: its step adds noise only. How many
+                rows a batch has is private: do not log it.
+
+        **Guarantee.** None for what is yielded: records are as private as the data set. Who takes
+        part in a step is drawn once, and kept until that step's noisy sum is out, however often
+        the loop is left and entered again.
+        """
+        options = LoaderOptions(
+            num_workers,
+            self._delivery.collate(collate_fn),
+            pin_memory,
+            prefetch_factor,
+            persistent_workers,
+            multiprocessing_context,
+            worker_init_fn,
+            timeout,
+        )
+        self._require_attached()
+        return self._delivery.batches(physical_batch_size, options, fixed_shape)
+
+    @knows_opacus
+    def steps(
+        self,
+        *,
+        physical_batch_size: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        fixed_shape: bool | None = None,
+    ) -> LogicalSteps:
+        """The steps that remain, one item each, whatever memory holds: ``len`` is public.
+
+        For loops that count: iterate over each item for its microbatches, hand their losses to
+        `backward`, then call ``optimizer.step()`` once; schedulers and progress bars count steps
+        of the plan. Items may be fetched ahead. Arguments and guarantee: as for `batches`.
+        """
+        batches = self.batches(
+            physical_batch_size=physical_batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            fixed_shape=fixed_shape,
+        )
+        return LogicalSteps(self, batches, self.plan.steps)
+
+    @property
+    def step_is_complete(self) -> bool:
+        """Whether all of a step's microbatches have been delivered, and the step is still to come.
+        Private.
+        """
+        return self._steps.state == "complete"
+
+    def backward(self, losses: Tensor) -> None:
+        """Differentiate the batch's losses: each record's gradient is clipped, and added to the
+        step's sum.
+
+        Args:
+            losses: one for each delivered record, shape (rows,): compute them with
+                ``reduction="none"``. The sum over the records is taken here, so that there is no
+                reduction to declare. A scalar is taken where its graph shows whether it is a mean
+                or a sum of the records' losses, or where ``attach(..., loss_reduction=)`` says so.
+
+        Raises:
+            PrivacyError: these are not the losses of the rows that were delivered, or a scalar
+                that is not what was declared.
+
+        **Guarantee.** Each record adds a gradient of at most the clip norm, for every loss in
+        which its term depends on that record alone. A vector's terms may still have been made of
+        each other (``attach(..., loss=)`` checks that).
+        """
+        self._require_attached()
+        differentiate(self._engine, losses, self._reduction)

@@ -1,0 +1,74 @@
+"""The part of a run that a checkpoint was saved after, if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.distributed.checkpoints import cut
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.gradients.summation_groups import Indices
+from dpoptim.gradients.totals import Totals
+from dpoptim.training.checkpoint import checkpoint_to_resume, refuse_other_training
+
+
+class EarlierPart:
+    """What a run goes on from; without a checkpoint it begins.
+
+    Args:
+        contents: of the checkpoint, **secret**; None: there is none.
+        digest: its SHA-256.
+    """
+
+    def __init__(self, contents: dict[str, Any] | None, digest: str = "") -> None:
+        self.contents, self.digest = contents, digest
+
+    @classmethod
+    def read(cls, path: str | Path | None, key: bytes | None, ranks: Ranks) -> EarlierPart:
+        """Read on rank 0 what all ranks go on from; errors as for `read_checkpoint`."""
+        return cls(*ranks.from_first(partial(checkpoint_to_resume, path, key)))
+
+    def purpose_of_seed(self, seed: int | None) -> str:
+        """What is added to the purpose of each seeded stream: where a seeded run goes on, it must
+        not repeat the noise that it began with.
+        """
+        if self.contents is None or seed is None:
+            return ""
+        return f" after step {self.contents['steps_done']}"
+
+    def of_this_rank(
+        self,
+        identity: dict[str, Any],
+        ledger: Ledger,
+        ranks: Ranks,
+        totals: Totals,
+        deal: Callable[[Indices], Indices],
+        records: int | None,
+    ) -> EarlierPart:
+        """Return this rank's share of the part; see `distributed.checkpoints.cut`.
+
+        Raises:
+            ValueError: the part is of another training than ``identity``.
+        """
+        if self.contents is None:
+            return self
+        refuse_other_training(self.contents, identity, ledger)
+        return EarlierPart(cut(self.contents, ranks, totals, deal, records), self.digest)
+
+    @property
+    def gate(self) -> dict[str, Any] | None:
+        """What the gate kept."""
+        return None if self.contents is None else self.contents["gate"]
+
+    @property
+    def caveats(self) -> dict[str, bool]:
+        """What must be said of the guarantee for this part's sake; public."""
+        return {} if self.contents is None else self.contents["caveats"]
+
+    @property
+    def steps_done(self) -> int | None:
+        """So many; None where there is no earlier part. Public."""
+        return None if self.contents is None else self.contents["steps_done"]

@@ -1,0 +1,88 @@
+"""Scores of a model on private hold-out records, on the ledger of its training."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from dpoptim.errors import PrivacyError
+from dpoptim.training.public_figures import PublicFigures
+
+if TYPE_CHECKING:
+    from dpoptim.evaluation import ClassifierScores, RegressorScores
+
+
+class HoldOutScores(PublicFigures):
+    """What `PrivateTraining` says of private records that it was not trained on."""
+
+    model: nn.Module
+
+    def evaluate(
+        self,
+        hold_out: Dataset[Any],
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        n: int | None = None,
+        target_bound: float | None = None,
+        persons: Sequence[Any] | None = None,
+        confidence: float = 0.95,
+        noise_seed: int | None = None,
+    ) -> "ClassifierScores | RegressorScores":
+        """Score the model as it is now on *private* hold-out records, with noise, charged to this
+        run's ledger.
+
+        Args:
+            hold_out: records with the target last, none of them in the training data; which is
+                which must have been decided for each record (or person) by itself.
+            epsilon: what these scores may cost, on top of the training.
+            delta: default the plan's.
+            n: public number of records in it (of persons); needed under add-or-remove-one.
+            target_bound: public bound on absolute targets, for a model with one output; a model
+                with several is scored as a classifier, its outputs as logits.
+            persons: the owner of each record; needed where the plan's unit is a person. Only the
+                first record of each counts.
+            confidence: of the intervals, in (0, 1); they include the noise.
+            noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
+                release.
+
+        Returns:
+            accuracy, confusion matrix, log-loss, AUC and calibration, or R2 and squared error; all
+            may be published.
+
+        Raises:
+            PrivacyError: in the middle of a step, after the `with`, or in one of several
+                processes.
+            ValueError: a setting out of range; before anything is spent.
+            BudgetExceeded: the ledger does not admit it; nothing is drawn.
+
+        **Guarantee.** The scores' ``guarantee``, under the plan's relation and unit, charged before
+        the noise is drawn. Scores may decide what happens next, such as `finish`, as outputs may.
+        """
+        from dpoptim.evaluation.hold_out import evaluate_hold_out
+
+        self._require_attached()
+        if self._steps.state not in ("idle", "released") or self._ranks.size > 1:
+            raise PrivacyError(
+                "private.evaluate is for one process, between two steps. Fix: call it after "
+                "optimizer.step(), or score the saved model with dpoptim.evaluation."
+            )
+        if (persons is None) != (self._units.persons is None):
+            raise ValueError(
+                f"persons: this training protects each {self._units.name}, and its scores must, "
+                "too. Fix: persons= as attach has it."
+            )
+        return evaluate_hold_out(
+            self.model,
+            hold_out,
+            epsilon=epsilon,
+            delta=self.plan.delta if delta is None else delta,
+            neighboring=self.plan.neighboring,
+            n=n,
+            target_bound=target_bound,
+            persons=persons,
+            confidence=confidence,
+            ledger=self._ledger,
+            noise_seed=noise_seed,
+        )

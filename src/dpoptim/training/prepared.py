@@ -1,0 +1,147 @@
+"""What attaching finds out of model, loss and data before anything is reserved or drawn."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.wrapping import wrapping_of
+from dpoptim.gradients.engine import Engine, Reduction
+from dpoptim.gradients.isolation import require_choice
+from dpoptim.plan import Plan
+from dpoptim.training.agreed import agree_on_run
+from dpoptim.training.checkpoint import identity_of
+from dpoptim.training.engines import engine_for
+from dpoptim.training.isolation import Chosen, choose_isolation
+from dpoptim.training.loss_check import LossCheck, check_loss
+from dpoptim.training.probe import positions_per_layer
+from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
+from dpoptim.training.request import Request
+from dpoptim.training.units import units_of
+
+
+class Prepared:
+    """Model, optimizers and data as they were checked, and the engine that they need.
+
+    Attributes:
+        wrapping: of the model, and what it wraps.
+        units: what an index stands for.
+        chosen: how records are kept apart.
+        loss: what was found of the loss, if there is one.
+        engine: not attached yet.
+
+    Raises:
+        PrivacyError, ValueError, TypeError: what cannot be trained privately; nothing is changed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        train_set: Dataset[Any],
+        request: Request,
+        ranks: Ranks,
+    ) -> None:
+        require_choice(request.isolation, request.batch_axis)
+        refuse_unsupported(
+            plan, model, optimizers, train_set, request.loss_reduction, request.ledger
+        )
+        self.plan, self.optimizers, self.train_set = plan, tuple(optimizers), train_set
+        self._request, self._ranks = request, ranks
+        self.wrapping = wrapping_of(model)
+        self.model = self.wrapping.module
+        self.units = units_of(
+            train_set, request.rows_per_record, request.rows_reduction, request.persons
+        )
+        refuse_other_unit(plan, self.units)
+        self._row = self.units.a_row(train_set)
+        self.chosen, self.loss, positions = self._tried()
+        self.wrapping.refuse(self.chosen.isolation)
+        self.engine = self._engine(positions)
+        refuse_engine(plan, self.engine, self.optimizers)
+
+    def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:
+        """Try the model and the loss on made-up records."""
+        with self.wrapping.gathered():
+            chosen = self._chosen_isolation(self._row)
+            return (
+                chosen,
+                self._checked_loss(chosen),
+                positions_per_layer(self.model, chosen.sample),
+            )
+
+    def chosen_now(self) -> Chosen:
+        """How the model's records would be kept apart as it is now."""
+        with self.wrapping.gathered():
+            return self._chosen_isolation(self.units.a_row(self.train_set))
+
+    def _chosen_isolation(self, row: Any) -> Chosen:
+        isolation, batch_axis = self._request.isolation, self._request.batch_axis
+        return choose_isolation(self.model, [row], isolation, batch_axis)  # type: ignore[arg-type]
+
+    def _checked_loss(self, chosen: Chosen) -> LossCheck | None:
+        request = self._request
+        if request.loss is None:
+            return None
+        return check_loss(
+            self.model,
+            request.loss,
+            self.train_set,
+            request.collate_fn,
+            request.loss_reduction,
+            self.units,
+            chosen.isolation,
+        )
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """Of the losses that `backward` gets, if they are scalars."""
+        found = None if self.loss is None else self.loss.scalar_reduction
+        return self._request.loss_reduction or found
+
+    def _engine(self, positions: dict[str, int]) -> Engine:
+        return engine_for(
+            self.plan,
+            self.model,
+            self.chosen,
+            self.reduction or "mean",
+            partial_backward=self._request.partial_backward,
+            rows=self.units.rows,
+            totals=self.wrapping.totals(self._ranks),
+            positions=positions,
+            placement=self.wrapping,
+        )
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same of the run; ranks that would do different things are refused,
+        so all of them ask for it together.
+        """
+        request = self._request
+        count = agree_on_run(
+            self._ranks,
+            self.plan,
+            self.engine,
+            self.optimizers,
+            self.train_set,
+            self.units,
+            {
+                "loss_reduction": self.reduction,
+                "partial_backward": request.partial_backward,
+                "noise_seed": request.noise_seed,
+            },
+            sharded=request.sharded,
+        )
+        return self._identity(count)
+
+    def same_as_before(self) -> bool:
+        """Whether the names and shapes still are those of `identity`; in one process."""
+        return self._identity(self.units.count) == self.identity
+
+    def _identity(self, count: int) -> dict[str, Any]:
+        return identity_of(self.plan, self.engine, self.optimizers, self.units, count)
