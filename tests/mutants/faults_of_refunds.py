@@ -2,11 +2,11 @@
 for as long as a ``with`` lasts. For testing detectors only.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting import ledger, ledger_refusals
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
 from dpoptim.gate import Gate
@@ -39,7 +39,10 @@ def ended_runs_go_on() -> AbstractContextManager[Any]:
 
 def two_processes_on_one_run() -> AbstractContextManager[Any]:
     """Whoever held a run before it was taken up from a checkpoint goes on as well."""
-    return patch.object(Ledger, "_refuse_former_holder", lambda ledger, found, resumed: None)
+    stack = ExitStack()
+    for module in (ledger, ledger_refusals):
+        stack.enter_context(patch.object(module, "refuse_former_holder", lambda *about: None))
+    return stack
 
 
 def forks_unseen() -> AbstractContextManager[Any]:

@@ -18,7 +18,6 @@ of this library.
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections.abc import Callable
@@ -30,23 +29,27 @@ from typing import Any, Self
 
 import dp_accounting as dp
 
-from dpoptim.accounting.balance import BudgetExceeded, Remaining, spent
+from dpoptim.accounting.balance import BudgetExceeded, Remaining
 from dpoptim.accounting.budget import FilterKind
 from dpoptim.accounting.canonical import canonical
-from dpoptim.accounting.events import event_to_json
-from dpoptim.accounting.guarantee import Guarantee, neighboring_name
-from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
+from dpoptim.accounting.guarantee import neighboring_name
+from dpoptim.accounting.ledger_records import LedgerRecords
+from dpoptim.accounting.ledger_refusals import (
+    event_text,
+    known_run,
+    open_run,
+    refuse_to_resume,
+)
+from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
-from dpoptim.accounting.ledger_settings import LedgerError, TakenUpElsewhereError, Wanted
+from dpoptim.accounting.ledger_settings import LedgerError, Wanted
 from dpoptim.accounting.ledger_store import LedgerStore
-from dpoptim.accounting.ledger_verify import verify
-from dpoptim.notebook import as_table
 from dpoptim.printable import printable, storable
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerError", "Remaining", "Reservation"]
 
 
-class Ledger:
+class Ledger(LedgerRecords):
     """Reservations on one data set, durable and safe between processes.
 
     Args:
@@ -121,7 +124,7 @@ class Ledger:
         """
         if not isinstance(label, str) or not 1 <= len(label) <= 200:
             raise ValueError(f"label: expected 1 to 200 characters, got {label!r}")
-        entry = Entry(Kind.RESERVED, uuid.uuid4().hex, _now(), storable(label), _text(event))
+        entry = Entry(Kind.RESERVED, uuid.uuid4().hex, _now(), storable(label), event_text(event))
 
         def decide(runs: Runs) -> Entry:
             # may take seconds, so not inside the transaction
@@ -135,7 +138,7 @@ class Ledger:
 
     def check(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation) -> None:
         """Raises what `reserve` would raise for this event now; writes nothing."""
-        _text(event)
+        event_text(event)
         with self._lock:
             self._admit(event, neighboring, self._sync())
 
@@ -147,8 +150,8 @@ class Ledger:
         """
 
         def decide(runs: Runs) -> Entry | None:
-            found = self._found(runs, reservation.id, "commit it where it was made")
-            self._refuse_former_holder(found, reservation.resumed)
+            found = known_run(runs, reservation.id, self._where, "commit it where it was made")
+            refuse_former_holder(found, reservation.resumed, self._where)
             done = found.state != "open"
             return None if done else Entry(Kind.COMMITTED, found.id, _now())
 
@@ -165,10 +168,10 @@ class Ledger:
         """
 
         def decide(runs: Runs) -> Entry | None:
-            found = self._found(runs, reservation_id, "go on with it where it was made")
+            found = known_run(runs, reservation_id, self._where, "go on with it where it was made")
             if found.state == "committed" and found.resumed == resumed:
                 return Entry(Kind.REENTERED, found.id, _now())
-            self._open(runs, reservation_id, resumed)
+            open_run(runs, reservation_id, resumed, self._where)
             return None
 
         self._append(decide)
@@ -201,30 +204,9 @@ class Ledger:
 
         def decide(runs: Runs) -> Entry:
             nonlocal times
-            found = self._found(runs, reservation_id, "reserve the run anew")
+            found = known_run(runs, reservation_id, self._where, "reserve the run anew")
             times = found.resumed + 1
-            if _text(found.event) != _text(event):
-                raise LedgerError(
-                    f"{self._where}: reservation {reservation_id!r} ({printable(found.label)}) was "
-                    f"made for {found.event}, not for {event}; continue with the plan it was made "
-                    "for, or reserve the new one"
-                )
-            if found.state != "open":
-                raise LedgerError(
-                    f"{self._where}: the run {printable(found.label)!r} was {DONE[found.state]}, "
-                    "its reservation is used up; reserve the further steps anew"
-                )
-            if not 0 <= released <= found.begun:
-                raise LedgerError(
-                    f"{self._where}: the run {printable(found.label)!r} has begun at most "
-                    f"{found.begun} releases, its checkpoint says {released}; the checkpoint was "
-                    "changed, or the ledger is an older copy"
-                )
-            if checkpoint is not None and runs.saved.get(checkpoint) != (found.id, released):
-                raise LedgerError(
-                    f"{self._where}: the run {printable(found.label)!r} was completed and entered "
-                    "again meanwhile, so its earlier checkpoints cannot go on; make a new plan"
-                )
+            refuse_to_resume(runs, found, event, released, checkpoint, self._where)
             return Entry(Kind.RESUMED, found.id, _now(), body=str(released))
 
         with self._lock:
@@ -242,7 +224,7 @@ class Ledger:
         """
 
         def decide(runs: Runs) -> Entry | None:
-            found = self._open(runs, reservation_id, resumed)
+            found = open_run(runs, reservation_id, resumed, self._where)
             return (
                 Entry(Kind.BEGUN, found.id, _now(), body=str(count))
                 if count > found.begun
@@ -269,27 +251,15 @@ class Ledger:
         **Guarantee.** "Giving back" in `accounting.budget`: the ledger's guarantee stands, whenever
         runs are ended, and whatever that depends on.
         """
-        body = f"{int(released)} {_text(part)}"
+        body = f"{int(released)} {event_text(part)}"
 
         def decide(runs: Runs) -> Entry:
-            found = self._open(runs, reservation_id, resumed)
+            found = open_run(runs, reservation_id, resumed, self._where)
             if why := self._why_nothing_is_returned(runs, found):
                 raise LedgerError(f"{self._where}: nothing can be given back: {why}")
             return Entry(Kind.ENDED, found.id, _now(), body=body)
 
         self._append(decide)
-
-    def why_nothing_is_returned(self, reservation_id: str) -> str:
-        """Why the budget gets nothing back when this run ends early; "" if it does. Public."""
-        with self._lock:
-            runs = self._sync()
-            found = self._found(runs, reservation_id, "ask the ledger that it was charged to")
-            return self._why_nothing_is_returned(runs, found)
-
-    def _why_nothing_is_returned(self, runs: Runs, run: Reservation) -> str:
-        if self.budget is None:
-            return "this ledger has no budget"
-        return runs.why_nothing_is_returned(run, self.budget)
 
     def note_checkpoint(
         self,
@@ -310,112 +280,11 @@ class Ledger:
         """
 
         def decide(runs: Runs) -> Entry:
-            found = self._open(runs, reservation_id, resumed)
+            found = open_run(runs, reservation_id, resumed, self._where)
             known = found.begun if begun is None else begun
             return Entry(Kind.SAVED, found.id, _now(), body=f"{released} {known} {digest}")
 
         self._append(decide)
-
-    def knows_checkpoint(self, reservation_id: str, released: int, digest: str) -> bool:
-        """Whether the run saved this checkpoint, after so many releases."""
-        with self._lock:
-            return self._sync().saved.get(digest) == (reservation_id, released)
-
-    def holds(self, reservation: Reservation) -> bool:
-        """Whether the charge is there; False also where the ledger cannot be read."""
-        try:
-            with self._lock:
-                return reservation.id in self._sync().by_id
-        except LedgerError:
-            return False
-
-    def entries(self) -> list[Reservation]:
-        """All reservations, oldest first."""
-        with self._lock:
-            return list(self._sync().by_id.values())
-
-    @property
-    def digest(self) -> str:
-        """Covers the settings and every entry; written down elsewhere, it shows later whether all
-        are still there.
-        """
-        with self._lock:
-            return self._sync().head.digest
-
-    def verify(self, *, digest: str | None = None) -> int:
-        """Reads the whole file again: structure, chain, every entry, and that the budget admitted
-        each run.
-
-        Args:
-            digest: what `digest` was at some time; it must be one of the chain's.
-
-        Returns the number of entries. Raises LedgerError for anything that is not as it should be.
-        """
-        return verify(self._store, self.budget, self.neighboring, digest)
-
-    def spent(self, delta: float | None = None) -> Guarantee:
-        """What may be claimed for the releases so far.
-
-        One run: that run's own accounting. Several under a budget: the budget, since what a filter
-        has used at a point that outputs chose is not a guarantee. Several without one:
-        composition, valid only if all parameters were fixed beforehand; the guarantee says so.
-
-        Args:
-            delta: default the budget's; required without a budget.
-        """
-        if delta is None:
-            if self.budget is None:
-                raise ValueError(
-                    "delta: this ledger has no budget; name the delta to report epsilon at"
-                )
-            delta = self.budget.delta
-        return spent(
-            self.budget, [entry.event for entry in self.entries()], delta, self.neighboring
-        )
-
-    def remaining(self) -> Remaining:
-        """What the budget still admits; printable."""
-        with self._lock:
-            runs = self._sync()
-            charges = [] if self.budget is None else runs.charges(self.budget)
-            return Remaining.of(self.budget, charges, len(runs.by_id))
-
-    def shares(self) -> list[float]:
-        """What each run takes of the budget, as a share of its filter's bound, oldest first.
-
-        A single run may take more than 1 of the bound: it is admitted by its own epsilon.
-
-        Raises:
-            ValueError: there is no budget to share.
-        """
-        if self.budget is None:
-            raise ValueError("this ledger has no budget, so its runs take no share of one.")
-        with self._lock:
-            return [charge / self.budget.limit for charge in self._sync().charges(self.budget)]
-
-    def __repr__(self) -> str:
-        return f"<Ledger of {printable(self.dataset)!r} ({self.neighboring}): {self.remaining()}>"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: `describe` as a table."""
-        return as_table(self.describe())
-
-    def describe(self) -> str:
-        """The ledger for a person: budget, what is left, and each run."""
-        lines = [
-            f"Ledger of data set {printable(self.dataset)!r} ({self.neighboring}), {self._where}",
-            f"  {self.remaining()}",
-        ]
-        for entry in self.entries():
-            again = f", resumed {entry.resumed} times" if entry.resumed else ""
-            again += f", up to {entry.repeated} releases made again" if entry.repeated else ""
-            if entry.part is not None:
-                again += f" after {entry.begun} releases, which are what the budget counts"
-            label = printable(entry.label)
-            lines.append(
-                f"  {entry.time}  {label}: {entry.event} [{entry.state}{again}] {entry.id}"
-            )
-        return "\n".join(lines)
 
     def close(self) -> None:
         """Releases a ledger in memory; a file is open only while an operation lasts."""
@@ -446,23 +315,6 @@ class Ledger:
             )
         return Ledger, (self._store.path,)
 
-    @property
-    def durable(self) -> bool:
-        """Whether reservations outlive the process."""
-        return self._store.path is not None
-
-    @property
-    def _where(self) -> str:
-        return "in memory" if self._store.path is None else printable(str(self._store.path))
-
-    def _sync(self) -> Runs:
-        """The runs with what was written in the meantime, by whomever."""
-        with self._lock:
-            new, head = self._store.read(self._runs.head)
-            if new:
-                self._runs.add(new, head)
-            return self._runs
-
     def _append(self, decide: Callable[[Runs], Entry | None]) -> None:
         """Writes what is decided on the runs as they are; decides again if others were faster."""
         with self._lock:
@@ -472,31 +324,6 @@ class Ledger:
                 if entry is None or self._store.append(entry, after=runs.head):
                     self._sync()
                     return
-
-    def _found(self, runs: Runs, reservation_id: str, fix: str) -> Reservation:
-        found = runs.by_id.get(reservation_id)
-        if found is None:
-            raise LedgerError(f"{self._where}: no reservation {reservation_id!r} here; {fix}")
-        return found
-
-    def _open(self, runs: Runs, reservation_id: str, resumed: int) -> Reservation:
-        found = self._found(
-            runs, reservation_id, "continue the run on the ledger that it was charged to"
-        )
-        if found.state != "open":
-            raise LedgerError(
-                f"{self._where}: the run {printable(found.label)!r} was {DONE[found.state]}; make "
-                "a new plan"
-            )
-        self._refuse_former_holder(found, resumed)
-        return found
-
-    def _refuse_former_holder(self, found: Reservation, resumed: int) -> None:
-        if found.resumed != resumed:
-            raise TakenUpElsewhereError(
-                f"{self._where}: the run {printable(found.label)!r} was taken up from a checkpoint "
-                "meanwhile, and goes on there; only one process may go on with it"
-            )
 
     def _admit(
         self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation, runs: Runs
@@ -511,11 +338,6 @@ class Ledger:
         canonical(event)  # an event that no accountant can read is refused without a budget, too
         if self.budget is not None:
             runs.admit(event, self.budget, self.dataset)
-
-
-def _text(event: dp.DpEvent) -> str:
-    """The event's stored form; equal texts are equal events."""
-    return json.dumps(event_to_json(event), sort_keys=True)
 
 
 def _now() -> str:

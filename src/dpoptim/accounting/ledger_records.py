@@ -1,0 +1,162 @@
+"""What a ledger tells: its runs, what they were charged, and what the budget still admits.
+
+Only public values; nothing here writes.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from dpoptim.accounting.balance import Remaining, spent
+from dpoptim.accounting.budget import Budget
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.ledger_refusals import known_run
+from dpoptim.accounting.ledger_runs import Reservation, Runs
+from dpoptim.accounting.ledger_settings import LedgerError
+from dpoptim.accounting.ledger_store import LedgerStore
+from dpoptim.accounting.ledger_verify import verify
+from dpoptim.notebook import as_table
+from dpoptim.printable import printable
+
+
+class LedgerRecords:
+    """The reading side of `Ledger`, which sets what is read."""
+
+    dataset: str
+    neighboring: str
+    budget: Budget | None
+    _store: LedgerStore
+    _runs: Runs
+    _lock: threading.RLock
+
+    def why_nothing_is_returned(self, reservation_id: str) -> str:
+        """Why the budget gets nothing back when this run ends early; "" if it does. Public."""
+        with self._lock:
+            runs = self._sync()
+            found = known_run(
+                runs, reservation_id, self._where, "ask the ledger that it was charged to"
+            )
+            return self._why_nothing_is_returned(runs, found)
+
+    def _why_nothing_is_returned(self, runs: Runs, run: Reservation) -> str:
+        if self.budget is None:
+            return "this ledger has no budget"
+        return runs.why_nothing_is_returned(run, self.budget)
+
+    def knows_checkpoint(self, reservation_id: str, released: int, digest: str) -> bool:
+        """Whether the run saved this checkpoint, after so many releases."""
+        with self._lock:
+            return self._sync().saved.get(digest) == (reservation_id, released)
+
+    def holds(self, reservation: Reservation) -> bool:
+        """Whether the charge is there; False also where the ledger cannot be read."""
+        try:
+            with self._lock:
+                return reservation.id in self._sync().by_id
+        except LedgerError:
+            return False
+
+    def entries(self) -> list[Reservation]:
+        """All reservations, oldest first."""
+        with self._lock:
+            return list(self._sync().by_id.values())
+
+    @property
+    def digest(self) -> str:
+        """Covers the settings and every entry; written down elsewhere, it shows later whether all
+        are still there.
+        """
+        with self._lock:
+            return self._sync().head.digest
+
+    def verify(self, *, digest: str | None = None) -> int:
+        """Reads the whole file again: structure, chain, every entry, and that the budget admitted
+        each run.
+
+        Args:
+            digest: what `digest` was at some time; it must be one of the chain's.
+
+        Returns the number of entries. Raises LedgerError for anything that is not as it should be.
+        """
+        return verify(self._store, self.budget, self.neighboring, digest)
+
+    def spent(self, delta: float | None = None) -> Guarantee:
+        """What may be claimed for the releases so far.
+
+        One run: that run's own accounting. Several under a budget: the budget, since what a filter
+        has used at a point that outputs chose is not a guarantee. Several without one:
+        composition, valid only if all parameters were fixed beforehand; the guarantee says so.
+
+        Args:
+            delta: default the budget's; required without a budget.
+        """
+        if delta is None:
+            if self.budget is None:
+                raise ValueError(
+                    "delta: this ledger has no budget; name the delta to report epsilon at"
+                )
+            delta = self.budget.delta
+        return spent(
+            self.budget, [entry.event for entry in self.entries()], delta, self.neighboring
+        )
+
+    def remaining(self) -> Remaining:
+        """What the budget still admits; printable."""
+        with self._lock:
+            runs = self._sync()
+            charges = [] if self.budget is None else runs.charges(self.budget)
+            return Remaining.of(self.budget, charges, len(runs.by_id))
+
+    def shares(self) -> list[float]:
+        """What each run takes of the budget, as a share of its filter's bound, oldest first.
+
+        A single run may take more than 1 of the bound: it is admitted by its own epsilon.
+
+        Raises:
+            ValueError: there is no budget to share.
+        """
+        if self.budget is None:
+            raise ValueError("this ledger has no budget, so its runs take no share of one.")
+        with self._lock:
+            return [charge / self.budget.limit for charge in self._sync().charges(self.budget)]
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {printable(self.dataset)!r} ({self.neighboring}): {self.remaining()}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: `describe` as a table."""
+        return as_table(self.describe())
+
+    def describe(self) -> str:
+        """The ledger for a person: budget, what is left, and each run."""
+        lines = [
+            f"Ledger of data set {printable(self.dataset)!r} ({self.neighboring}), {self._where}",
+            f"  {self.remaining()}",
+        ]
+        for entry in self.entries():
+            again = f", resumed {entry.resumed} times" if entry.resumed else ""
+            again += f", up to {entry.repeated} releases made again" if entry.repeated else ""
+            if entry.part is not None:
+                again += f" after {entry.begun} releases, which are what the budget counts"
+            label = printable(entry.label)
+            lines.append(
+                f"  {entry.time}  {label}: {entry.event} [{entry.state}{again}] {entry.id}"
+            )
+        return "\n".join(lines)
+
+    @property
+    def durable(self) -> bool:
+        """Whether reservations outlive the process."""
+        return self._store.path is not None
+
+    @property
+    def _where(self) -> str:
+        return "in memory" if self._store.path is None else printable(str(self._store.path))
+
+    def _sync(self) -> Runs:
+        """The runs with what was written in the meantime, by whomever."""
+        with self._lock:
+            new, head = self._store.read(self._runs.head)
+            if new:
+                self._runs.add(new, head)
+            return self._runs

@@ -1,0 +1,82 @@
+"""Refusals of a ledger: which run may write what, as its entries are now.
+
+``where`` names the ledger in messages.
+"""
+
+from __future__ import annotations
+
+import json
+
+import dp_accounting as dp
+
+from dpoptim.accounting.events import event_to_json
+from dpoptim.accounting.ledger_runs import DONE, Reservation, Runs
+from dpoptim.accounting.ledger_settings import LedgerError, TakenUpElsewhereError
+from dpoptim.printable import printable
+
+
+def event_text(event: dp.DpEvent) -> str:
+    """The event's stored form; equal texts are equal events."""
+    return json.dumps(event_to_json(event), sort_keys=True)
+
+
+def known_run(runs: Runs, reservation_id: str, where: str, fix: str) -> Reservation:
+    """The run of this reservation. LedgerError if there is none here."""
+    found = runs.by_id.get(reservation_id)
+    if found is None:
+        raise LedgerError(f"{where}: no reservation {reservation_id!r} here; {fix}")
+    return found
+
+
+def open_run(runs: Runs, reservation_id: str, resumed: int, where: str) -> Reservation:
+    """The run, if it is open and its caller holds it: has been taken up ``resumed`` times."""
+    fix = "continue the run on the ledger that it was charged to"
+    found = known_run(runs, reservation_id, where, fix)
+    if found.state != "open":
+        raise LedgerError(
+            f"{where}: the run {printable(found.label)!r} was {DONE[found.state]}; make a new plan"
+        )
+    refuse_former_holder(found, resumed, where)
+    return found
+
+
+def refuse_former_holder(found: Reservation, resumed: int, where: str) -> None:
+    """Refuse whoever held the run before it was taken up from a checkpoint."""
+    if found.resumed != resumed:
+        raise TakenUpElsewhereError(
+            f"{where}: the run {printable(found.label)!r} was taken up from a checkpoint "
+            "meanwhile, and goes on there; only one process may go on with it"
+        )
+
+
+def refuse_to_resume(
+    runs: Runs,
+    found: Reservation,
+    event: dp.DpEvent,
+    released: int,
+    checkpoint: str | None,
+    where: str,
+) -> None:
+    """Refuse to take a run up where `Ledger.resume` says so."""
+    if event_text(found.event) != event_text(event):
+        raise LedgerError(
+            f"{where}: reservation {found.id!r} ({printable(found.label)}) was made for "
+            f"{found.event}, not for {event}; continue with the plan it was made for, or reserve "
+            "the new one"
+        )
+    if found.state != "open":
+        raise LedgerError(
+            f"{where}: the run {printable(found.label)!r} was {DONE[found.state]}, its "
+            "reservation is used up; reserve the further steps anew"
+        )
+    if not 0 <= released <= found.begun:
+        raise LedgerError(
+            f"{where}: the run {printable(found.label)!r} has begun at most {found.begun} "
+            f"releases, its checkpoint says {released}; the checkpoint was changed, or the ledger "
+            "is an older copy"
+        )
+    if checkpoint is not None and runs.saved.get(checkpoint) != (found.id, released):
+        raise LedgerError(
+            f"{where}: the run {printable(found.label)!r} was completed and entered again "
+            "meanwhile, so its earlier checkpoints cannot go on; make a new plan"
+        )
