@@ -38,6 +38,7 @@ from dpoptim.accounting.ledger_refusals import (
     event_text,
     known_run,
     open_run,
+    refuse_former_holder,
     refuse_to_resume,
 )
 from dpoptim.accounting.ledger_runs import Reservation, Runs
