@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpoptim.accounting import accountant
+from dpoptim.accounting import accountant, choose_profile
 from dpoptim.distributed import ranks
 from dpoptim.gate import Gate, GaussianSum, adaptive, planned
 from dpoptim.mechanisms import IndependentNoise
@@ -107,12 +107,12 @@ def ignored_clip_norm(query: GaussianSum) -> GaussianSum:
 
 @contextmanager
 def replace_one_as_add_or_remove() -> Iterator[None]:
-    honest = accountant.gaussian_mu
+    honest = choose_profile.gaussian_mu
     # what was computed before would hide the fault, and the fault would outlive itself
     accountant._epsilon.cache_clear()
     try:
         with patch.object(
-            accountant,
+            choose_profile,
             "gaussian_mu",
             lambda leaves, relation: honest(
                 leaves, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

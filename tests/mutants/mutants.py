@@ -115,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # accounting and ledger
     Mutant(
         "replace-one accounted as add-or-remove",
-        "accounting.accountant.gaussian_mu",
+        "accounting.choose_profile.gaussian_mu",
         _f.replace_one_as_add_or_remove,
         REPLACE,
     ),

@@ -18,9 +18,10 @@ from dpoptim.gate import Gate
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import BinaryTree, Independent, Strategy, ToeplitzSquareRoot
 from dpoptim.noise.stream import KeyStream
-from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
+from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.problem import LinearProblem
+from dpoptim.solvers.srgd_settings import SRGD
 
 STEPS, BATCH, FEATURES, BOUND = 5, 4, 3, 0.7
 Data = tuple[Tensor, Tensor]

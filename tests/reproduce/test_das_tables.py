@@ -9,7 +9,7 @@ import torch
 
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.reproduce.das_tables import PRIVATE, Recipe, das_table, smooth_pixels
-from dpoptim.reproduce.kl_real import Case
+from dpoptim.reproduce.real_cases import Case
 
 
 def test_the_filter_is_a_preconditioner_that_damps_what_is_rough() -> None:

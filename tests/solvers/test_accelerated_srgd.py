@@ -19,16 +19,11 @@ from dpoptim.noise.correlated import (
     Strategy,
     ToeplitzSquareRoot,
 )
-from dpoptim.solvers.accelerated_srgd import (
-    SRGD,
-    SRGDResult,
-    accelerated_srgd,
-    suggested_settings,
-    theorem_settings,
-)
+from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
+from dpoptim.solvers.srgd_settings import SRGD, suggested_settings, theorem_settings
 from dpoptim.solvers.stream import batches
 
 STEPS, BATCH, FEATURES = 6, 20, 3

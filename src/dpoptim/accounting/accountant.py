@@ -17,10 +17,9 @@ where the grid of one step's losses is as fine as memory allows and its probabil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import get_args
 
 import dp_accounting as dp
 import numpy as np
@@ -33,13 +32,11 @@ from dpoptim.accounting.allocation import (
     bins_told,
 )
 from dpoptim.accounting.canonical import Leaves, canonical
+from dpoptim.accounting.choose_profile import Accountant, profile_of
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 from dpoptim.accounting.profiles import (
     FINE,
-    GaussianProfile,
     LossDistribution,
-    Profile,
-    RenyiProfile,
     renyi_divergences,
 )
 from dpoptim.accounting.tilted import TiltedDistribution
@@ -54,10 +51,8 @@ __all__ = [
     "tradeoff_curve",
 ]
 
-Accountant = Literal["auto", "PLD", "RDP"]
 
-_SMALLEST_DELTA = 1e-14
-_MANY_STEPS = 1_000_000
+SMALLEST_DELTA = 1e-14
 
 
 def compute_epsilon(
@@ -130,14 +125,14 @@ def compute_delta(
     relation = parse_neighboring(neighboring)
     leaves, epsilon = canonical(event), check_epsilon(epsilon)
     _checked_accountant(accountant)
-    coarse = _profile(leaves, relation, (1e-6,), accountant, accuracy=30 * FINE)
+    coarse = profile_of(leaves, relation, (1e-6,), accountant, accuracy=30 * FINE)
     delta = coarse.delta(epsilon)
     if isinstance(coarse, AllocationProfile):
-        delta = min(delta, _profile(leaves, relation, (delta,), accountant).delta(epsilon))
+        delta = min(delta, profile_of(leaves, relation, (delta,), accountant).delta(epsilon))
     if isinstance(coarse, LossDistribution | TiltedDistribution):
-        floor = 4 * coarse.reserve if isinstance(coarse, LossDistribution) else _SMALLEST_DELTA
+        floor = 4 * coarse.reserve if isinstance(coarse, LossDistribution) else SMALLEST_DELTA
         near = min(max(delta, floor), 0.5)
-        delta = min(delta, _profile(leaves, relation, (near,), accountant).delta(epsilon))
+        delta = min(delta, profile_of(leaves, relation, (near,), accountant).delta(epsilon))
     return Guarantee(epsilon, delta, relation, coarse.name)
 
 
@@ -174,7 +169,7 @@ def privacy_curve(
     values = tuple(check_delta(float(delta)) for delta in np.asarray(deltas, dtype=float).ravel())
     if not values:
         raise ValueError("deltas: expected at least one")
-    profile = _profile(canonical(event), relation, values, _checked_accountant(accountant))
+    profile = profile_of(canonical(event), relation, values, _checked_accountant(accountant))
     return np.array([profile.epsilon(delta) for delta in values])
 
 
@@ -215,7 +210,7 @@ def tradeoff_curve(
         raise ValueError(
             f"false_positive_rates: expected numbers in [0, 1], got {false_positive_rates!r}"
         )
-    profile = _profile(canonical(event), relation, (1e-6,), _checked_accountant(accountant))
+    profile = profile_of(canonical(event), relation, (1e-6,), _checked_accountant(accountant))
     bound = np.zeros_like(rates)
     # Any points of the profile give a valid bound; these are dense where the curve bends.
     farthest = min(profile.epsilon(1e-9), 700.0)  # beyond, e^epsilon overflows and bounds nothing
@@ -237,7 +232,7 @@ def advantage(event: dp.DpEvent, neighboring: str | dp.NeighboringRelation) -> f
     seconds: within 3e-4 of that where it was compared.
     """
     relation = parse_neighboring(neighboring)
-    profile = _profile(canonical(event), relation, (1e-6,), "auto")
+    profile = profile_of(canonical(event), relation, (1e-6,), "auto")
     points = [(epsilon, profile.delta(epsilon)) for epsilon in (1e-3, 1e-2)]
     return min(1.0, *(math.tanh(e / 2) + 2 * delta / (math.exp(e) + 1) for e, delta in points))
 
@@ -289,15 +284,8 @@ def rough_epsilon(
     leaves = canonical(event)
     if leaves and isinstance(leaves[0][0], BallsInBinsDpEvent):
         leaves = canonical(replace(leaves[0][0], samples=ROUGH_SAMPLES))
-        return _profile(leaves, relation, (delta,), "auto").epsilon(delta)
-    if gaussian_mu(leaves, relation) is None and number_of_steps(leaves) <= _MANY_STEPS:
-        try:
-            return LossDistribution(
-                leaves, relation, (delta,), accuracy=30 * FINE, guess=guess
-            ).epsilon(delta)
-        except ValueError:
-            pass  # compute_epsilon knows what to do instead, and says why if there is nothing
-    return compute_epsilon(event, delta, relation).epsilon
+        return profile_of(leaves, relation, (delta,), "auto").epsilon(delta)
+    return profile_of(leaves, relation, (delta,), "auto", guess=guess).epsilon(delta)
 
 
 def check_delta(delta: float) -> float:
@@ -307,7 +295,7 @@ def check_delta(delta: float) -> float:
             f"delta: expected a number in (0, 1), got {delta!r}; a usual choice is well below 1 / "
             "(number of records)"
         )
-    if delta <= _SMALLEST_DELTA:
+    if delta <= SMALLEST_DELTA:
         raise ValueError(
             f"delta: {delta!r} is below what can be computed reliably; use a delta above 1e-14"
         )
@@ -331,59 +319,5 @@ def _checked_accountant(accountant: Accountant) -> Accountant:
 def _epsilon(
     leaves: Leaves, delta: float, relation: dp.NeighboringRelation, accountant: Accountant
 ) -> tuple[float, str]:
-    profile = _profile(leaves, relation, (delta,), accountant)
+    profile = profile_of(leaves, relation, (delta,), accountant)
     return profile.epsilon(delta), profile.name
-
-
-def _profile(
-    leaves: Leaves,
-    relation: dp.NeighboringRelation,
-    deltas: tuple[float, ...],
-    accountant: Accountant,
-    *,
-    accuracy: float = FINE,
-) -> Profile:
-    """The tightest profile that `accountant` allows, accurate at `deltas`."""
-    if leaves and isinstance(leaves[0][0], BallsInBinsDpEvent):
-        if accountant == "auto" and relation is not dp.NeighboringRelation.REPLACE_ONE:
-            return allocation_profile(leaves[0][0], min(deltas))
-        leaves = canonical(bins_told(leaves))
-    if accountant == "RDP":
-        return RenyiProfile(leaves, relation)
-    if accountant == "auto" and (mu := gaussian_mu(leaves, relation)) is not None:
-        return GaussianProfile(mu)
-    attempts: list[Callable[[], Profile]] = [
-        lambda: LossDistribution(leaves, relation, deltas, accuracy=accuracy),
-        lambda: TiltedDistribution(leaves, relation, deltas),
-        lambda: RenyiProfile(leaves, relation),
-    ]
-    if number_of_steps(leaves) > _MANY_STEPS:  # the plain transform takes a minute there
-        attempts[:2] = reversed(attempts[:2])
-    reasons = []
-    for attempt in attempts[: 2 if accountant == "PLD" else 3]:
-        try:
-            return attempt()
-        except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError("; ".join(reasons))
-
-
-@lru_cache(maxsize=32)
-def allocation_profile(event: BallsInBinsDpEvent, delta: float) -> AllocationProfile:
-    return AllocationProfile(event, delta)
-
-
-def number_of_steps(leaves: Leaves) -> int:
-    return sum(count for _, count in leaves)
-
-
-def gaussian_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | None:
-    """mu, if the composition amounts to one Gaussian: C (2C under replace-one) over the noise;
-    else None.
-    """
-    match leaves:
-        case ():
-            return 0.0
-        case ((dp.GaussianDpEvent(noise_multiplier=noise), 1),):
-            return (2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0) / noise
-    return None

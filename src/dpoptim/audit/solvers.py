@@ -20,8 +20,9 @@ from dpoptim.audit.finding import (
 from dpoptim.audit.side_by_side import CanaryProblem, Floats, lowest, releases_kept, separate
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.solvers import Budget, Objective, kl_spider, noisy_gd, proximal_point
-from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
+from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.momentum_gd import momentum_gd
+from dpoptim.solvers.srgd_settings import SRGD
 
 SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {
     "momentum-gd": lambda o, b, s: momentum_gd(

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dpoptim.accounting.accountant import gaussian_mu
 from dpoptim.accounting.canonical import canonical
+from dpoptim.accounting.choose_profile import gaussian_mu
 from dpoptim.accounting.guarantee import parse_neighboring
 from dpoptim.audit.bins import family_of_bins, scores_of_bins
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding

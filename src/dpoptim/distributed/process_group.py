@@ -6,7 +6,6 @@ it once their own sum has timed out.
 """
 
 import math
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +21,18 @@ from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
 from dpoptim.distributed.ranks import key_stream, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
+from dpoptim.distributed.signs import (
+    ARRIVED,
+    COUNT,
+    FAILED,
+    LEFT,
+    PIECE,
+    PIECES,
+    RELEASE,
+    named,
+    portable,
+    told,
+)
 from dpoptim.errors import RankError
 from dpoptim.gradients.summation_groups import Indices, into_groups
 from dpoptim.gradients.totals import Totals
@@ -29,8 +40,6 @@ from dpoptim.methods.error_feedback import norm
 from dpoptim.noise.stream import KeyStream, fresh_secret
 
 Answer = TypeVar("Answer")
-ARRIVED, RELEASE, LEFT, FAILED, PIECE, COUNT = 1, 2, 3, 4, 5, 6  # what a rank is about to do
-PIECES = 1 << 20  # of a step, at most
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take
 
 
@@ -331,25 +340,3 @@ def time_out(group: dist.ProcessGroup) -> timedelta:
     """How long the caller lets ranks wait for each other."""
     backends = [group._get_backend(device) for device in group._device_types]
     return backends[0].options._timeout
-
-
-def named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def told(kind: int, at: int) -> str:
-    """What a rank's sign says, in words without counts that are private."""
-    if kind in (PIECE, COUNT):
-        return "is about to run a part of " + (
-            f"step {at // PIECES}" if kind == PIECE else "a step"
-        )
-    said = {LEFT: "left the run", FAILED: "left it with an error, and says why itself"}
-    return f"{said.get(kind, 'releases')} (step {at})"
-
-
-def portable(error: Exception) -> Exception:
-    """The error as another process can raise it."""
-    try:
-        return pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RankError("rank 0 failed, and says why itself.")

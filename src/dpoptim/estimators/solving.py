@@ -14,7 +14,7 @@ from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import Independent
 from dpoptim.planning.heuristic import CURVATURE, learning_rate, noise_to_signal
-from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd, suggested_settings
+from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.kl_spider import kl_spider
@@ -23,6 +23,7 @@ from dpoptim.solvers.noisy_gd import noisy_gd
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import LinearProblem
 from dpoptim.solvers.proximal_point import proximal_point
+from dpoptim.solvers.srgd_settings import SRGD, suggested_settings
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
 
 Solver = Literal[

@@ -3,9 +3,7 @@ backward pass to the layers' outputs does the rest. What it finds there is summe
 says.
 """
 
-import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +31,7 @@ from dpoptim.gradients.products import (
     add_weighted_rows,
 )
 from dpoptim.gradients.totals import MakeTotals, Totals
+from dpoptim.gradients.value_hooks import EngineHook
 from dpoptim.torch_internals import saved_tensors_hooks_are_set
 
 # records with longer activations count as zero: products with them would leave the float32 range
@@ -326,37 +325,3 @@ class ValueEngine(Engine):
     def _forget(self) -> None:
         self._inputs, self._squared, self._edges = [], [], []
         self._dropped = self._forward = None
-
-
-class EngineHook:
-    """Tells the engine what a layer is given, and what the model returns. Holds it weakly, so that
-    no copy of the model carries its sums.
-
-    Args:
-        place: of the linear layer; or the ``"start"`` or ``"end"`` of the model.
-    """
-
-    def __init__(self, engine: ValueEngine | None, place: int | str) -> None:
-        self._engine = None if engine is None else weakref.ref(engine)
-        self._place = place
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor | None = None
-    ) -> Any:
-        engine = None if self._engine is None else self._engine()
-        if engine is None or not torch.is_grad_enabled():
-            return None
-        if isinstance(self._place, int) and output is not None:
-            return engine.see_output_of(output)
-        if isinstance(self._place, int):
-            return (engine.see_input(self._place, args[0]),)
-        if self._place == "start":
-            return engine.see_start()
-        assert output is not None
-        return engine.see_output(output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "EngineHook":
-        return EngineHook(None, self._place)
-
-    def __reduce__(self) -> tuple[type["EngineHook"], tuple[None, int | str]]:
-        return EngineHook, (None, self._place)

@@ -11,26 +11,21 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, hold_out_fifth, load_fashion_mnist
+from dpoptim.data import FASHION_MNIST_DIRECTORY
 from dpoptim.gate import Gate
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
-from dpoptim.reproduce.tweets import load_tweets
+from dpoptim.reproduce.real_cases import Case, breast_cancer, fashion, tweets
 from dpoptim.solvers import (
     Budget,
-    LinearProblem,
-    Objective,
     Result,
     adaptive_gd,
     kl_spider,
@@ -44,103 +39,6 @@ EPSILONS = (0.5, 1.0, 2.0)
 
 
 Settings = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A linear model on a public data set, features scaled by public constants."""
-
-    name: str
-    model: LinearModel
-    l2: float
-    x: Tensor
-    y: Tensor
-    x_test: Tensor
-    y_test: Tensor
-
-    @cached_property
-    def problem(self) -> LinearProblem:
-        return LinearProblem(self.model, capacity=len(self.x), l2=self.l2)
-
-    @cached_property
-    def objective(self) -> Objective:
-        return Objective(self.problem, (self.x, self.y))
-
-    @cached_property
-    def least_risk(self) -> float:
-        """min F, by L-BFGS without privacy."""
-
-        def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            w = torch.from_numpy(flat)
-            gradient = self.objective.clipped_sum(
-                [(1.0, w)], 1e9
-            ) / self.objective.n + self.problem.penalty_gradient(w)
-            return self.objective.risk(w, data_is_public=True), gradient.numpy()
-
-        start = np.zeros(self.problem.dimension)
-        found = minimize(
-            value_and_gradient,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": 300, "gtol": 1e-6},
-        )
-        return float(found.fun)
-
-    def excess_risk(self, w: Tensor) -> float:
-        return self.objective.risk(w, data_is_public=True) - self.least_risk
-
-    def accuracy(self, w: Tensor) -> float:
-        """Percent of the hold-out."""
-        scores = self.model.scores(w, self.x_test)
-        predicted = scores.argmax(1) if self.model.loss == "softmax" else (scores[:, 0] > 0).long()
-        return 100 * float((predicted == self.y_test).double().mean())
-
-
-def breast_cancer() -> Case:
-    """scikit-learn's 569 tumours, 30 features, standardised; one fifth held out."""
-    from sklearn.datasets import load_breast_cancer
-
-    x, y = load_breast_cancer(return_X_y=True)
-    x = (x - x.mean(0)) / x.std(0)
-    data = hold_out_fifth(
-        Data("breast cancer", x, y, None, None, ("malignant", "benign"), public=True), seed=0
-    )
-    assert data.x_test is not None
-    assert data.y_test is not None
-    parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
-    return Case("breast cancer", LinearModel("logistic", features=30), 1e-3, *parts)
-
-
-def fashion(directory: Path, classes: Sequence[int] | None = None) -> Case:
-    """Fashion-MNIST, or two of its classes; pixels in [0, 1]."""
-    data = load_fashion_mnist(directory)
-    assert data.x_test is not None
-    assert data.y_test is not None
-    parts = []
-    for images, labels in ((data.x, data.y), (data.x_test, data.y_test)):
-        x, y = torch.from_numpy(images).flatten(1), torch.from_numpy(labels)
-        if classes is not None:
-            kept = (y == classes[0]) | (y == classes[1])
-            x, y = x[kept], (y[kept] == classes[1]).long()
-        parts += [x, y]
-    if classes is None:
-        return Case("Fashion-MNIST", LinearModel("softmax", features=784, outputs=10), 1e-4, *parts)
-    return Case("t-shirt or shirt", LinearModel("logistic", features=784), 1e-4, *parts)
-
-
-def tweets(directory: Path, cache: Path) -> Case:
-    """A classification of TweetEval on sentence features; rows of norm 1."""
-    data = load_tweets(directory, cache=cache)
-    assert data.x_test is not None
-    assert data.y_test is not None
-    parts = [torch.from_numpy(part) for part in (data.x, data.y, data.x_test, data.y_test)]
-    return Case(
-        data.name,
-        LinearModel("softmax", features=data.x.shape[1], outputs=data.classes),
-        1e-4,
-        *parts,
-    )
 
 
 Method = Callable[[Case, float, int, Settings], Tensor]

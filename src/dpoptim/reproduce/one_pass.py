@@ -16,9 +16,10 @@ from dpoptim.data import FASHION_MNIST_DIRECTORY, load_fashion_mnist
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import BufferedToeplitz
 from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned, write
-from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
+from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.problem import LinearProblem
+from dpoptim.solvers.srgd_settings import SRGD
 
 DELTA = 1e-5
 TRAINING = 50_000  # the other 10,000 of the 60,000 choose clip norm and step size

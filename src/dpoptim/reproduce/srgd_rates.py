@@ -21,8 +21,9 @@ from torch import Tensor
 
 from dpoptim.noise.correlated import BufferedToeplitz, Independent, ToeplitzSquareRoot
 from dpoptim.reproduce.srgd_problem import Floats, Task
-from dpoptim.solvers.accelerated_srgd import SRGD, accelerated_srgd
+from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.srgd_settings import SRGD
 
 DELTA = 1e-7
 DRAWS = 200  # of the bootstrap

@@ -1,13 +1,7 @@
 """Whole-run algorithms for empirical and population risk."""
 
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.solvers.accelerated_srgd import (
-    SRGD,
-    SRGDResult,
-    accelerated_srgd,
-    suggested_settings,
-    theorem_settings,
-)
+from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
@@ -19,6 +13,7 @@ from dpoptim.solvers.problem import LinearProblem, ModuleProblem, Problem
 from dpoptim.solvers.proximal_point import proximal_point
 from dpoptim.solvers.releases import Result, Step
 from dpoptim.solvers.select_stationary import select_stationary
+from dpoptim.solvers.srgd_settings import SRGD, suggested_settings, theorem_settings
 
 __all__ = [
     "SRGD",

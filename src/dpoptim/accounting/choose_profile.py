@@ -1,0 +1,98 @@
+"""Which accountant evaluates an event: the exact Gaussian, PLD plain or tilted, Renyi, or Monte
+Carlo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import dp_accounting as dp
+
+from dpoptim.accounting.allocation import (
+    AllocationProfile,
+    BallsInBinsDpEvent,
+    bins_told,
+)
+from dpoptim.accounting.canonical import Leaves, canonical
+from dpoptim.accounting.profiles import (
+    FINE,
+    GaussianProfile,
+    LossDistribution,
+    Profile,
+    RenyiProfile,
+)
+from dpoptim.accounting.tilted import TiltedDistribution
+
+Accountant = Literal["auto", "PLD", "RDP"]
+
+
+MANY_STEPS = 1_000_000
+
+
+def profile_of(
+    leaves: Leaves,
+    relation: dp.NeighboringRelation,
+    deltas: tuple[float, ...],
+    accountant: Accountant,
+    *,
+    accuracy: float = FINE,
+    guess: float | None = None,
+) -> Profile:
+    """The tightest profile that `accountant` allows, accurate at `deltas`.
+
+    Args:
+        guess: of epsilon, where a few per cent are enough; a fixed guess fixes the grid, so that
+            the bound varies smoothly with the event.
+    """
+    if leaves and isinstance(leaves[0][0], BallsInBinsDpEvent):
+        if accountant == "auto" and relation is not dp.NeighboringRelation.REPLACE_ONE:
+            return allocation_profile(leaves[0][0], min(deltas))
+        leaves = canonical(bins_told(leaves))
+    if accountant == "RDP":
+        return RenyiProfile(leaves, relation)
+    if accountant == "auto" and (mu := gaussian_mu(leaves, relation)) is not None:
+        return GaussianProfile(mu)
+    attempts: list[Callable[[], Profile]] = [
+        lambda: LossDistribution(leaves, relation, deltas, accuracy=accuracy),
+        lambda: TiltedDistribution(leaves, relation, deltas),
+        lambda: RenyiProfile(leaves, relation),
+    ]
+    if accountant == "PLD":
+        attempts.pop()
+    if number_of_steps(leaves) > MANY_STEPS:  # the plain transform takes a minute there
+        attempts[:2] = reversed(attempts[:2])
+    elif guess is not None:
+        attempts.insert(
+            0,
+            lambda: LossDistribution(leaves, relation, deltas, accuracy=30 * FINE, guess=guess),
+        )
+    reasons = []
+    for attempt in attempts:
+        try:
+            return attempt()
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError("; ".join(reasons))
+
+
+@lru_cache(maxsize=32)
+def allocation_profile(event: BallsInBinsDpEvent, delta: float) -> AllocationProfile:
+    return AllocationProfile(event, delta)
+
+
+def number_of_steps(leaves: Leaves) -> int:
+    return sum(count for _, count in leaves)
+
+
+def gaussian_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | None:
+    """mu, if the composition amounts to one Gaussian: C (2C under replace-one) over the noise;
+    else None.
+    """
+    match leaves:
+        case ():
+            return 0.0
+        case ((dp.GaussianDpEvent(noise_multiplier=noise), 1),):
+            return (2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0) / noise
+    return None

@@ -1,0 +1,33 @@
+"""What ranks tell each other before each step, and the words for it."""
+
+import pickle
+from collections.abc import Sequence
+
+from dpoptim.errors import RankError
+
+ARRIVED, RELEASE, LEFT, FAILED, PIECE, COUNT = 1, 2, 3, 4, 5, 6  # what a rank is about to do
+
+
+PIECES = 1 << 20  # of a step, at most
+
+
+def named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def told(kind: int, at: int) -> str:
+    """What a rank's sign says, in words without counts that are private."""
+    if kind in (PIECE, COUNT):
+        return "is about to run a part of " + (
+            f"step {at // PIECES}" if kind == PIECE else "a step"
+        )
+    said = {LEFT: "left the run", FAILED: "left it with an error, and says why itself"}
+    return f"{said.get(kind, 'releases')} (step {at})"
+
+
+def portable(error: Exception) -> Exception:
+    """The error as another process can raise it."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RankError("rank 0 failed, and says why itself.")
