@@ -128,7 +128,7 @@ def test_private_tables_show_no_scores(tmp_path: Path) -> None:
     assert "zero-out" in text
     assert "ccuracy" not in (out / "report.html").read_text()
     certificate = json.loads((out / "certificate.json").read_text())
-    assert certificate["accuracy"] is None
+    assert certificate["scores"] is None
     assert certificate["training"]["seconds"] is None
     refused = run("train", *arguments, "--compare", code=2)
     assert "--data-is-public" in refused

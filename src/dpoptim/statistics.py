@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -87,6 +88,19 @@ def release_sum(
     guarantee = compute_epsilon(gate.event, delta, relation)
     notes = () if noise_seed is None else (SEEDED,)
     return NoisySum(noisy.numpy(), gate.deviation(norm_bound, mu), replace(guarantee, notes=notes))
+
+
+def ask_first(ledger: Ledger | None, *, epsilon: float, delta: float, neighboring: str) -> None:
+    """Before any record is read: raise what `release_sum` would raise at this price now; nothing is
+    charged.
+
+    Raises:
+        LedgerError: the budget does not admit it. ValueError: a setting out of range.
+    """
+    mu, relation = price_of(epsilon, delta), neighboring_name(parse_neighboring(neighboring))
+    if ledger is not None:
+        differ = 2.0 if relation == "replace-one" else 1.0
+        ledger.check(dp_accounting.GaussianDpEvent(differ / mu), relation)
 
 
 def price_of(epsilon: float, delta: float) -> float:

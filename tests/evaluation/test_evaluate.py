@@ -178,6 +178,19 @@ def test_intervals_of_r2_cover_the_population(noise: float) -> None:
     assert covered >= 186  # 95 % less two standard deviations
 
 
+class Untouched(torch.utils.data.Dataset[Any]):
+    """Records that nobody may read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("read before the ledger was asked")
+
+
 def trained(ledger: dpoptim.Ledger, **more: Any) -> Any:
     """A private training that has just begun."""
     torch.manual_seed(0)
@@ -213,7 +226,7 @@ def test_a_training_scores_its_model_on_its_own_ledger() -> None:
             private.model.train()
             assert [entry.label for entry in ledger.entries()] == ["training run", "evaluation"]
             with pytest.raises(dpoptim.BudgetExceeded):
-                private.evaluate(hold_out, epsilon=8.0)
+                private.evaluate(Untouched(60), epsilon=8.0)
             private.finish()
         with pytest.raises(PrivacyError, match="detached"):
             private.evaluate(hold_out, epsilon=0.1)

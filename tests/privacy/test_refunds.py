@@ -23,12 +23,14 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim import Ledger, gate
-from dpoptim.accounting.ledger import LedgerError
+from dpoptim.accounting.ledger import BudgetExceeded, LedgerError
 from dpoptim.audit.refunds import audit_refunds
 from dpoptim.errors import PrivacyError
-from dpoptim.gate import Gate
+from dpoptim.gate import FilteredGate, Gate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
+from dpoptim.solvers import Budget as SolverBudget
+from dpoptim.solvers import LinearModel, LinearProblem, Objective, adaptive_gd
 
 ANNOUNCED = 20  # parts of a run for which the ledger is told ahead
 
@@ -429,3 +431,63 @@ def test_steps_of_dealt_out_batches_that_were_made_twice_keep_the_whole_charge()
     scheduled = short_plan()
     assert scheduled.event_of_part(20) == scheduled.event
     assert scheduled.event_of_part(15, 5) == scheduled.event
+
+
+PRICES = st.lists(st.floats(0.05, 0.9), min_size=1, max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs=st.lists(st.tuples(PRICES, st.sampled_from(["finish", "crash"])), max_size=8))
+def test_filters_that_stop_early_give_back_no_more_than_is_left(
+    runs: list[tuple[list[float], str]],
+) -> None:
+    """Runs of adaptive prices, some given up half-way: what was drawn stays within the budget by a
+    reference of its own, and what was not spent is there for others.
+    """
+    ledger, drawn, crashed = Ledger(epsilon=2.0, delta=1e-5, neighboring="zero-out"), 0.0, 0.0
+    for prices, end in runs:
+        before = drawn
+        try:
+            held = filtered(1.0, ledger)
+            for mu in prices:
+                held.release_sum(torch.zeros(1, dtype=torch.float64), norm_bound=1.0, mu=mu)
+                drawn += mu**2
+        except BudgetExceeded:
+            break
+        except PrivacyError:  # the filter of this run is full
+            pass
+        if end == "finish":
+            held.finish()
+            with pytest.raises(PrivacyError):  # ended, or full
+                held.release_sum(torch.zeros(1, dtype=torch.float64), norm_bound=1.0, mu=0.99)
+        else:
+            crashed += 1 - (drawn - before)
+    assert gaussian_delta(math.sqrt(drawn), 2.0) <= 1e-5 if drawn else True
+    spent = ledger.remaining().reserved / ledger.budget.order * 2  # type: ignore[union-attr,operator]
+    assert drawn * (1 - 1e-9) <= spent <= drawn + crashed + 2e-3 * len(runs)
+
+
+def filtered(mu: float, ledger: Ledger) -> FilteredGate:
+    return FilteredGate(
+        mu=mu,
+        neighboring="zero-out",
+        ledger=ledger,
+        noise=KeyStream.from_seed(0, "test"),
+        label="x",
+    )
+
+
+def test_a_solver_that_stops_early_leaves_the_rest_and_keeps_its_own_guarantee() -> None:
+    x = torch.rand(200, 3, dtype=torch.float64) / 2
+    objective = Objective(LinearProblem(LinearModel("squared", 3), capacity=200), (x, x[:, 0]))
+    ledger = Ledger(epsilon=4.0, delta=1e-5, neighboring="zero-out")
+    budget = SolverBudget(delta=1e-5, epsilon=1.0)
+    result = adaptive_gd(
+        objective, None, budget, lipschitz=1.0, smoothness=1.0, ledger=ledger, noise_seed=0
+    )
+    spent = sum(2 * step.rho for step in result.trace)
+    assert spent < 0.9 * budget.gdp**2
+    charged = ledger.remaining().reserved / ledger.budget.order * 2  # type: ignore[union-attr,operator]
+    assert charged == pytest.approx(spent, rel=1e-6)
+    assert ledger.entries()[0].state == "ended"
+    assert result.guarantee.epsilon == pytest.approx(1.0, rel=1e-3)

@@ -30,7 +30,7 @@ def test_it_is_strict_json_with_the_plans_epsilon(tmp_path: Path) -> None:
     text = (tmp_path / "certificate.json").read_text(encoding="utf-8")
     data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
     assert data == certificate(result)
-    assert data["format"] == "dpoptim.certificate/2"
+    assert data["format"] == "dpoptim.certificate/3"
     assert data["guarantee"]["epsilon"] == result.plan.guarantee.epsilon
     assert data["guarantee"]["text"] == str(result.guarantee)
     assert data["verdict"]["for_release"] is True
@@ -161,16 +161,18 @@ def test_an_infinite_clip_norm_fits_strict_json() -> None:
     assert data["settings"]["clip_norm"] == "inf"
 
 
-def test_accuracy_is_there_only_with_scores_and_says_public() -> None:
+def test_scores_name_their_measure_and_say_public() -> None:
     result = small_run()
-    accuracy = certificate(result)["accuracy"]
-    assert "on data declared public" in accuracy["measured"]
-    assert accuracy["private"] == [0.5, 0.7123]
-    alone = certificate(replace(result, comparison_scores=None))["accuracy"]
+    scores = certificate(result)["scores"]
+    assert "on data declared public" in scores["measured"]
+    assert scores["measure"] == "accuracy"
+    assert certificate(replace(result, classes=0))["scores"]["measure"] == "R2"
+    assert scores["private"] == [0.5, 0.7123]
+    alone = certificate(replace(result, comparison_scores=None))["scores"]
     assert alone["without_privacy"] is None
     for none in (None, Scores(())):
         assert (
-            certificate(replace(result, private_scores=none, comparison_scores=None))["accuracy"]
+            certificate(replace(result, private_scores=none, comparison_scores=None))["scores"]
             is None
         )
 

@@ -14,8 +14,15 @@ from typer.testing import CliRunner
 import dpoptim
 from dpoptim.cli import app
 from dpoptim.data import Schema
-from dpoptim.evaluation import ClassifierScores, RegressorScores
+from dpoptim.evaluation import (
+    ClassifierScores,
+    RegressorScores,
+    evaluate_classifier,
+    evaluate_regressor,
+)
+from dpoptim.evaluation.intervals import receiver_curve
 from dpoptim.runs.evaluate import evaluate_run, outputs_and_targets
+from dpoptim.runs.evaluation_section import BEGIN, END, NO_EVALUATION, evaluation_section
 from dpoptim.runs.predict import predict_file
 from dpoptim.runs.saved_model import load_model
 from patients import SCHEMA, records, write_table
@@ -87,6 +94,9 @@ def test_it_is_charged_before_it_is_drawn(trained: dict[str, Path], tmp_path: Pa
     assert "no ledger" not in run(*options)
     refused = run(*options, code=2)
     assert "accuracy" not in refused
+    unread = tmp_path / "unread.csv"
+    unread.write_text("whatever\n1\n")  # asked first, the ledger refuses before this can
+    assert "budget" in run(*options[:2], unread, *options[3:], code=2)
     with dpoptim.Ledger(ledger) as after:
         assert [entry.label for entry in after.entries()] == ["evaluation"]
 
@@ -198,3 +208,51 @@ def test_what_cannot_be_scored_is_refused_before_it_is_charged(
     )
     with dpoptim.Ledger(ledger) as after:
         assert not after.entries()
+
+
+def test_scores_are_drawn_into_the_report(trained: dict[str, Path], tmp_path: Path) -> None:
+    """In place of those before, and nothing else of the page changes."""
+    table, report = (
+        write_table(tmp_path / "h.csv", records(300, 5)),
+        trained["record"] / "report.html",
+    )
+    before = re.sub(f"{BEGIN}.*{END}", NO_EVALUATION, report.read_text(), flags=re.DOTALL)
+    assert before.count(NO_EVALUATION) == 1
+    report.write_text(before)
+    first, _ = [drawn(trained["record"], table, report) for _ in range(2)]
+    assert before == re.sub(f"{BEGIN}.*{END}", NO_EVALUATION, first, flags=re.DOTALL)
+    section = first.partition(BEGIN)[2].partition(END)[0]
+    assert section.count("<svg") == 2
+    assert section.count('<th scope="row">') == 2
+    assert "per record of the hold-out" in section
+    assert "AUC" in section
+    assert report.read_text().count("<h2>How good it is on private") == 1
+    ids = re.findall(r'\bid="([^"]+)"', report.read_text())
+    assert len(ids) == len(set(ids))
+
+
+def drawn(folder: Path, table: Path, report: Path) -> str:
+    assert "report" in run("evaluate", folder, table, "--epsilon", 1, "--delta", 1e-5)
+    return report.read_text()
+
+
+def test_the_section_of_a_number_names_r2_and_hostile_names_are_escaped() -> None:
+    y = np.linspace(-1, 1, 500)
+    number = evaluate_regressor(y, y, target_bound=1.0, epsilon=1.0, noise_seed=0)
+    section = evaluation_section(number, ())
+    assert "R2" in section
+    assert "Accuracy" not in section
+    assert "not for release" in section
+    chances = np.full((500, 2), 0.5)
+    scores = evaluate_classifier(chances, y > 0, classes=[False, True], epsilon=1.0)
+    assert "<b>" not in evaluation_section(scores, ("<b>bold", "no"))
+
+
+def test_a_receiver_curve_runs_from_corner_to_corner_whatever_the_noise() -> None:
+    for counts in (np.array([[9.0, 1.0], [1.0, 9.0]]), np.array([[-3.0, 5.0], [-1.0, -9.0]])):
+        false, true = receiver_curve(counts)
+        assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
+        assert (np.diff(false) >= 0).all()
+        assert (np.diff(true) >= 0).all()
+    false, true = receiver_curve(np.array([[9.0, 1.0], [1.0, 9.0]]))
+    assert (false[1], true[1]) == (0.1, 0.9)

@@ -40,13 +40,15 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Score a trained model on private records: noisy figures with confidence intervals, charged
-    before they are drawn.
+    before they are drawn. They are drawn into the run's report.html as well.
 
     Example: [bold]dpoptim evaluate runs/patients holdout.csv --epsilon 0.5 --delta 1e-6 --ledger
     holdout.sqlite[/]
     """
     with clear_errors():
         from dpoptim.runs.evaluate import evaluate_run, to_json
+        from dpoptim.runs.evaluation_section import add_to_report
+        from dpoptim.runs.saved_model import load_model
 
         scores = evaluate_run(
             run,
@@ -61,5 +63,8 @@ def evaluate(
         )
         if as_json:
             print(json.dumps(to_json(scores), indent=2, allow_nan=False))
-            return
-    say(scores)
+        else:
+            say(scores)
+        page = run / "report.html"
+        if add_to_report(page, scores, load_model(run).class_names) and not as_json:
+            say(f"report    {page}")

@@ -51,6 +51,8 @@ class ClassifierScores:
         confusion: noisy counts, shape (classes, classes): true by predicted.
         calibration: by bins of the score: of the second class for two classes, else of the
             predicted class.
+        histogram: noisy counts of that score, shape (2, bins), even bins from 0 to 1: of records
+            that are not of that class, and of those that are.
         guarantee: of everything here.
     """
 
@@ -59,6 +61,7 @@ class ClassifierScores:
     auc: Interval | None
     confusion: Floats
     calibration: tuple[Bin, ...]
+    histogram: Floats
     guarantee: Guarantee
 
     def __str__(self) -> str:
@@ -187,6 +190,7 @@ def evaluate_classifier(
         auc=of_the_area(histogram, records, in_bins, confidence=level) if k == 2 else None,
         confusion=confusion,
         calibration=_calibration(histogram, in_bins, level),
+        histogram=histogram,
         guarantee=_noted(released.guarantee),
     )
 

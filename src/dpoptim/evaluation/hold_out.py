@@ -12,12 +12,11 @@ from torch.utils.data import Dataset, default_collate
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.evaluation.evaluate import (
     ClassifierScores,
-    Delta,
     RegressorScores,
     evaluate_classifier,
     evaluate_regressor,
 )
-from dpoptim.statistics import Floats
+from dpoptim.statistics import Floats, ask_first
 
 __all__ = ["evaluate_hold_out"]
 
@@ -27,7 +26,7 @@ def evaluate_hold_out(
     hold_out: Dataset[Any],
     *,
     epsilon: float,
-    delta: Delta,
+    delta: float,
     neighboring: str,
     n: int | None,
     target_bound: float | None,
@@ -46,6 +45,7 @@ def evaluate_hold_out(
     counting = range(len(hold_out)) if persons is None else first_rows(persons, len(hold_out))  # type: ignore[arg-type]
     if not len(counting):
         raise ValueError("hold_out holds no records; give a data set with some.")
+    ask_first(ledger, epsilon=epsilon, delta=delta, neighboring=neighboring)
     outputs, targets = outputs_alone(model, hold_out, counting)
     common: dict[str, Any] = {
         "epsilon": epsilon,

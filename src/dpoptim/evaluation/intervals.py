@@ -94,6 +94,20 @@ def area_under_curve(counts: Floats) -> float:
     return float(np.clip(positive @ below / pairs, 0.0, 1.0))
 
 
+def receiver_curve(counts: Floats) -> tuple[Floats, Floats]:
+    """False and true positive rates at each edge between bins, from (0, 0) to (1, 1).
+
+    Args:
+        counts: shape (2, bins), noisy; rates are kept within [0, 1] and monotone, which looks at
+            nothing but them.
+    """
+    above = np.cumsum(counts[:, ::-1], axis=1) / np.maximum(counts.sum(1, keepdims=True), 1.0)
+    rates = np.maximum.accumulate(np.clip(above, 0.0, 1.0), axis=1)
+    rates[:, -1] = 1.0
+    false, true = np.hstack([np.zeros((2, 1)), rates])
+    return false, true
+
+
 def of_the_area(
     counts: Floats, n: float, noise: float, *, confidence: float, seed: int = 0
 ) -> Interval:

@@ -9,8 +9,9 @@ import dp_accounting
 from torch import Tensor
 
 from dpoptim.accounting.filters import GaussianFilter, selection_mu
-from dpoptim.accounting.ledger import Ledger, Reservation
+from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
 from dpoptim.accounting.ledger_charge import Charge
+from dpoptim.errors import PrivacyError
 from dpoptim.gate.one_process import refuse_fork
 from dpoptim.noise.choice import exponential_choice
 from dpoptim.noise.gaussian import add_normal
@@ -18,6 +19,7 @@ from dpoptim.noise.stream import KeyStream
 
 # covers what `accurate_norm` rounds, up to 2^31 records of the bound's norm
 NORM_ROUNDING = 1 + 2.0**-20
+WORTH_RETURNING = 0.999  # of a filter's mu: who has spent more has spent it all, but for rounding
 
 
 def accurate_norm(total: Tensor) -> float:
@@ -34,8 +36,9 @@ class FilteredGate:
     """Releases whose noise may depend on what was released before, within a budget of mu-GDP fixed
     beforehand.
 
-    The whole budget is reserved before the first release; a filter is asked before every one. What
-    is not spent stays reserved: where a run stops may have been read off its outputs.
+    The whole budget is reserved before the first release; a filter is asked before every one. The
+    run's guarantee is of all of it, since where a run stops may have been read off its outputs;
+    what it has not spent `finish` leaves to the ledger's budget.
 
     Args:
         mu: the budget, > 0.
@@ -50,7 +53,7 @@ class FilteredGate:
         self.neighboring, self.label = neighboring, label
         self.neighbours_differ_by = 2.0 if neighboring == "replace-one" else 1.0  # in norm bounds
         self.event = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / mu)
-        self._process = os.getpid()
+        self._process, self._released, self._ended = os.getpid(), 0, False
         self._charge, self._noise = Charge(ledger, self.event, neighboring, label), noise
         self._charge.check()
 
@@ -113,6 +116,11 @@ class FilteredGate:
             PrivacyError: the filter does not admit it. LedgerError: nor does the ledger.
         """
         refuse_fork(self._process)
+        if self._ended:
+            raise PrivacyError(
+                "this run is over, and what it had not spent may be another's by now. Fix: start a "
+                "new run, with a budget of its own."
+            )
         if not self.filter.ask(mu):
             self.filter.charge(mu)  # says why not
         self._charge.open()
@@ -120,11 +128,31 @@ class FilteredGate:
     def count(self, mu: float) -> None:
         """Count the price of a release that another process of this run makes."""
         self.filter.charge(mu)
+        self._released += 1
 
     def _pay(self, mu: float) -> None:
         self.open(mu)
-        self.filter.charge(mu)
+        self.count(mu)
 
     def finish(self) -> None:
-        """Mark the run as completed; see `Gate.finish`."""
-        self._charge.finish()
+        """Mark the run as completed; see `Gate.finish`. If it ends before its budget, the ledger's
+        budget gets the rest back, wherever it can give back.
+
+        **Guarantee.** The budget's still holds ("Giving back" in `accounting.budget`): every
+        release here is a mechanism of its own, with fresh noise, whose divergence is at most that
+        of a Gaussian of its price, so all of them have at most that of one Gaussian of what the
+        filter has booked. The run's own guarantee stays that of its whole budget.
+        """
+        spent = self.filter.spent
+        if not 0 < spent < WORTH_RETURNING * self.filter.mu or (
+            self._charge.why_nothing_is_returned()
+        ):
+            self._charge.finish()
+            return
+        refuse_fork(self._process)  # another process may go on releasing
+        self._ended = True
+        part = dp_accounting.GaussianDpEvent(self.neighbours_differ_by / spent * (1 - 2.0**-40))
+        try:
+            self._charge.end(lambda begun, repeated: part, self._released)
+        except LedgerError:  # no reason to lose the results: the whole stays charged
+            self._charge.finish()

@@ -1,7 +1,7 @@
 """The certificate: what a finished run may claim, as strict JSON. The report shows the same facts
 to people.
 
-It holds public figures only. Accuracies are in it only where the run's data was declared public.
+It holds public figures only. Scores are in it only where the run's data was declared public.
 """
 
 import json
@@ -21,7 +21,7 @@ from dpoptim.files import write_atomically
 from dpoptim.plan import Plan
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
 
-FORMAT = "dpoptim.certificate/2"
+FORMAT = "dpoptim.certificate/3"
 FURTHER_DELTAS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 PUBLIC = "on data declared public"
@@ -166,7 +166,7 @@ def certificate(result: RunResult) -> dict[str, Any]:
             ]
             for kind in ("enforced", "trusted", "unproven")
         },
-        "accuracy": accuracy(result),
+        "scores": scores(result),
         "ledger": ledger_entry(result.ledger),
         "training": {**result.settings, "seconds": result.seconds},
         "plan": json.loads(plan.to_json()) if private else None,
@@ -226,12 +226,13 @@ def curve(plan: Plan) -> tuple[tuple[float, float], ...]:
     )
 
 
-def accuracy(result: RunResult) -> dict[str, Any] | None:
-    """Hold-out accuracies, said to be on public data; None where there are none."""
+def scores(result: RunResult) -> dict[str, Any] | None:
+    """Hold-out scores and their measure, said to be on public data; None where there are none."""
     private, comparison = _listed(result.private_scores), _listed(result.comparison_scores)
     if private is None and comparison is None:
         return None
     return {
+        "measure": result.measure,
         "measured": f"after each epoch, {PUBLIC}",
         "private": private,
         "without_privacy": comparison,

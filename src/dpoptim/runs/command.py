@@ -329,15 +329,15 @@ def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerE
 
 def print_summary(console: Console, result: RunResult, folder: Path) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
-    measure = "accuracy" if result.classes else "R2"
+    measure, form = result.measure, ".2%" if result.classes else ".4f"
     table.add_row("guarantee", str(result.guarantee))
     if result.private_scores is not None:
         table.add_row(
-            f"{measure}, private", f"{result.private_scores.final:.2%} (hold-out of public data)"
+            f"{measure}, private", f"{result.private_scores.final:{form}} (hold-out of public data)"
         )
     if result.comparison_scores is not None:
         table.add_row(
-            f"{measure}, not private", f"{result.comparison_scores.final:.2%} (for comparison)"
+            f"{measure}, not private", f"{result.comparison_scores.final:{form}} (for comparison)"
         )
     duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
     table.add_row("training", f"{result.plan.steps} steps{duration}")

@@ -24,6 +24,7 @@ from dpoptim.evaluation import (
 from dpoptim.runs.command import PERSONS
 from dpoptim.runs.predict import outputs_of
 from dpoptim.runs.saved_model import SavedModel, load_model
+from dpoptim.statistics import ask_first
 
 NO_LEDGER = "this evaluation alone: no ledger counts what else these records cost"
 
@@ -79,6 +80,7 @@ def evaluate_run(
     unit = "record" if saved.encoding.person is None else "person"
     with opened(ledger, neighboring, unit) as charged:
         relation = (neighboring or "zero-out") if charged is None else charged.neighboring
+        ask_first(charged, epsilon=epsilon, delta=delta, neighboring=relation)
         outputs, y = outputs_and_targets(saved, saved.encoding, data)
         common: dict[str, Any] = {
             "epsilon": epsilon,
@@ -172,4 +174,5 @@ def to_json(scores: ClassifierScores | RegressorScores) -> dict[str, Any]:
     found = {**asdict(scores), "guarantee": scores.guarantee.to_json()}
     if isinstance(scores, ClassifierScores):
         found["confusion"] = scores.confusion.tolist()
+        found["histogram"] = scores.histogram.tolist()
     return found

@@ -14,6 +14,7 @@ from dpoptim.plan import Plan
 from dpoptim.runs import report_figures as figures
 from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten
+from dpoptim.runs.evaluation_section import NO_EVALUATION
 from dpoptim.runs.page import bullets, duration, escape, figure, page, pairs
 from dpoptim.runs.result import RunResult
 from dpoptim.sampling import PoissonSampling
@@ -49,6 +50,7 @@ def report(result: RunResult) -> str:
         _key_facts(result, facts),
         _attacker(result, facts),
         _accuracy(result, facts),
+        NO_EVALUATION,
         _promise(result, facts),
         _basis(facts),
         _details(result, facts),
@@ -108,7 +110,7 @@ def _meter(facts: dict[str, Any]) -> str:
 
 
 def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
-    plan, scores = result.plan, facts["accuracy"] or {}
+    plan, scores = result.plan, facts["scores"] or {}
     cells = [
         ("Records", f"{plan.n:,}", "a public number"),
         ("Expected batch", f"{plan.batch_size:,}", plan.sampler.promise()),
@@ -123,9 +125,9 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
     if scores.get("private"):
         cells.append(
             (
-                measure_of(result).capitalize()
+                result.measure[:1].upper() + result.measure[1:]
                 if plan.noise_multiplier == 0
-                else f"Private {measure_of(result)}",
+                else f"Private {result.measure}",
                 _score(result, scores["private"][-1]),
                 PUBLIC,
             )
@@ -164,12 +166,12 @@ def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
 
 
 def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
-    scores = facts["accuracy"]
+    scores = facts["scores"]
     if scores is None:
         return ""
     noisy = result.plan.noise_multiplier > 0
     name, heading = (
-        ("Private", f"What it costs in {measure_of(result)}")
+        ("Private", f"What it costs in {result.measure}")
         if noisy
         else ("This model", "How accurate it is" if result.classes else "How well it predicts")
     )
@@ -186,8 +188,8 @@ def _accuracy(result: RunResult, facts: dict[str, Any]) -> str:
     return (
         f'<section><h2>{heading}</h2><div class="card beside">'
         + figure(
-            figures.accuracy_figure(name.lower(), private, comparison, measure=measure_of(result)),
-            f"Hold-out {measure_of(result)} {scores['measured']}.",
+            figures.accuracy_figure(name.lower(), private, comparison, measure=result.measure),
+            f"Hold-out {result.measure} {scores['measured']}.",
         )
         + f"<div><h3>After the last epoch</h3>{pairs(rows, 'numbers')}"
         '<p class="small">Such figures are releases of their own. They are shown because this '
@@ -296,11 +298,6 @@ def _number(value: object) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(map(_number, value)) or "none"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
-
-
-def measure_of(result: RunResult) -> str:
-    """What the hold-out's scores are: a number that is predicted has no classes."""
-    return "accuracy" if result.classes else "R2"
 
 
 def _score(result: RunResult, score: float) -> str:

@@ -81,6 +81,9 @@ table.grid th { width: auto; overflow-wrap: normal; color: var(--muted); font-si
 table.grid td { padding-right: 14px; white-space: nowrap; }
 table.grid thead tr > * { border-top: 0; } table.grid tbody tr:first-child > * { border-top: 1px solid var(--line); }
 tr.chosen td { color: var(--warm); font-weight: 650; }
+.below { margin-top: 16px; }
+.confusion td { background: color-mix(in srgb, var(--accent) calc(var(--share) / 2), transparent); text-align: right;
+  padding-left: 10px; }
 .columns { columns: 2; column-gap: 16px; }
 .columns .card { break-inside: avoid; margin-bottom: 16px; }
 pre { background: var(--soft); border-radius: 8px; padding: 16px 18px; margin: 14px 0; white-space: pre-wrap;
@@ -90,7 +93,10 @@ footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
   main { padding: 24px 16px 32px; } h1 { font-size: 26px; margin-bottom: 20px; } section { margin-top: 36px; }
   .card { padding: 20px; } .hero { padding: 24px 20px; } .epsilon { font-size: 60px; } .reading { font-size: 18px; }
   .hero, .beside, .pair { grid-template-columns: minmax(0, 1fr); }
-  .columns { columns: 1; } .facts { grid-template-columns: 1fr 1fr; }
+  .below { margin-top: 16px; }
+.confusion td { background: color-mix(in srgb, var(--accent) calc(var(--share) / 2), transparent); text-align: right;
+  padding-left: 10px; }
+.columns { columns: 1; } .facts { grid-template-columns: 1fr 1fr; }
   .facts div:last-child:nth-child(odd) { grid-column: 1 / -1; } .facts div { padding: 12px 16px; }
   .facts dd { font-size: 20px; } }
 @media print {

@@ -21,7 +21,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracy on a public hold-out after each epoch, in [0, 1]; one entry an epoch, in order."""
+    """Accuracy or R2 (`RunResult.measure`) on a public hold-out, after each epoch in order."""
 
     per_epoch: tuple[float, ...]
 
@@ -64,3 +64,8 @@ class RunResult:
     versions: dict[str, str]
     finished: str
     model_sha256: str | None = None
+
+    @property
+    def measure(self) -> str:
+        """What the scores are: a number that is predicted has no classes."""
+        return "accuracy" if self.classes else "R2"

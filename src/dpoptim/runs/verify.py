@@ -92,7 +92,7 @@ def rebuilt(plan: Plan, written: dict[str, Any]) -> RunResult:
     guarantee = plan.guarantee
     if any("seeded" in text for text in said):  # wherever it is said, it holds
         guarantee = replace(guarantee, notes=(*guarantee.notes, SEEDED))
-    scores = written["accuracy"] or {"private": None, "without_privacy": None}
+    scores = written["scores"] or {"private": None, "without_privacy": None}
     charged = written["ledger"]
     settings = dict(written["training"])
     seconds = settings.pop("seconds")

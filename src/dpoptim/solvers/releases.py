@@ -58,7 +58,8 @@ class Result:
 
     Attributes:
         weights: float64, shape (d,).
-        guarantee: of the whole budget, which is reserved however much of it was spent.
+        guarantee: of the whole budget, however much of it was spent; a ledger's budget gets the
+            rest back.
         trace: every release, in order.
         iterates: the points visited, if the solver was asked to keep them.
     """

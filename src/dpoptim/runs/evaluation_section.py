@@ -1,0 +1,199 @@
+"""The report's section on private hold-out records: what `dpoptim evaluate` has released, drawn."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from dpoptim.accounting.guarantee import rounded_up
+from dpoptim.evaluation import ClassifierScores, RegressorScores
+from dpoptim.evaluation.intervals import Interval, receiver_curve
+from dpoptim.files import write_atomically
+from dpoptim.runs.drawing import (
+    ACCENT,
+    INK,
+    MUTED,
+    WARM,
+    figure_style,
+    inline_svg,
+    new_axes,
+    titles,
+)
+from dpoptim.runs.page import escape, facts, figure
+
+BEGIN, END = "<!-- evaluation -->", "<!-- end of evaluation -->"
+NO_EVALUATION = BEGIN + END  # in a report, until there is one
+MOST_CLASSES = 30  # of a table that people can read
+TICKS = (0, 0.25, 0.5, 0.75, 1)
+
+
+def add_to_report(
+    report: Path, scores: ClassifierScores | RegressorScores, classes: Sequence[str]
+) -> bool:
+    """Draw the scores into a run's report, in place of those of an earlier evaluation. False: there
+    is no report, or none that has a place for them.
+
+    Raises:
+        OSError: naming the path; what was there before is untouched.
+    """
+    if not report.is_file():
+        return False
+    before, begin, rest = report.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        return False
+    section = evaluation_section(scores, classes)
+    write_atomically(report, f"{before}{BEGIN}{section}{END}{after}")
+    return True
+
+
+def evaluation_section(scores: ClassifierScores | RegressorScores, classes: Sequence[str]) -> str:
+    """The scores as HTML.
+
+    Args:
+        classes: their names; public. None of a model that predicts a number.
+
+    **Guarantee.** Made from released figures alone.
+    """
+    guarantee = scores.guarantee
+    drawn = (
+        _classifier(scores, classes) if isinstance(scores, ClassifierScores) else _regressor(scores)
+    )
+    confidence = (
+        100 * (scores.accuracy if isinstance(scores, ClassifierScores) else scores.r2).confidence
+    )
+    notes = "".join(
+        f'<p class="note">{escape(note)}</p>'
+        for note in guarantee.notes
+        if "not for release" in note
+    )
+    return (
+        "<section><h2>How good it is on private hold-out records</h2>"
+        '<p class="lead">Noisy figures, released once for '
+        f"ε ≤ {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} per "
+        f"{escape(guarantee.unit)} of the hold-out, on top of the training. Intervals of "
+        f"{confidence:g} % count the noise and the sample.</p>{notes}{drawn}"
+        f'<p class="small">{escape(str(guarantee))}</p></section>'
+    )
+
+
+def _classifier(scores: ClassifierScores, classes: Sequence[str]) -> str:
+    cells = [("Accuracy", percent(scores.accuracy.value), between(scores.accuracy, percent))]
+    if scores.auc is not None:
+        cells.append(("AUC", number(scores.auc.value), between(scores.auc, number)))
+    cells.append(("Log-loss", number(scores.log_loss.value), between(scores.log_loss, number)))
+    pictures = [
+        figure(
+            calibration_figure(scores),
+            "How often it is right, by how sure it says to be: bars are the intervals, the line "
+            "is what they should be.",
+        )
+    ]
+    if scores.auc is not None:
+        pictures.insert(
+            0,
+            figure(
+                receiver_figure(scores),
+                "True against false positives of the second class, from a noisy histogram of "
+                f"{scores.histogram.shape[1]} bins.",
+            ),
+        )
+    if len(classes) <= MOST_CLASSES:
+        pictures.append(confusion_table(scores, classes))
+    cards = "".join(f'<div class="card">{picture}</div>' for picture in pictures)
+    return f'{facts(cells)}<div class="pair below">{cards}</div>'
+
+
+def _regressor(scores: RegressorScores) -> str:
+    error = scores.squared_error
+    root = Interval(error.value**0.5, error.low**0.5, error.high**0.5, error.confidence)
+    cells = [
+        ("R2", number(scores.r2.value), between(scores.r2, number)),
+        ("Root of the mean squared error", f"{root.value:.4g}", between(root, "{:.4g}".format)),
+    ]
+    caption = "R2 with its interval: 0 is the mean of the targets, 1 is without error."
+    picture = figure(interval_figure(scores.r2), caption)
+    return f'{facts(cells)}<div class="pair below"><div class="card">{picture}</div></div>'
+
+
+def confusion_table(scores: ClassifierScores, classes: Sequence[str]) -> str:
+    """True classes in rows, predicted ones in columns; the shade is the share of the row."""
+    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in classes)
+    rows = ""
+    for name, counts in zip(classes, scores.confusion, strict=True):
+        total = max(float(counts.clip(0).sum()), 1.0)
+        body = "".join(
+            f'<td style="--share:{100 * max(0.0, float(count)) / total:.0f}%">{count:,.0f}</td>'
+            for count in counts
+        )
+        rows += f'<tr><th scope="row">{escape(name)}</th>{body}</tr>'
+    return (
+        '<h3>Noisy counts</h3><div class="scroll"><table class="grid confusion"><thead><tr>'
+        f"<th>true \N{DOWNWARDS ARROW} predicted \N{RIGHTWARDS ARROW}</th>{top}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def receiver_figure(scores: ClassifierScores) -> str:
+    false, true = receiver_curve(scores.histogram)
+    with figure_style("receiver"):
+        axes = new_axes()
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        axes.plot(false, true, color=ACCENT, marker="o", markersize=3)
+        axes.text(0.58, 0.46, "guessing", color=MUTED)
+        square(axes)
+        titles(axes, "true positives", "false positives")
+        return inline_svg(axes, "receiver")
+
+
+def calibration_figure(scores: ClassifierScores) -> str:
+    """The share that is right in each bin that the noise leaves something of."""
+    with figure_style("calibration"):
+        axes = new_axes()
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        for each in scores.calibration:
+            middle = (each.low + each.high) / 2
+            axes.plot([middle] * 2, [each.share.low, each.share.high], color=ACCENT, linewidth=1.4)
+            axes.plot(middle, each.share.value, "o", color=ACCENT, markersize=4.5)
+        if not scores.calibration:
+            axes.text(0.5, 0.5, "all bins are lost in the noise", color=INK, ha="center")
+        square(axes)
+        titles(axes, "right (two classes: of the second)", "predicted probability")
+        return inline_svg(axes, "calibration")
+
+
+def interval_figure(found: Interval) -> str:
+    with figure_style("interval"):
+        axes = new_axes()
+        low = max(min(0.0, found.low), -1.0)
+        axes.plot([max(found.low, low), found.high], [0, 0], color=ACCENT, linewidth=3)
+        axes.plot(max(found.value, low), 0, "o", color=WARM, markersize=9)
+        axes.text(max(found.value, low), 0.25, f"{found.value:.3f}", color=WARM, ha="center")
+        axes.set_xlim(low - 0.02, 1.02)
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([])
+        titles(axes, "R2", "")
+        axes.grid(axis="x")
+        return inline_svg(axes, "interval")
+
+
+def square(axes: Axes) -> None:
+    """Shares on both axes; 0 % is said once."""
+    axes.set_xlim(-0.01, 1.01)
+    axes.set_ylim(-0.01, 1.01)
+    axes.set_xticks(TICKS)
+    axes.set_yticks(TICKS, ["", *(f"{tick:.0%}" for tick in TICKS[1:])])
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+
+def between(found: Interval, said: Callable[[float], str]) -> str:
+    return f"{said(found.low)} to {said(found.high)}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
+
+
+def number(value: float) -> str:
+    return f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
