@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim import Ledger, gate
+from dpoptim import Ledger
 from dpoptim.estimators import DPLinearRegression
 from dpoptim.evaluation import evaluate_regressor
-from dpoptim.gate import FilteredGate, Gate
+from dpoptim.gate import FilteredGate, Gate, adaptive, planned
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.preprocessing import (
     DPClassCounts,
@@ -91,7 +91,8 @@ class Meter:
         of_run = bounded(Gate.release_sum, lambda one, named: one.query.norm_bound)
         of_sum = bounded(FilteredGate.release_sum, lambda one, named: named["norm_bound"])
         with (
-            patch.object(gate, "add_normal", draw),
+            patch.object(planned, "add_normal", draw),
+            patch.object(adaptive, "add_normal", draw),
             patch.object(Gate, "release_sum", of_run),
             patch.object(FilteredGate, "release_sum", of_sum),
             patch.object(FilteredGate, "select", select),

@@ -22,11 +22,11 @@ from scipy.stats import norm
 from torch.utils.data import TensorDataset
 
 import dpoptim
-from dpoptim import Ledger, gate
+from dpoptim import Ledger
 from dpoptim.accounting.ledger import BudgetExceeded, LedgerError
 from dpoptim.audit.refunds import audit_refunds
 from dpoptim.errors import PrivacyError
-from dpoptim.gate import FilteredGate, Gate
+from dpoptim.gate import FilteredGate, Gate, planned
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.solvers import Budget as SolverBudget
@@ -83,7 +83,7 @@ class Adversary:
             if self.interrupts:
                 raise KeyboardInterrupt
 
-        with patch.object(gate, "add_normal", draw):
+        with patch.object(planned, "add_normal", draw):
             yield
 
     def act(self, what: str, which: int, plan: Plan) -> None:
