@@ -33,7 +33,7 @@ torture: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/noise_throughput.py
-	$(BIN)/python benchmarks/step_time.py --alone --out runs/bench
+	$(BIN)/python benchmarks/step_time.py --out runs/bench
 
 # The site, from docs/ and docstrings, into build/site; a dead link is an error. Nothing is fetched while it builds.
 docs: $(READY)

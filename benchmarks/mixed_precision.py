@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dpoptim.training.memory import LiveTensors
 from saving import save_csv
-from step_time import Step, ours, plain
+from steps import Step, ours, plain
 from workloads import WORKLOADS, VisionTransformer, Workload, classes, gpt, image, labels, tokens
 
 WARM, ROUNDS = 3, 9

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from saving import save_csv
-from step_time import ours, plain
+from steps import ours, plain
 from workloads import WORKLOADS
 
 NAMES = (

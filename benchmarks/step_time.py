@@ -1,438 +1,330 @@
 """Time and memory of one private step as multiples of the plain PyTorch step on the same model and
-batch.
+batch: with one thread and with two, alone and in a whole loop.
 
-Variants take turns in one process, and medians are compared, because machines are noisy. "ours"
-has everything but the noise (gradients, clipping, summing, optimizer), "ours, noise" also draws
-it, in float64 with a full tail; the peers draw theirs in float32. "ours, MKL" multiplies matrices
-as plain PyTorch does, where ours would take a faster library on this processor (see
-`dpoptim.gradients.multiplication`). "closed form" is the path of generalised linear models. Opacus
-trains the models as it asks for them: with its own LSTM, and with a table and a mean in the place
-of a bag.
+Columns take turns in one process, and medians of each turn's ratios are shown, because machines
+are noisy. "ours" has everything but the noise (gradients, clipping, summing, optimizer), "ours,
+noise" also draws it, in float64 with a full tail; the peers draw theirs in float32. "ours, MKL"
+multiplies matrices as plain PyTorch does, where ours would take a faster library on this processor
+(see `dpoptim.gradients.multiplication`). "ours, loop" is what users run: coins, loading, checks,
+noise and all, against a plain loop over a DataLoader; its batches vary, and its times are divided
+by their share of the expected one. "ours, compiled" is held against compiled plain PyTorch. "closed
+form" is the path of generalised linear models. Opacus trains the models as it asks for them: with
+its own LSTM, and with a table and a mean in the place of a bag. Peers run with one thread.
 
-``--alone`` also gives each variant processes of its own, as users do: peak memory above the model
-and its batch, and the time of a step, which differs because the allocator gives memory back
-between a step's peaks, and fresh pages cost time.
+Memory is the peak above the model and its batch, of processes of their own.
 
-Run: ``python benchmarks/step_time.py [--workload GPT ...] [--alone] [--out benchmarks/results]``.
-Opacus takes part where it is installed (extra ``bench``).
+Each row has so many seconds for its turns (three turns at least), after columns were made and
+warmed up. The whole table takes about ten minutes on two idle cores; `--rows` and `--columns`
+choose, `--docs` writes the tables into a page.
+
+Run: ``python benchmarks/step_time.py [--rows GPT ...] [--columns ours ...] [--threads 1 2]
+[--out benchmarks/results] [--docs docs/speed.md]``. Opacus takes part where it is installed (extra
+``bench``).
 """
 
 import argparse
 import gc
-import math
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from torch import nn
-from torch.func import functional_call, grad, vmap
 
-from dpoptim.clipping import Clipping
 from dpoptim.gradients import multiplication
-from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.linear import LinearModel
-from dpoptim.noise.gaussian import add_normal
-from dpoptim.noise.stream import KeyStream
-from dpoptim.training.isolation import choose_isolation
-from dpoptim.training.probe import positions_per_layer
 from saving import save_csv
+from steps import PrivateLoop, Step, by_mkl, closed_form, opacus, ours, plain, plain_loop, vmapped
 from workloads import WORKLOADS, Workload
 
-Step = Callable[[], None]
-PLAIN = "plain"
-RATE = 1e-4
-PROCESSES = 3  # of a variant alone
+LEAST_TURNS, MOST_TURNS = 3, 25
+SHORTEST = 0.05  # seconds that are timed at once
+PLAIN, LOOP, COMPILED = "plain", "plain, loop", "plain, compiled"
+# rows that a compiler is tried on unless it is asked for: it takes longer than all their turns
+TO_COMPILE = ("MLP 784-256-10", "GPT", "ViT", "GELU written out")
+IN_MEMORY = (PLAIN, "ours, noise", "vmap(grad)", "Opacus hooks", "Opacus ghost")
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+@dataclass(frozen=True)
+class Column:
+    """A way to take a step.
 
-
-def made(work: Workload, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Model and batch."""
-    model = work.build().to(device)
-    x, y = work.data()
-    return model, x.to(device), y.to(device)
-
-
-def plain(
-    work: Workload,
-    *,
-    compiled: bool = False,
-    device: str = "cpu",
-    narrow: torch.dtype | None = None,
-) -> Step:
-    """``narrow``: what torch.autocast computes in, if it does."""
-    model, x, y = made(work, device)
-    optimizer = sgd(model)
-    forward = torch.compile(model) if compiled else model
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device, narrow) if narrow else nullcontext():
-            loss = work.loss(forward(x), y, "mean")
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def by_mkl(step: Step) -> Step:
-    """The same with the library that plain PyTorch multiplies with."""
-
-    def slower() -> None:
-        with patch.object(multiplication, "onednn_is_faster", lambda: False):
-            step()
-
-    return slower
-
-
-def ours(
-    work: Workload,
-    *,
-    noise: bool = False,
-    compiled: bool = False,
-    device: str = "cpu",
-    narrow: torch.dtype | None = None,
-) -> Step:
-    """``narrow``: as for `plain`."""
-    model, x, y = made(work, device)
-    optimizer, stream = sgd(model), KeyStream()
-    chosen = choose_isolation(model, torch.utils.data.TensorDataset(x, y))
-    positions = positions_per_layer(model, chosen.sample)
-    engine = Engine(
-        model,
-        Clipping(1.0),
-        capacity=len(x),
-        reduction="sum",
-        positions=positions,
-        isolation=chosen.isolation,
-    )
-    engine.attach()
-    forward = torch.compile(model) if compiled else model
-
-    def step() -> None:
-        engine.begin_microbatch(len(x))
-        with torch.autocast(device, narrow) if narrow else nullcontext():
-            loss = work.loss(forward(x), y, "none").sum()
-        loss.backward()
-        sums = engine.take()
-        if noise:
-            for buffer in sums:
-                add_normal(stream, buffer, 1.0)
-        engine.write_means(sums, len(x))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def closed_form(work: Workload) -> Step:
-    """Softmax regression as the estimators train it, without autograd; the norms of the records
-    are measured once.
+    Attributes:
+        beside: the column that its time is a multiple of.
+        scales: whether it is measured with every number of threads, or with one alone.
     """
-    model, (x, y) = work.build(), work.data()
-    layers = [
-        module
-        for module in model.modules()
-        if not list(module.children()) and not isinstance(module, nn.Flatten)
-    ]
-    if len(layers) != 1 or not isinstance(layers[0], nn.Linear):
-        raise TypeError("for generalised linear models")
-    layer, x = layers[0], x.flatten(1)
-    regression = LinearModel(
-        "softmax", layer.in_features, layer.out_features, intercept=layer.bias is not None
-    )
-    w = torch.zeros(regression.dimension, dtype=torch.float64)
-    norms = regression.squared_row_norms(x)
 
-    def step() -> None:
-        total = regression.clipped_sum(
-            x, y, [(1.0, w)], 1.0, capacity=len(x), squared_row_norms=norms
-        )
-        w.sub_(total, alpha=RATE / len(x))
-
-    return step
+    make: Callable[[Workload], Step]
+    beside: str = PLAIN
+    scales: bool = True
 
 
-def vmapped(work: Workload) -> Step:
-    """torch.func: every gradient formed, clipped and summed; no noise."""
-    if work.huge_table:
-        raise MemoryError("per-record gradients of the table")
-    model, (x, y) = work.build(), work.data()
-    optimizer = sgd(model)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-    def loss(given: dict[str, torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return work.loss(functional_call(model, given, (a[None],)), b[None], "mean")
-
-    per_record = vmap(grad(loss), (None, 0, 0))
-
-    def step() -> None:
-        gradients = per_record({name: p.detach() for name, p in parameters.items()}, x, y)
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
-        factors = (1 / norms).clamp(max=1) / len(x)
-        for name, p in parameters.items():
-            p.grad = torch.einsum("b,b...->...", factors, gradients[name])
-        optimizer.step()
-
-    return step
-
-
-def opacus(work: Workload, *, ghost: bool) -> Step:
-    """Opacus with hooks, or ghost clipping; with its float32 noise."""
-    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-    from opacus.validators import ModuleValidator
-
-    if work.huge_table and not ghost:
-        raise MemoryError("per-record gradients of the table")
-    model, (x, y) = (
-        ModuleValidator.fix(work.looked_up() if work.looked_up else work.build()),
-        work.data(),
-    )
-    common = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
-    if not ghost:
-        wrapped: nn.Module = GradSampleModule(model)
-        optimizer = DPOptimizer(sgd(model), **common)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            work.loss(wrapped(x), y, "mean").backward()
-            optimizer.step()
-
-        return step
-    fast = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0)
-    optimizer = DPOptimizerFastGradientClipping(sgd(model), **common)
-
-    class Criterion:
-        reduction = "mean"
-
-        def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return work.loss(output, target, self.reduction)
-
-    criterion = DPLossFastGradientClipping(fast, optimizer, Criterion())
-
-    def ghost_step() -> None:
-        optimizer.zero_grad()
-        criterion(fast(x), y).backward()
-        optimizer.step()
-
-    return ghost_step
-
-
-VARIANTS: dict[str, Callable[[Workload], Step]] = {
-    PLAIN: plain,
-    "ours": ours,
-    "ours, MKL": lambda work: by_mkl(ours(work)),
-    "ours, closed form": closed_form,
-    "ours, noise": lambda work: ours(work, noise=True),
-    "plain, compiled": lambda work: plain(work, compiled=True),
-    "ours, compiled": lambda work: ours(work, compiled=True),
-    "vmap(grad)": vmapped,
-    "Opacus hooks": lambda work: opacus(work, ghost=False),
-    "Opacus ghost": lambda work: opacus(work, ghost=True),
+COLUMNS = {
+    PLAIN: Column(plain),
+    "ours": Column(ours),
+    "ours, MKL": Column(lambda work: by_mkl(ours(work))),
+    "ours, noise": Column(lambda work: ours(work, noise=True)),
+    LOOP: Column(plain_loop),
+    "ours, loop": Column(PrivateLoop, LOOP),
+    "ours, closed form": Column(closed_form, scales=False),
+    COMPILED: Column(lambda work: plain(work, compiled=True), scales=False),
+    "ours, compiled": Column(lambda work: ours(work, compiled=True), COMPILED, scales=False),
+    "vmap(grad)": Column(vmapped, scales=False),
+    "Opacus hooks": Column(lambda work: opacus(work, ghost=False), scales=False),
+    "Opacus ghost": Column(lambda work: opacus(work, ghost=True), scales=False),
 }
+Key = tuple[str, int]  # a column, and how many threads
+
+
+@dataclass
+class Row:
+    """What was measured of one workload: seconds of each turn, MiB, and why the rest is missing."""
+
+    records: int
+    seconds: dict[Key, list[float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    peak: dict[str, float] = field(default_factory=dict)
+
+    def ratio(self, key: Key) -> float | None:
+        """The median of the turns' ratios."""
+        beside = (COLUMNS[key[0]].beside, key[1])
+        if key not in self.seconds or beside not in self.seconds:
+            return None
+        pairs = zip(self.seconds[key], self.seconds[beside], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def seconds(step: Step, repeats: int) -> float:
+    """Of a step; of the expected batch where batches vary."""
+    shares = 0.0
     started = time.perf_counter()
     for _ in range(repeats):
         step()
-    return (time.perf_counter() - started) / repeats
+        shares += step.share if isinstance(step, PrivateLoop) else 1.0
+    return (time.perf_counter() - started) / shares
 
 
-def measure(
-    work: Workload, names: list[str], rounds: int
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Median seconds of a step by variant, and why the others are missing."""
-    steps: dict[str, Step] = {}
-    missing: dict[str, str] = {}
+def measure(work: Workload, names: Sequence[str], threads: Sequence[int], most: float) -> Row:
+    """All columns of a row, in turns, for ``most`` seconds or `LEAST_TURNS`."""
+    row, steps = Row(len(work.data()[0])), dict[str, Step]()
+    torch.set_num_threads(threads[0])
     for name in names:
         try:
             torch.manual_seed(0)
-            step = VARIANTS[name](work)
+            step = COLUMNS[name].make(work)
             for _ in range(2):
                 step()
             steps[name] = step
         except Exception as error:  # a peer may refuse a model in any way
-            missing[name] = (
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
-            )
-    repeats = max(1, int(0.05 / seconds(steps[PLAIN], 3)))
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            times[name].append(seconds(step, repeats))
-    return {name: statistics.median(values) for name, values in times.items()}, missing
+            reason = (str(error).splitlines() or [""])[0]
+            row.missing[name] = f"{type(error).__name__}: {reason}"[:120]
+    keys = [(name, t) for t in threads for name in steps if t == 1 or COLUMNS[name].scales]
+    repeats = {name: max(1, int(SHORTEST / seconds(step, 2))) for name, step in steps.items()}
+    row.seconds = {key: [] for key in keys}
+    started, turns = time.perf_counter(), 0
+    while turns < LEAST_TURNS or (turns < MOST_TURNS and time.perf_counter() - started < most):
+        turns += 1
+        for name, t in keys:
+            if torch.get_num_threads() != t:
+                torch.set_num_threads(t)
+                steps[name]()  # wakes the threads
+            row.seconds[name, t].append(seconds(steps[name], repeats[name]))
+    for step in steps.values():
+        if isinstance(step, PrivateLoop):
+            step.close()
+    return row
 
 
 def resident(which: str) -> float:
     """MiB of this process that are in memory now ("VmRSS"; "RssFile": code and other files), or
     were at most ("VmHWM").
     """
-    line = next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(which)
-    )
-    return int(line.split()[1]) / 1024
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(which)).split()[1]) / 1024
 
 
-def one_alone(work: Workload, name: str) -> tuple[float, float]:
-    """MiB at the peak above the process after model and batch exist, and seconds a step; in a
-    process of its own.
+def one_alone(work: Workload, name: str) -> float:
+    """MiB at the peak above the process after model and batch exist; in a process of its own.
 
     Pages of files that a step reads in are left out: they are the libraries' code, which all
     processes share.
     """
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-    VARIANTS[PLAIN](work)  # the allocator's and libraries' own
+    plain(work)  # the allocator's and libraries' own
     square = torch.ones(64, 64)
     multiplication.by_onednn(square, square @ square)
     gc.collect()
-    step = VARIANTS[name](work)
+    step = COLUMNS[name].make(work)
     before, files = resident("VmRSS"), resident("RssFile")
-    taken = [seconds(step, 1) for _ in range(3)]
+    for _ in range(3):
+        step()
     # getrusage's would begin with that of the process that started this one
-    peak = resident("VmHWM") - before
-    peak -= resident("RssFile") - files
-    repeats = min(200, max(5, int(1 / min(taken))))
-    return peak, statistics.median(seconds(step, 1) for _ in range(repeats))
+    return resident("VmHWM") - before - (resident("RssFile") - files)
 
 
-def alone(work: str, names: list[str]) -> dict[str, tuple[float, float]]:
-    """Medians of `one_alone` over several processes, which take turns: the system's counts differ
+def peaks(work: str, names: Sequence[str], processes: int) -> dict[str, float]:
+    """Medians of `one_alone` over several processes, two at a time: the system's counts differ
     from one to the next.
     """
-    found: dict[str, list[list[str]]] = {name: [] for name in names}
-    for _ in range(PROCESSES):
-        for name, measured in found.items():
-            command = [sys.executable, __file__, "--one", work, name]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                measured.append(done.stdout.split()[-2:])
-            else:
-                print(
-                    f"{work}, {name}, alone: "
-                    f"{(done.stderr.splitlines() or ['no reason given'])[-1]}",
-                    file=sys.stderr,
-                )
-    return {
-        name: (
-            statistics.median(float(peak) for peak, _ in measured),
-            statistics.median(float(s) for _, s in measured),
+
+    def peak(name: str) -> float | None:
+        command = [sys.executable, __file__, "--one", work, name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+
+    found: dict[str, list[float]] = {}
+    asked = [name for _ in range(processes) for name in names if name in IN_MEMORY]
+    with ThreadPoolExecutor(2) as pool:
+        for name, mib in zip(asked, pool.map(peak, asked), strict=True):
+            if mib is not None:
+                found.setdefault(name, []).append(mib)
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
+def lines_of(title: str, row: Row, names: Sequence[str]) -> list[dict[str, object]]:
+    """The row for the CSV, a line for each column and number of threads."""
+    lines: list[dict[str, object]] = []
+    for name, threads in [*row.seconds, *((name, 1) for name in row.missing)]:
+        taken, ratio = row.seconds.get((name, threads)), row.ratio((name, threads))
+        median = statistics.median(taken) if taken else None
+        peak = row.peak.get(name) if threads == 1 else None
+        lines.append(
+            {
+                "workload": title,
+                "variant": name,
+                "threads": threads,
+                "milliseconds": f"{median * 1e3:.4g}" if median else "",
+                "ratio": f"{ratio:.3g}" if ratio else "",
+                "beside": COLUMNS[name].beside,
+                "samples_per_second": f"{row.records / median:.4g}" if median else "",
+                "turns": len(taken or ()),
+                "peak_mib": "" if peak is None else f"{peak:.0f}",
+                "missing": row.missing.get(name, ""),
+            }
         )
-        for name, measured in found.items()
-        if len(measured) == PROCESSES
-    }
+    return sorted(lines, key=lambda line: (line["threads"], names.index(str(line["variant"]))))
+
+
+def time_table(rows: dict[str, Row], threads: Sequence[int]) -> str:
+    """Multiples of what stands beside each column, of plain ones milliseconds: with each number
+    of threads, in this order.
+    """
+    used = [
+        name
+        for name in COLUMNS
+        if any(name == key[0] for row in rows.values() for key in row.seconds)
+    ]
+    titles = [name + (", ms" if name in (PLAIN, LOOP) else "") for name in used]
+    out = [f"| work | {' | '.join(titles)} |", "|---" * (len(used) + 1) + "|"]
+    for title, row in rows.items():
+        cells = []
+        for name in used:
+            keys = [key for t in threads if (key := (name, t)) in row.seconds]
+            if name in (PLAIN, LOOP):
+                of_threads = [f"{statistics.median(row.seconds[key]) * 1e3:.3g}" for key in keys]
+            else:
+                of_threads = [f"{row.ratio(key):.2f}" for key in keys]
+            cells.append(", ".join(of_threads) or "-")
+        out.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(out)
+
+
+def memory_table(rows: dict[str, Row]) -> str:
+    """MiB, and ours as a multiple of plain."""
+    used = [name for name in IN_MEMORY if any(name in row.peak for row in rows.values())]
+    out = [f"| work | {' | '.join(used)} | ours / plain |", "|---" * (len(used) + 2) + "|"]
+    for title, row in rows.items():
+        cells = [f"{row.peak[name]:,.0f}" if name in row.peak else "-" for name in used]
+        both = "ours, noise" in row.peak and row.peak.get(PLAIN)
+        share = f"{row.peak['ours, noise'] / row.peak[PLAIN]:.2f}" if both else "-"
+        out.append(f"| {title} | {' | '.join(cells)} | {share} |")
+    return "\n".join(out)
+
+
+def write_into(page: Path, tables: dict[str, str]) -> None:
+    """Put tables between the comments of a page that name them."""
+    text = page.read_text()
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: made by benchmarks/step_time.py -->", f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    page.write_text(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--variant", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--alone",
-        action="store_true",
-        help="also each variant in processes of its own, and peak memory",
-    )
+    parser.add_argument("--rows", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--columns", nargs="*", choices=list(COLUMNS))
+    parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each row's turns")
+    parser.add_argument("--processes", type=int, default=1, help="that memory is the median of")
     parser.add_argument("--out", type=Path, help="folder for step_time.csv and step_time.png")
+    parser.add_argument("--docs", type=Path, help="page that the tables are written into")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.one:
-        print(*one_alone(WORKLOADS[options.one[0]], options.one[1]))
+        print(one_alone(WORKLOADS[options.one[0]], options.one[1]))
         return
-    names = [PLAIN, *(name for name in options.variant if name != PLAIN)]
-    rows: list[dict[str, object]] = []
-    console = Console(width=160)
-    for title in options.workload:
-        work = WORKLOADS[title]
-        found, missing = measure(work, names, options.rounds)
-        records = len(work.data()[0])
-        lonely = alone(title, list(found)) if options.alone else {}
-        for name in names:
-            taken, (peak, apart) = found.get(name), lonely.get(name, (math.nan, math.nan))
-            rows.append(
-                {
-                    "workload": title,
-                    "variant": name,
-                    "milliseconds": f"{taken * 1e3:.4g}" if taken else "",
-                    "ratio": f"{taken / found[PLAIN]:.3g}" if taken else "",
-                    "samples_per_second": f"{records / taken:.4g}" if taken else "",
-                    "alone_milliseconds": "" if math.isnan(apart) else f"{apart * 1e3:.4g}",
-                    "alone_ratio": "" if math.isnan(apart) else f"{apart / lonely[PLAIN][1]:.3g}",
-                    "peak_mib": "" if math.isnan(peak) else f"{peak:.0f}",
-                    "missing": missing.get(name, ""),
-                }
-            )
+    console, rows = Console(width=200), dict[str, Row]()
+    lines: list[dict[str, object]] = []
+    for title in options.rows:
+        started = time.perf_counter()
+        asked = options.columns or [
+            name for name in COLUMNS if "compiled" not in name or title in TO_COMPILE
+        ]
+        wanted = {*asked, PLAIN, *(COLUMNS[name].beside for name in asked)}
+        names = [name for name in COLUMNS if name in wanted]
+        row = measure(WORKLOADS[title], names, options.threads, options.seconds)
+        gc.collect()
+        if options.processes:
+            row.peak = peaks(title, [n for n in names if n not in row.missing], options.processes)
+        rows[title] = row
+        lines += lines_of(title, row, names)
         if options.out is not None:
-            save(rows, options.out)
-        line = ", ".join(
-            f"{name} {value / found[PLAIN]:.2f}" for name, value in found.items() if name != PLAIN
-        )
-        console.print(f"{title}: plain {found[PLAIN] * 1e3:.2f} ms; {line}")
-    console.print(table_of(rows, names))
+            save_csv(lines, options.out / "step_time.csv")
+        found = ", ".join(f"{n} x{t} {row.ratio((n, t)):.2f}" for n, t in row.seconds)
+        console.print(f"{title} ({time.perf_counter() - started:.0f} s): {found}")
+    tables = {"times": time_table(rows, options.threads), "memory": memory_table(rows)}
+    for table in tables.values():
+        print(f"\n{table}")
+    if options.docs is not None:
+        write_into(options.docs, tables)
+    if options.out is not None:
+        draw(rows, options.out / "step_time.png")
 
 
-def save(rows: list[dict[str, object]], out: Path) -> None:
-    save_csv(rows, out / "step_time.csv")
-    draw(rows, out / "step_time.png")
-
-
-def table_of(rows: list[dict[str, object]], names: list[str]) -> Table:
-    table = Table(
-        title=f"multiples of the plain step, {torch.get_num_threads()} threads, torch "
-        f"{torch.__version__}"
-    )
-    table.add_column("workload")
-    for name in names:
-        table.add_column(name, justify="right")
-    for title in dict.fromkeys(row["workload"] for row in rows):
-        cells = {row["variant"]: row for row in rows if row["workload"] == title}
-        table.add_row(str(title), *(str(cells[name]["ratio"] or "-") for name in names))
-    return table
-
-
-def draw(rows: list[dict[str, object]], path: Path) -> None:
+def draw(rows: dict[str, Row], path: Path) -> None:
     """Ratios to plain, a group for each workload."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    titles = list(dict.fromkeys(str(row["workload"]) for row in rows))
-    names = [name for name in dict.fromkeys(str(row["variant"]) for row in rows) if name != PLAIN]
-    figure, axis = plt.subplots(figsize=(1.5 + 1.1 * len(titles), 3.8), layout="constrained")
-    for i, name in enumerate(names):
-        found = {
-            row["workload"]: float(str(row["ratio"]))
-            for row in rows
-            if row["variant"] == name and row["ratio"]
-        }
-        places = [
-            titles.index(str(title)) + (i - len(names) / 2) * 0.8 / len(names) for title in found
-        ]
-        axis.bar(places, list(found.values()), 0.8 / len(names), label=name)
+    titles = list(rows)
+    keys = dict.fromkeys(
+        key for row in rows.values() for key in row.seconds if not key[0].startswith(PLAIN)
+    )
+    figure, axis = plt.subplots(figsize=(1.5 + 1.3 * len(titles), 3.8), layout="constrained")
+    for i, (name, threads) in enumerate(keys):
+        found = {title: row.ratio((name, threads)) for title, row in rows.items()}
+        here = {title: ratio for title, ratio in found.items() if ratio}
+        places = [titles.index(t) + (i - len(keys) / 2) * 0.8 / len(keys) for t in here]
+        label = name if threads == 1 else f"{name}, {threads} threads"
+        axis.bar(places, list(here.values()), 0.8 / len(keys), label=label)
     axis.axhline(1, color="#6b7280", linewidth=0.8)
     axis.set_yscale("log")
     axis.set_xticks(range(len(titles)), titles, rotation=35, ha="right")
     axis.set_ylabel("times the plain step")
-    axis.legend(fontsize=7, frameon=False, ncols=9, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axis.legend(fontsize=7, frameon=False, ncols=7, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
