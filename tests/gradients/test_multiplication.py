@@ -14,6 +14,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients import multiplication
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.multiplication import (
+    BLOCKS,
     linear,
     linear_of_constants,
     onednn_multiplies,
@@ -74,7 +75,7 @@ def test_any_number_of_rows_takes_few_shapes(library: str, monkeypatch: pytest.M
     for rows in range(1, 700):
         x = torch.randn(rows, 7)
         torch.testing.assert_close(linear(x, w, bias), F.linear(x, w, bias))
-    assert shapes == {((size, 7), (9, 7)) for size in (256, 128, 64, 32, 16, 8, 4)}
+    assert shapes == {((size, 7), (9, 7)) for size in BLOCKS if size <= 512}
     shapes.clear()
     for inner in range(200):
         left, right = torch.randn(inner, 7), torch.randn(inner, 9)
@@ -93,6 +94,26 @@ def test_zeros_that_fill_up_an_inner_length_change_no_bit(library: str, threads:
         left, right = torch.randn(inner, 70), torch.randn(inner, 65)
         filled = [torch.cat([x, torch.zeros(64, x.shape[1])]) for x in (left, right)]
         assert torch.equal(transposed_product(left, right), transposed_product(*filled))
+
+
+@ONEDNN
+@pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
+@pytest.mark.parametrize("columns", [(64, 520), (520, 64), (333, 77)])
+def test_many_rows_at_once_are_rounded_as_few(
+    columns: tuple[int, int], library: str, threads: None
+) -> None:
+    """Blocks are as large as the batch allows, so what is rounded must not depend on their size,
+    nor on the threads that share them.
+    """
+    torch.manual_seed(0)
+    k, n = columns
+    x, w, bias = torch.randn(4096, k), torch.randn(n, k), torch.randn(n)
+    apart = torch.cat([linear(part, w, bias) for part in x.split(64)])
+    for rows in (4096, 2048, 512, 3900):  # whole blocks, and one that is put together
+        assert torch.equal(linear(x[:rows], w, bias), apart[:rows])
+    assert torch.equal(linear(x.view(32, 128, k), w, bias), apart.view(32, 128, n))
+    turned = x.view(128, 32, k).transpose(0, 1)
+    assert torch.equal(linear(turned, w, bias), apart.view(128, 32, n).transpose(0, 1))
 
 
 @ONEDNN
@@ -276,7 +297,7 @@ def test_frozen_layers_do_what_they_did(library: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)
-@pytest.mark.parametrize("shape", [(5, 8), (256, 8), (5, 3, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 8), (256, 8), (5, 3, 8), (4, 64, 8)], ids=str)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_outputs_may_be_changed_in_place(

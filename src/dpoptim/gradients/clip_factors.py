@@ -27,7 +27,8 @@ def clip_factors(
             fade.
     """
     factors = {
-        unit: units.rule.factors(each, margin).view(-1, len(each)) for unit, each in squared.items()
+        unit: units.rule.factors(each, margin).view(-1, each.shape[0])
+        for unit, each in squared.items()
     }
     if len(factors) > 1:
         countable = torch.stack([each[0] > 0 for each in factors.values()]).all(0)

@@ -11,6 +11,7 @@ any length, so products are cut and filled up to few shapes: else memory would g
 one.
 """
 
+import math
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,9 @@ from torch import Tensor, nn
 from dpoptim.torch_internals import has_onednn, is_functorch_tensor, onednn_linear
 
 LEAST_ENTRIES = 1 << 14  # of a matrix above which oneDNN's longer way to its kernel pays
-BLOCKS = (256, 128, 64, 32, 16, 8, 4)  # rows that are multiplied at once
+# rows that are multiplied at once: threads share a product, so few large ones scale best
+BLOCKS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4)
+ALWAYS, IN_CACHE = 256, 1 << 21  # rows, and entries of a result, that are made elsewhere and copied
 WELL_FILLED = 7 / 8  # share of a block from which on a whole one is multiplied
 INNER = 32  # that inner lengths are filled up to multiples of
 
@@ -78,25 +81,28 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     if not fits or not onednn_multiplies(x, *w.shape):
         return F.linear(x, w, bias)
     bias = None if bias is None else bias.contiguous()  # oneDNN reads it as if it were
-    if x.dim() == 2 and len(x) in BLOCKS:
-        return by_onednn(x, w, bias)
+    if math.prod(x.shape[:-1]) in BLOCKS:
+        return by_onednn(x if x.dim() == 2 else x.contiguous(), w, bias)
     # in its own shape: a view must not be changed in place
-    result = x.new_empty(*x.shape[:-1], len(w))
-    in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, len(w)))
+    result = x.new_empty(*x.shape[:-1], w.shape[0])
+    in_blocks_of_rows(x.reshape(-1, x.shape[-1]), w, bias, result.view(-1, w.shape[0]))
     return result
 
 
 def in_blocks_of_rows(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    rows, entries = x.shape[0], w.shape[0]
+    sizes = [size for size in BLOCKS if size <= max(ALWAYS, IN_CACHE // entries)]
     start = 0
-    while start < len(x):
-        left = len(x) - start
-        size = next((size for size in BLOCKS if left >= WELL_FILLED * size), BLOCKS[-1])
+    while start < rows:
+        left = rows - start
+        size = next((size for size in sizes if left >= WELL_FILLED * size), sizes[-1])
         # a part of the last block once more, to the same bits, rather than zeros
-        if left < size <= len(x):
-            start = len(x) - size
-        rows = x[start : start + size]
-        filled = rows if len(rows) == size else F.pad(rows, (0, 0, 0, size - len(rows)))
-        out[start : start + size] = by_onednn(filled, w, bias)[: len(rows)]
+        if left < size <= rows:
+            start = rows - size
+        block = x[start : start + size]
+        here = block.shape[0]
+        filled = block if here == size else F.pad(block, (0, 0, 0, size - here))
+        out[start : start + size] = by_onednn(filled, w, bias)[:here]
         start += size
 
 
@@ -107,12 +113,11 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     not proved). Rows of zeros after them change nothing up to k = 1,024, beyond which oneDNN adds
     up several blocks.
     """
-    missing = -len(left) % INNER
+    inner = left.shape[0]
+    missing = -inner % INNER
     if missing:
         return by_onednn(F.pad(left.T, (0, missing)), F.pad(right, (0, 0, 0, missing)).T)
-    return (
-        by_onednn(left.T, right.T) if len(left) else left.new_zeros(left.shape[1], right.shape[1])
-    )
+    return by_onednn(left.T, right.T) if inner else left.new_zeros(left.shape[1], right.shape[1])
 
 
 def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

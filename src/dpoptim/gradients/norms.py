@@ -65,7 +65,9 @@ def squared_norm_of_parts(parts: Sequence[Tensor], *, block: int = NORM_BLOCK) -
     )
     # By as much for short parts, whatever other parts there are.
     squared = raised(
-        blocks.double().square_().sum(0, keepdim=True), max(block, sum(map(len, parts))), block
+        blocks.double().square_().sum(0, keepdim=True),
+        max(block, sum(part.shape[0] for part in parts)),
+        block,
     )
     if not SAFE_SQUARES[0] < float(squared) < SAFE_SQUARES[1]:  # also where it is NaN
         return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
