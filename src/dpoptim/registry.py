@@ -6,8 +6,8 @@ point in the group ``dpoptim.methods`` (the entry's name is the method's, its va
 ``"package.module:Class"``), or by `register_method`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -50,6 +50,24 @@ class Entry:
     trains: str
     make: Callable[..., Any]
     solver: bool
+
+    def checked(self, source: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings, if the method has all of them.
+
+        Args:
+            source: the argument or option that they were given by, for the message.
+
+        Raises:
+            ValueError: naming the one that it does not have.
+        """
+        known = [field.name for field in fields(self.make)] if is_dataclass(self.make) else []
+        for name in settings:
+            if name not in known:
+                raise ValueError(
+                    f"{source}: the method {self.name} has no setting {name!r}; it has "
+                    f"{', '.join(known)}."
+                )
+        return dict(settings)
 
 
 def register_method(method: AnyMethod) -> AnyMethod:

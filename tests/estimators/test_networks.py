@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dpoptim
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor
 from dpoptim.estimators.scope import ALONE, ON_TRUST
+from dpoptim.methods import PrivateQuantile
 from dpoptim.preprocessing import DPClassCounts
 from estimators.test_linear import EXPECTED_FAILURES
 
@@ -201,3 +203,60 @@ def test_chunks_of_a_stream_go_on_from_each_other() -> None:
     for i in range(3):
         line.partial_fit(x[i::3], x[i::3, 0])
     assert line.score(x, x[:, 0]) > 0.3
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "dp-ftrl": {"momentum": 0.9},
+    "dice-sgd": {"feedback_clip": 0.5},
+    "value-sgd": {"bound": "sharp"},
+    "dp-sgd": {"clip_norm": PrivateQuantile(0.5, when="all along")},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_the_registry_trains_networks(method: str) -> None:
+    """The ledger is charged for the method's own event, at the estimator's epsilon."""
+    x = np.random.default_rng(0).uniform(-1, 1, (600, 3))
+    ledger = dpoptim.Ledger(neighboring="zero-out")
+    model = DPSGDClassifier(
+        4.0,
+        1e-4,
+        classes=[0, 1],
+        hidden_layer_sizes=(),
+        batch_size=100,
+        epochs=4,
+        method=method,
+        method_options=METHODS[method],
+        ledger=ledger,
+        noise_seed=0,
+        random_state=0,
+    )
+    model = clone(model).set_params(ledger=ledger).fit(x, (x[:, 0] > 0).astype(int))
+    assert 3.9 < model.privacy_.epsilon <= 4
+    chosen = dpoptim.registry.entry(method).make(**{"clip_norm": 1.0} | METHODS[method])
+    (entry,) = ledger.entries()
+    expected = chosen.plan(
+        n=600, batch_size=100, epochs=4, epsilon=4.0, delta=1e-4, neighboring="zero-out"
+    )
+    assert entry.event == expected.event
+    assert model.score(x, (x[:, 0] > 0).astype(int)) > 0.7
+
+
+def test_methods_that_cannot_train_networks_are_refused() -> None:
+    x, y = np.ones((4, 2)), [0, 1, 0, 1]
+    with pytest.raises(ValueError, match=r"DPLogisticRegression\(solver='kl-spider'\)"):
+        DPSGDClassifier(method="kl-spider", classes=[0, 1]).fit(x, y)
+    with pytest.raises(
+        ValueError, match="method_options: the method dp-sgd has no setting 'noise'"
+    ):
+        DPSGDClassifier(method_options={"noise": "best"}, classes=[0, 1]).fit(x, y)
+    with pytest.raises(ValueError, match="method must be one of"):
+        DPSGDClassifier(method="sgd", classes=[0, 1]).fit(x, y)
+    unproven = DPSGDClassifier(
+        method="dice-sgd", method_options={"accounting": "paper"}, batch_size=10, delta=1e-3
+    )
+    with (
+        pytest.warns(UserWarning, match="theorem is false"),
+        pytest.raises(ValueError, match="no proven guarantee"),
+    ):
+        unproven.epsilon_after([], n=100, epsilon=1.0, delta=1e-3)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ import dpoptim
 from dpoptim import registry
 from dpoptim.audit.families import attack, audits
 from dpoptim.cli import app
+from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor, network_fit
 from dpoptim.methods import TrainingMethod, register_method
 from dpoptim.runs.method_table import markdown_table
 from extensions.decaying_noise import DecayingSGD
@@ -71,6 +73,26 @@ def test_it_trains_from_the_command_line(method: type[TrainingMethod], tmp_path:
         "consistent|too weak",
         run("audit", "--run", str(out), "--trials", "500", "--out", str(tmp_path / "a")),
     )
+
+
+def test_estimators_train_with_it(
+    method: type[TrainingMethod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[dpoptim.Plan] = []
+    honest = network_fit.attach
+
+    def spy(plan: dpoptim.Plan, *rest: Any, **more: Any) -> Any:
+        plans.append(plan)
+        return honest(plan, *rest, **more)
+
+    monkeypatch.setattr(network_fit, "attach", spy)
+    x = np.random.default_rng(0).uniform(-1, 1, (400, 3))
+    settings: Any = {"epsilon": 4.0, "epochs": 1, "batch_size": 100, "method": method.name}
+    network = DPSGDClassifier(classes=[False, True], clip_norm=0.5, **settings).fit(x, x[:, 0] > 0)
+    DPSGDRegressor(target_bound=1.0, **settings).fit(x, x[:, 0])
+    assert [type(plan.method) for plan in plans] == [method, method]
+    assert plans[0].method.norm_bound == 0.5
+    assert 3.9 < network.privacy_.epsilon <= 4
 
 
 def test_its_claim_stands_up_to_its_family(method: type[TrainingMethod]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import dpoptim.estimators.networks
+import dpoptim.estimators.network_fit
 from dpoptim.estimators import (
     DPLinearRegression,
     DPLogisticRegression,
@@ -123,14 +123,14 @@ def test_a_hidden_number_of_records_decides_nothing() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(1201, 3)), rng.integers(0, 2, 1201)
     plans: list[Any] = []
-    true = dpoptim.estimators.networks.attach
+    true = dpoptim.estimators.network_fit.attach
 
     def spy(plan: Any, *arguments: Any, **others: Any) -> Any:
         plans.append(plan)
         return true(plan, *arguments, **others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dpoptim.estimators.networks, "attach", spy)
+        patch.setattr(dpoptim.estimators.network_fit, "attach", spy)
         said = []
         for rows in (1201, 1200):
             model = DPSGDClassifier(

@@ -64,7 +64,7 @@ ALLOWED = {
     # a network's first weights; shuffles public data
     "reproduce/fang.py": {"random.", "randperm"},
     "audit/method_detectors.py": {"randn"},  # made-up weights
-    "estimators/networks.py": {"random.", "randint"},  # a network's first weights
+    "estimators/network_fit.py": {"random.", "randint"},  # a network's first weights
     "training/memory.py": {"random."},  # fork_rng, so that trial passes leave no trace
     "runs/train.py": {"randperm"},  # shuffles public data for the comparison without privacy
 }

@@ -7,11 +7,12 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
+from dpoptim.estimators.chunked_classifier import ChunkedClassifier, softmax
 from dpoptim.estimators.linear_fit import LinearFit
 from dpoptim.estimators.shards import all_ranks, classes_of_all, own_part
 from dpoptim.estimators.table import (
@@ -25,7 +26,7 @@ from dpoptim.estimators.table import (
 from dpoptim.gradients.linear import LinearModel
 
 
-class DPLogisticRegression(ClassifierMixin, LinearFit):
+class DPLogisticRegression(ChunkedClassifier, LinearFit):
     """Logistic regression (softmax for several classes) with differential privacy.
 
     Args:
@@ -121,39 +122,6 @@ class DPLogisticRegression(ClassifierMixin, LinearFit):
         """
         return self._learn(X, y, sample_weight, self.classes, chunk=False)
 
-    def partial_fit(
-        self, X: Any, y: Any, classes: Sequence[Any] | None = None, sample_weight: None = None
-    ) -> Self:
-        """Train on one more chunk of a stream; what ``fit`` was given is the first. ``coef_`` is
-        the mean over all rows.
-
-        Every chunk may spend the whole budget, since every record is in one chunk alone; that is
-        taken on trust, and said in ``privacy_``. A ledger does not know it, and is charged for
-        each chunk.
-
-        Args:
-            classes: all classes, public; needed in the first call unless the estimator has its
-                own.
-
-        Raises:
-            ValueError: a bad table or setting, before anything is spent.
-        """
-        stated: Any = self.classes if classes is None else classes
-        if hasattr(self, "_chunks"):
-            if classes is not None and not np.array_equal(
-                np.unique(np.asarray(classes)), self.classes_
-            ):
-                raise ValueError(
-                    "classes must be the same in every call of partial_fit; call fit to start anew."
-                )
-            stated = self.classes_
-        elif stated is None:
-            raise ValueError(
-                "classes must be passed on the first call to partial_fit: later chunks may hold "
-                "others."
-            )
-        return self._learn(X, y, sample_weight, stated, chunk=True)
-
     def _learn(
         self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
     ) -> Self:
@@ -186,8 +154,7 @@ class DPLogisticRegression(ClassifierMixin, LinearFit):
         scores = self._scores(X)
         if len(self.classes_) == 2:
             scores = np.hstack([np.zeros_like(scores), scores])
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        return odds / odds.sum(1, keepdims=True)
+        return softmax(scores)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest class of each row, shape (n,)."""

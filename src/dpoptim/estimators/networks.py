@@ -2,208 +2,25 @@
 batches.
 """
 
-import copy
-import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Self, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
 
-import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.base import RegressorMixin
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.calibration import calibrate_event
-from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import one_of, real_number, whole_number
-from dpoptim.estimators.chunks import Chunks
-from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.arguments import real_number
+from dpoptim.estimators.chunked_classifier import ChunkedClassifier, softmax
+from dpoptim.estimators.network_fit import Activation, NetworkFit
 from dpoptim.estimators.table import (
     bounded_targets,
-    clip_rows,
     public_classes,
-    public_norm,
     refuse_weights,
-    stated_delta,
     table,
 )
-from dpoptim.methods import DPSGD
-from dpoptim.plan import Plan
-from dpoptim.recipes import recipe
-from dpoptim.training.attach import attach
-from dpoptim.training.tail_average import TailAverage
-
-Activation = Literal["tanh", "relu", "gelu"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
-PIECE = 4096  # rows at a time, in training and in prediction
-
-
-class _Network(BaseEstimator):
-    """What both estimators share: bounded rows in, a network and a guarantee out."""
-
-    privacy_: Guarantee
-    network_: nn.Sequential
-
-    @torch.random.fork_rng(devices=[])  # the caller's generator stays as it is
-    def _train(
-        self,
-        x: NDArray[Any],
-        targets: Tensor,
-        outputs: int,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        notes: tuple[str, ...],
-        *,
-        chunk: bool,
-    ) -> None:
-        """Set ``network_`` and ``privacy_``. ``loss`` gives one number a row. A chunk goes on from
-        the chunks before it.
-        """
-        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
-        features = x.shape[1]
-        n = public_number_of_records(self.n, len(x), self.neighboring)
-        delta, said = stated_delta(self.delta, n)
-        norm = public_norm(self.data_norm, features)
-        rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
-        plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
-        one_of("activation", self.activation, get_args(Activation))
-        last = self._last(features, outputs) if self.warm_start or earlier is not None else None
-        network = self._new(features, outputs) if last is None else last
-        if earlier is None and last is not None:
-            said = (
-                *said,
-                "started from an earlier fit: the guarantee of that fit adds to this one's",
-            )
-        if self.data_norm is None:
-            said = (
-                *said,
-                f"rows were clipped to norm sqrt({features}): scale the features by public "
-                "constants",
-            )
-        optimizer = torch.optim.SGD(
-            network.parameters(),
-            lr=real_number("learning_rate", self.learning_rate),
-            momentum=real_number("momentum", self.momentum),
-        )
-        average = TailAverage(network, plan.steps // 2)
-        data = TensorDataset(rows, targets)
-        label = type(self).__name__
-        with attach(
-            plan,
-            network,
-            optimizer,
-            data,
-            ledger=self.ledger,
-            label=label,
-            noise_seed=self.noise_seed,
-        ) as private:
-            for batch, wanted in private.batches(physical_batch_size=PIECE):
-                private.backward(loss(network(batch), wanted))
-                optimizer.step()
-                if private.finished_step:
-                    average.update(private.steps_done)
-            average.swap()
-            guarantee = private.spent()
-        self.network_ = network.eval()
-        guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
-        this = (np.zeros(0), n, guarantee)  # the network itself is what goes on
-        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
-        self.privacy_ = with_scope(self._chunks.guarantee, self.ledger)
-
-    def _plan(
-        self,
-        n: int,
-        delta: float,
-        *,
-        epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-    ) -> Plan:
-        """The plan of a fit on ``n`` records, for an ``epsilon`` or with a
-        ``noise_multiplier``.
-        """
-        return DPSGD(real_number("clip_norm", self.clip_norm)).plan(
-            n=n,
-            batch_size=min(recipe("mlp", n).batch_size, n)
-            if self.batch_size is None
-            else self.batch_size,
-            epochs=real_number("epochs", self.epochs),
-            delta=delta,
-            neighboring=self.neighboring,
-            epsilon=epsilon,
-            noise_multiplier=noise_multiplier,
-        )
-
-    def epsilon_after(
-        self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float
-    ) -> float:
-        """The epsilon of a fit that costs ``epsilon`` together with ``events``, which were fixed
-        before; public.
-
-        For a pipeline that shares out one budget: composing the events costs less than adding up
-        epsilons.
-        """
-
-        def whole(noise_multiplier: float) -> dp_accounting.DpEvent:
-            fit = self._plan(n, delta, noise_multiplier=noise_multiplier).event
-            return dp_accounting.ComposedDpEvent([*events, fit])
-
-        noise = calibrate_event(whole, epsilon=epsilon, delta=delta, neighboring=self.neighboring)
-        return compute_epsilon(
-            self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring
-        ).epsilon
-
-    def _widths(self, features: int, outputs: int) -> list[int]:
-        hidden = (
-            whole_number("hidden_layer_sizes", width, least=1) for width in self.hidden_layer_sizes
-        )
-        return [features, *hidden, outputs]
-
-    def _last(self, features: int, outputs: int) -> nn.Sequential | None:
-        """A copy of the last network, to go on from, if it has the right shape: a fit that is
-        interrupted leaves ``network_`` as ``privacy_`` says.
-        """
-        last: nn.Sequential | None = getattr(self, "network_", None)
-        if last is None:
-            return None
-        held = [*(layer.in_features for layer in linear(last)), outputs]
-        same = held == self._widths(features, outputs)
-        return copy.deepcopy(last).train() if same else None
-
-    def _new(self, features: int, outputs: int) -> nn.Sequential:
-        """A new network, initialised from ``random_state`` alone."""
-        torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
-        layers: list[nn.Module] = []
-        for inputs, width in itertools.pairwise(self._widths(features, outputs)):
-            layers += [nn.Linear(inputs, width, device="cpu"), ACTIVATIONS[self.activation]()]
-        return nn.Sequential(*layers[:-1])
-
-    @torch.no_grad()
-    def _outputs(self, x: Any) -> NDArray[np.float64]:
-        """What the network says of each row, shape (n, outputs)."""
-        check_is_fitted(self)
-        rows = clip_rows(
-            table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_)
-        )
-        # no row's output depends on which rows come with it
-        network = copy.deepcopy(self.network_).double()
-        return np.concatenate(
-            [network(piece).numpy() for piece in torch.from_numpy(rows).double().split(PIECE)]
-        )
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = self.noise_seed is None
-        return tags
-
-
-def linear(network: nn.Sequential) -> list[nn.Linear]:
-    return [layer for layer in network if isinstance(layer, nn.Linear)]
 
 
 def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None:
@@ -236,8 +53,8 @@ def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None
     return torch.tensor(weights, dtype=torch.float32) / largest
 
 
-class DPSGDClassifier(ClassifierMixin, _Network):
-    """A feed-forward network trained by DP-SGD with cross-entropy.
+class DPSGDClassifier(ChunkedClassifier, NetworkFit):
+    """A feed-forward network trained with cross-entropy, by DP-SGD or another method.
 
     Args:
         epsilon: the budget, > 0. All of it is spent by one ``fit``.
@@ -257,6 +74,11 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         epochs: expected passes over the rows.
         learning_rate, momentum: of SGD.
         clip_norm: bound on each record's gradient.
+        method: how it is trained, by its name in ``dpoptim methods``: ``"dp-sgd"``,
+            ``"dp-ftrl"``, ``"dice-sgd"``, ``"value-sgd"``, or one that was registered.
+        method_options: further settings of the method, such as ``{"momentum": 0.9}`` of
+            ``"dp-ftrl"``; public. A ``clip_norm`` among them, such as a `PrivateQuantile`,
+            takes the place of the argument.
         neighboring: ``"zero-out"`` (a record contributes nothing; the number of rows is public) or
             ``"add-or-remove-one"``, which hides how many rows there are and needs ``n``.
         n: a public estimate of the number of rows, from which batches, steps and noise are
@@ -303,6 +125,8 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         learning_rate: float = 1.0,
         momentum: float = 0.9,
         clip_norm: float = 1.0,
+        method: str = "dp-sgd",
+        method_options: Mapping[str, Any] | None = None,
         neighboring: str = "zero-out",
         n: int | None = None,
         warm_start: bool = False,
@@ -322,6 +146,8 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.clip_norm = clip_norm
+        self.method = method
+        self.method_options = method_options
         self.neighboring = neighboring
         self.n = n
         self.warm_start = warm_start
@@ -337,39 +163,6 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         """
         return self._learn(X, y, sample_weight, self.classes, chunk=False)
 
-    def partial_fit(
-        self, X: Any, y: Any, classes: Sequence[Any] | None = None, sample_weight: None = None
-    ) -> Self:
-        """Train on one more chunk of a stream, from where the chunks before it led; what ``fit``
-        was given is the first.
-
-        Every chunk may spend the whole budget, since every record is in one chunk alone; that is
-        taken on trust, and said in ``privacy_``. A ledger does not know it, and is charged for
-        each chunk.
-
-        Args:
-            classes: all classes, public; needed in the first call unless the estimator has its
-                own.
-
-        Raises:
-            ValueError: a bad table or setting, before anything is spent.
-        """
-        stated: Any = self.classes if classes is None else classes
-        if hasattr(self, "_chunks"):
-            if classes is not None and not np.array_equal(
-                np.unique(np.asarray(classes)), self.classes_
-            ):
-                raise ValueError(
-                    "classes must be the same in every call of partial_fit; call fit to start anew."
-                )
-            stated = self.classes_
-        elif stated is None:
-            raise ValueError(
-                "classes must be passed on the first call to partial_fit: later chunks may hold "
-                "others."
-            )
-        return self._learn(X, y, sample_weight, stated, chunk=True)
-
     def _learn(
         self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
     ) -> Self:
@@ -384,9 +177,7 @@ class DPSGDClassifier(ClassifierMixin, _Network):
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of shape (n, classes)."""
-        scores = self._outputs(X)
-        odds = np.exp(scores - scores.max(1, keepdims=True))
-        return odds / odds.sum(1, keepdims=True)
+        return softmax(self._outputs(X))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest class of each row, shape (n,)."""
@@ -394,8 +185,8 @@ class DPSGDClassifier(ClassifierMixin, _Network):
         return self.classes_[likeliest]
 
 
-class DPSGDRegressor(RegressorMixin, _Network):
-    """A feed-forward network trained by DP-SGD with squared error.
+class DPSGDRegressor(RegressorMixin, NetworkFit):
+    """A feed-forward network trained with squared error, by DP-SGD or another method.
 
     Args:
         target_bound: required; public bound on |y|; targets are clipped to it. It must not be read
@@ -427,6 +218,8 @@ class DPSGDRegressor(RegressorMixin, _Network):
         learning_rate: float = 0.1,
         momentum: float = 0.9,
         clip_norm: float = 1.0,
+        method: str = "dp-sgd",
+        method_options: Mapping[str, Any] | None = None,
         neighboring: str = "zero-out",
         n: int | None = None,
         warm_start: bool = False,
@@ -445,6 +238,8 @@ class DPSGDRegressor(RegressorMixin, _Network):
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.clip_norm = clip_norm
+        self.method = method
+        self.method_options = method_options
         self.neighboring = neighboring
         self.n = n
         self.warm_start = warm_start

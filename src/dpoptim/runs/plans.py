@@ -5,7 +5,6 @@ budget.
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dpoptim.data import Data
@@ -123,7 +122,6 @@ def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
     Raises:
         ValueError: the method has no such setting.
     """
-    known = [field.name for field in fields(chosen.make)] if is_dataclass(chosen.make) else []
     settings: dict[str, Any] = {}
     if options.clipping != "flat":
         settings["clipping"] = str(options.clipping)
@@ -133,12 +131,7 @@ def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set takes NAME=VALUE, got {text!r}.")
         settings[name] = read_value(value.strip())
-    for name in settings:
-        if name not in known:
-            raise ValueError(
-                f"--method {chosen.name} has no setting {name!r}; it has {', '.join(known)}."
-            )
-    return settings
+    return chosen.checked("--set", settings)
 
 
 def read_value(text: str) -> Any:

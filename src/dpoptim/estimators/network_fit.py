@@ -1,0 +1,218 @@
+"""A network's private fit: bounded rows in, a network and a guarantee out."""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import dp_accounting
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.calibration import calibrate_event
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.arguments import one_of, real_number, whole_number
+from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.estimators.table import (
+    clip_rows,
+    public_norm,
+    stated_delta,
+    table,
+)
+from dpoptim.methods import TrainingMethod
+from dpoptim.plan import Plan
+from dpoptim.recipes import recipe
+from dpoptim.registry import entry
+from dpoptim.training.attach import attach
+from dpoptim.training.tail_average import TailAverage
+
+Activation = Literal["tanh", "relu", "gelu"]
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
+
+
+ROWS_AT_A_TIME = 4096  # rows at a time, in training and in prediction
+
+
+class NetworkFit(BaseEstimator):
+    """Base of the estimators of networks, whose settings are their arguments."""
+
+    privacy_: Guarantee
+    network_: nn.Sequential
+
+    @torch.random.fork_rng(devices=[])  # the caller's generator stays as it is
+    def _train(
+        self,
+        x: NDArray[Any],
+        targets: Tensor,
+        outputs: int,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        notes: tuple[str, ...],
+        *,
+        chunk: bool,
+    ) -> None:
+        """Set ``network_`` and ``privacy_``. ``loss`` gives one number a row. A chunk goes on from
+        the chunks before it.
+        """
+        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
+        features = x.shape[1]
+        n = public_number_of_records(self.n, len(x), self.neighboring)
+        delta, said = stated_delta(self.delta, n)
+        norm = public_norm(self.data_norm, features)
+        rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
+        plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
+        one_of("activation", self.activation, get_args(Activation))
+        last = self._last(features, outputs) if self.warm_start or earlier is not None else None
+        network = self._new(features, outputs) if last is None else last
+        if earlier is None and last is not None:
+            said = (
+                *said,
+                "started from an earlier fit: the guarantee of that fit adds to this one's",
+            )
+        if self.data_norm is None:
+            said = (
+                *said,
+                f"rows were clipped to norm sqrt({features}): scale the features by public "
+                "constants",
+            )
+        optimizer = torch.optim.SGD(
+            network.parameters(),
+            lr=real_number("learning_rate", self.learning_rate),
+            momentum=real_number("momentum", self.momentum),
+        )
+        average = TailAverage(network, plan.steps // 2)
+        data = TensorDataset(rows, targets)
+        label = type(self).__name__
+        with attach(
+            plan,
+            network,
+            optimizer,
+            data,
+            ledger=self.ledger,
+            label=label,
+            noise_seed=self.noise_seed,
+        ) as private:
+            for batch, wanted in private.batches(physical_batch_size=ROWS_AT_A_TIME):
+                private.backward(loss(network(batch), wanted))
+                optimizer.step()
+                if private.finished_step:
+                    average.update(private.steps_done)
+            average.swap()
+            guarantee = private.spent()
+        self.network_ = network.eval()
+        guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
+        this = (np.zeros(0), n, guarantee)  # the network itself is what goes on
+        self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
+        self.privacy_ = with_scope(self._chunks.guarantee, self.ledger)
+
+    def _plan(
+        self,
+        n: int,
+        delta: float,
+        *,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+    ) -> Plan:
+        """The plan of a fit on ``n`` records, for an ``epsilon`` or with a
+        ``noise_multiplier``.
+        """
+        chosen = entry(self.method)
+        if chosen.solver:
+            raise ValueError(
+                f"method={self.method!r} is a solver of linear models. Fix: "
+                f"DPLogisticRegression(solver={self.method!r}), or DPLinearRegression."
+            )
+        settings = chosen.checked("method_options", self.method_options or {})
+        clip_norm = real_number("clip_norm", self.clip_norm)
+        made: TrainingMethod = chosen.make(**{"clip_norm": clip_norm} | settings)
+        return made.plan(
+            n=n,
+            batch_size=min(recipe("mlp", n).batch_size, n)
+            if self.batch_size is None
+            else self.batch_size,
+            epochs=real_number("epochs", self.epochs),
+            delta=delta,
+            neighboring=self.neighboring,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+        )
+
+    def epsilon_after(
+        self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float
+    ) -> float:
+        """The epsilon of a fit that costs ``epsilon`` together with ``events``, which were fixed
+        before; public.
+
+        For a pipeline that shares out one budget: composing the events costs less than adding up
+        epsilons.
+        """
+
+        def whole(noise_multiplier: float) -> dp_accounting.DpEvent:
+            fit = self._plan(n, delta, noise_multiplier=noise_multiplier).event
+            return dp_accounting.ComposedDpEvent([*events, fit])
+
+        if self._plan(n, delta, epsilon=epsilon).guarantee.status != "proven":
+            raise ValueError(
+                f"method={self.method!r} with method_options={self.method_options!r} has no proven "
+                "guarantee, so its cost does not compose with others. Fix: settings with a proof."
+            )
+        noise = calibrate_event(whole, epsilon=epsilon, delta=delta, neighboring=self.neighboring)
+        return compute_epsilon(
+            self._plan(n, delta, noise_multiplier=noise).event, delta, self.neighboring
+        ).epsilon
+
+    def _widths(self, features: int, outputs: int) -> list[int]:
+        hidden = (
+            whole_number("hidden_layer_sizes", width, least=1) for width in self.hidden_layer_sizes
+        )
+        return [features, *hidden, outputs]
+
+    def _last(self, features: int, outputs: int) -> nn.Sequential | None:
+        """A copy of the last network, to go on from, if it has the right shape: a fit that is
+        interrupted leaves ``network_`` as ``privacy_`` says.
+        """
+        last: nn.Sequential | None = getattr(self, "network_", None)
+        if last is None:
+            return None
+        held = [*(layer.in_features for layer in linear_layers(last)), outputs]
+        same = held == self._widths(features, outputs)
+        return copy.deepcopy(last).train() if same else None
+
+    def _new(self, features: int, outputs: int) -> nn.Sequential:
+        """A new network, initialised from ``random_state`` alone."""
+        torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
+        layers: list[nn.Module] = []
+        for inputs, width in itertools.pairwise(self._widths(features, outputs)):
+            layers += [nn.Linear(inputs, width, device="cpu"), ACTIVATIONS[self.activation]()]
+        return nn.Sequential(*layers[:-1])
+
+    @torch.no_grad()
+    def _outputs(self, x: Any) -> NDArray[np.float64]:
+        """What the network says of each row, shape (n, outputs)."""
+        check_is_fitted(self)
+        rows = clip_rows(
+            table(x, reset=False, estimator=self), public_norm(self.data_norm, self.n_features_in_)
+        )
+        # no row's output depends on which rows come with it
+        network = copy.deepcopy(self.network_).double()
+        parts = torch.from_numpy(rows).double().split(ROWS_AT_A_TIME)
+        return np.concatenate([network(part).numpy() for part in parts])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.noise_seed is None
+        return tags
+
+
+def linear_layers(network: nn.Sequential) -> list[nn.Linear]:
+    return [layer for layer in network if isinstance(layer, nn.Linear)]
