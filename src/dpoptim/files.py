@@ -84,21 +84,8 @@ def create_whole(path: Path, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def written_beside(target: Path, data: bytes, *, private: bool) -> Iterator[Path]:
-    """A new file with this content in the folder of ``target``, for the time of the ``with``.
-
-    It is locked while its process lives, so that the next one can tell litter from work.
-    """
-    remove_litter(target.parent)
-    while True:
-        # A short name of its own: beside a name as long as the system allows, a suffix has no
-        # room.
-        temporary = target.with_name(f".dpoptim-{secrets.token_hex(8)}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        # os.open, so that the umask decides about permissions; tempfile makes files only for us.
-        handle = os.open(temporary, flags, 0o600 if private else 0o666)
-        if _lock(handle) and temporary.exists():  # else somebody took it for litter just now
-            break
-        os.close(handle)
+    """A new file with this content in the folder of ``target``, for the time of the ``with``."""
+    temporary, handle = begin_beside(target, private=private)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -111,6 +98,24 @@ def written_beside(target: Path, data: bytes, *, private: bool) -> Iterator[Path
     finally:  # an interrupt must not leave litter either
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def begin_beside(target: Path, *, private: bool) -> tuple[Path, int]:
+    """Make a new, empty file in the folder of ``target``; returns its path and its handle.
+
+    It is locked while the handle is open, so that other processes can tell litter from work.
+    """
+    remove_litter(target.parent)
+    while True:
+        # A short name of its own: beside a name as long as the system allows, a suffix has no
+        # room.
+        temporary = target.with_name(f".dpoptim-{secrets.token_hex(8)}.tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        # os.open, so that the umask decides about permissions; tempfile makes files only for us.
+        handle = os.open(temporary, flags, 0o600 if private else 0o666)
+        if _lock(handle) and temporary.exists():  # else somebody took it for litter just now
+            return temporary, handle
+        os.close(handle)
 
 
 def remove_litter(folder: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpoptim import files
 from dpoptim.data import Preparation
 from dpoptim.data.feature_files import roomy
 from dpoptim.data.preparation import ChannelsFirst, Divide, Scatter, SquareRoot, UnitNorm
@@ -126,6 +127,25 @@ def test_features_are_kept_for_their_owner_alone_and_found_again(
     assert np.array_equal(features, preparation(x, cache=tmp_path / "cache"))
     preparation(x[:4], cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_another_process_takes_no_unfinished_features_for_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = Scatter.fill
+
+    def interrupted(self: Scatter, features: np.ndarray, given: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        files._swept.clear()  # as in a process that has not cleaned up here
+        files.write_atomically(tmp_path / "other", b"")
+        return fill(self, features, given)
+
+    monkeypatch.setattr(Scatter, "fill", interrupted)
+    x = images(2, 8, 8).numpy()
+    preparation = Preparation((1, 8, 8), (Scatter(scales=1, angles=2, groups=3),))
+    preparation(x, cache=tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 2
+    assert names[1] == "other"
 
 
 def test_large_arrays_have_no_name_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,22 @@
 """Scattering features from the command line: trained on, kept, and made again of new images."""
 
+import gzip
+import pickle
 import re
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from dpoptim.cli import app
 from dpoptim.recipes import recipe
+
+Bytes = NDArray[np.uint8]
 
 
 def run(*args: str, code: int = 0) -> str:
@@ -70,3 +78,48 @@ def test_tables_have_no_scattering(tmp_path: Path) -> None:
 def test_the_recipe_knows_the_features() -> None:
     assert recipe("softmax", 60_000, "scattering") != recipe("softmax", 60_000)
     assert recipe("cnn", 60_000, "scattering") == recipe("cnn", 60_000)
+
+
+def striped(n: int, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Bytes, Bytes]:
+    """Noise with a bright bar, upright for odd labels and lying for even ones."""
+    labels = (np.arange(n) % 10).astype(np.uint8)
+    images = rng.integers(0, 60, (n, *shape), dtype=np.uint8)
+    bar = slice(shape[-1] // 3, shape[-1] // 2)
+    images[labels % 2 == 1, ..., :, bar] += 150
+    images[labels % 2 == 0, ..., bar, :] += 150
+    return images, labels % 2
+
+
+def mnist_as_idx(folder: Path, rng: np.random.Generator) -> Path:
+    for part, n in (("train", 300), ("t10k", 100)):
+        for kind, array in zip(("images-idx3", "labels-idx1"), striped(n, (28, 28), rng), strict=True):
+            sizes = struct.pack(f">{array.ndim}I", *array.shape)
+            with gzip.open(folder / f"{part}-{kind}-ubyte.gz", "wb") as file:
+                file.write(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+    return folder
+
+
+def mnist_as_npz(folder: Path, rng: np.random.Generator) -> Path:
+    (x, y), (x_test, y_test) = (striped(n, (28, 28), rng) for n in (300, 100))
+    np.savez(folder / "mnist.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
+    return folder / "mnist.npz"
+
+
+def cifar_as_pickles(folder: Path, rng: np.random.Generator) -> Path:
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        x, y = striped(60, (3, 32, 32), rng)
+        batch = {b"data": x.reshape(60, -1), b"labels": y.tolist()}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"cat", b"ship"]}))
+    return folder
+
+
+@pytest.mark.parametrize("files", [mnist_as_idx, mnist_as_npz, cifar_as_pickles])
+def test_the_usual_files(files: Callable[..., Path], tmp_path: Path) -> None:
+    data = files(tmp_path, np.random.default_rng(0))
+    text = run(
+        *("train", "--data", str(data), "--data-is-public", "--features", "scattering"),
+        *("--epsilon", "8", "--delta", "1e-4", "--epochs", "3", "--no-compare"),
+        *("--noise-seed", "1", "--out", str(tmp_path / "run")),
+    )
+    assert float(re.search(r"accuracy, private ([\d.]+)%", text).group(1)) > 90  # type: ignore[union-attr]

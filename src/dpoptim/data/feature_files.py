@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import os
-import secrets
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpoptim.data.rows import MOST_IN_MEMORY
+from dpoptim.files import begin_beside
 
 Floats = NDArray[np.float32]
 
@@ -51,8 +51,7 @@ def cached(
         if known.shape == shape and known.dtype == np.float32:
             return known
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = folder / f".dpoptim-{secrets.token_hex(8)}.tmp"
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    temporary, handle = begin_beside(path, private=True)
     try:
         made = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
         fill(made, x)
@@ -60,6 +59,7 @@ def cached(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
     return mapped(path)
 
 

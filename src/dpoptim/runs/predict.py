@@ -4,7 +4,6 @@ CSV file.
 
 import csv
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from dpoptim.data.encoding import encode_table
 from dpoptim.data.npz_files import read_features
 from dpoptim.data.reading import kind_of
 from dpoptim.estimators.table import clip_rows
+from dpoptim.files import begin_beside
 from dpoptim.runs.saved_model import SavedModel, load_model
 
 CHUNK = 8192  # records at a time, of arrays
@@ -60,9 +60,9 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
         )
     score = Score(saved) if public else None
     records = 0
-    temporary = out.with_name(f".dpoptim-{secrets.token_hex(8)}.tmp")
+    temporary, handle = begin_beside(out, private=False)
     try:
-        with temporary.open("x", newline="", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(
                 ["prediction", *(f"probability of {name}" for name in saved.class_names)]
