@@ -92,7 +92,9 @@ def striped(n: int, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[B
 
 def mnist_as_idx(folder: Path, rng: np.random.Generator) -> Path:
     for part, n in (("train", 300), ("t10k", 100)):
-        for kind, array in zip(("images-idx3", "labels-idx1"), striped(n, (28, 28), rng), strict=True):
+        for kind, array in zip(
+            ("images-idx3", "labels-idx1"), striped(n, (28, 28), rng), strict=True
+        ):
             sizes = struct.pack(f">{array.ndim}I", *array.shape)
             with gzip.open(folder / f"{part}-{kind}-ubyte.gz", "wb") as file:
                 file.write(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
