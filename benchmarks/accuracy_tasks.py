@@ -1,19 +1,19 @@
 """What benchmarks/accuracy.py trains: public data in three parts, a model, a loss, a score."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpoptim.data import load_digits, load_fashion_mnist
+from dpoptim.data import Data, load_digits, load_fashion_mnist
 from dpoptim.data.preparation import SquareRoot
 from dpoptim.losses import per_sample_mean
 from dpoptim.reproduce import dice_cases
 from dpoptim.reproduce.dice_cases import Arrays
-from dpoptim.reproduce.tweets import lines, load_tweets
+from dpoptim.reproduce.tweets import lines
 from dpoptim.runs.models import build_model
 from dpoptim.runs.train import accuracy
 
@@ -32,6 +32,7 @@ class Task:
         physical_batch_size: rows at a time.
         delta: of the promise.
         tries: runs of each setting by which it is chosen.
+        whole: what is trained on once settings are chosen, where that is more than ``training``.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Task:
     physical_batch_size: int | None = None
     delta: float = 1e-5
     tries: int = 1
+    whole: Arrays | None = None
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -66,21 +68,27 @@ def images(name: str, model: str, parts: tuple[Arrays, Arrays, Arrays], classes:
     )
 
 
-def fashion(model: str, directory: Path, *, training: int | None = None) -> Task:
+def fashion(
+    model: str, directory: Path, *, training: int | None = None, halved: bool = False
+) -> Task:
     """Fashion-MNIST, pixels as `dpoptim train` has them.
 
     Args:
         training: take so many of the 50,000 images that are left to train on.
+        halved: in height and width, by means of four pixels.
     """
     data = load_fashion_mnist(directory, (SquareRoot(),))
     assert data.x_test is not None
     assert data.y_test is not None
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    x_test, y_test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+    if halved:
+        x, x_test = F.avg_pool2d(x, 2), F.avg_pool2d(x_test, 2)
     kept = len(x) - CHOOSING
     first = slice(kept if training is None else training)
-    test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
-    parts = (x[:kept][first], y[:kept][first]), (x[kept:], y[kept:]), test
-    name = "Fashion-MNIST" if training is None else f"Fashion-MNIST, {training:,} images"
+    parts = (x[:kept][first], y[:kept][first]), (x[kept:], y[kept:]), (x_test, y_test)
+    size = f", {x.shape[2]} x {x.shape[3]}" if halved else ""
+    name = "Fashion-MNIST" if training is None else f"Fashion-MNIST, {training:,} images{size}"
     return images(name, model, parts, 10)
 
 
@@ -95,6 +103,20 @@ def digits(model: str) -> Task:
     return images("digits", model, ((x[:kept], y[:kept]), (x[kept:], y[kept:]), test), 10)
 
 
+def scattering(data: Data) -> Task:
+    """A linear classifier on scattering features, trained on all but the test images once its
+    settings are chosen.
+    """
+    assert data.x_test is not None
+    assert data.y_test is not None
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    kept = len(x) - len(data.x_test)
+    test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+    parts = (x[:kept], y[:kept]), (x[kept:], y[kept:]), test
+    task = images(data.name, "softmax", parts, data.classes)
+    return replace(task, name=f"{data.name}, scattering", whole=(x, y))
+
+
 def emotion(directory: Path, cache: Path) -> Task:
     """Sentence features and a linear classifier."""
     case = dice_cases.emotion_softmax(directory, cache)
@@ -103,14 +125,17 @@ def emotion(directory: Path, cache: Path) -> Task:
 
 
 def restaurants(directory: Path) -> Task:
-    """E2E by a small GPT from scratch."""
+    """E2E by a GPT of one narrow layer, from scratch."""
     case = dice_cases.restaurant_gpt(directory)
     parts = case.training, case.choosing, case.test
 
     def losses(outputs: Tensor, y: Tensor) -> Tensor:
         return per_sample_mean(dice_cases.word_losses(outputs, y), y != dice_cases.PADDING)
 
-    return Task("E2E, small GPT", *parts, case.build, losses, case.score, physical_batch_size=128)
+    def build() -> nn.Module:
+        return dice_cases.SmallGPT(dice_cases.KNOWN_WORDS, width=32, layers=1)
+
+    return Task("E2E, small GPT", *parts, build, losses, case.score, physical_batch_size=128)
 
 
 class Adapted(nn.Module):
@@ -203,6 +228,3 @@ def adapters(directory: Path, cache: Path) -> Task:
         percent,
         physical_batch_size=128,
     )
-
-
-__all__ = ["Task", "adapters", "digits", "emotion", "fashion", "load_tweets", "restaurants"]

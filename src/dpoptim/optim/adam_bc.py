@@ -14,7 +14,7 @@ from dpoptim.arguments import number_from_zero, positive_number
 
 class AdamBC(torch.optim.Optimizer):
     """Adam for noisy gradients: steps are ``m / sqrt(max(v - noise variance, floor * noise
-    variance))``.
+    variance))``, with a higher floor in the first steps.
 
     The noise enlarges every second moment alike, which makes Adam SGD; its variance is public, and
     taken off. Post-processing of what was released: it costs no privacy. Inside `dpoptim.attach`
@@ -26,7 +26,8 @@ class AdamBC(torch.optim.Optimizer):
         betas: decays of the two moments, in [0, 1).
         eps: added to the root, as in Adam; >= 0.
         floor: least second moment that is told from none, in units of the noise's variance; >= 0.
-            An average over 1 / (1 - beta2) steps is right to about sqrt(1 - beta2) of it.
+            While the average is over few steps, t, it is right to sqrt(2 / t) of it only, and that
+            is the least.
         weight_decay: decoupled, as in AdamW; >= 0.
         noise_std: of the noise in every entry of the gradients, until `attach` says otherwise.
 
@@ -77,7 +78,7 @@ class AdamBC(torch.optim.Optimizer):
     def _move(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
         if not state:
-            state["step"], state["variance"] = 0, 0.0
+            state["step"], state["variance"], state["squares"] = 0, 0.0, 0.0
             state["first"], state["second"] = torch.zeros_like(p), torch.zeros_like(p)
         beta1, beta2 = group["betas"]
         state["step"] += 1
@@ -85,9 +86,14 @@ class AdamBC(torch.optim.Optimizer):
         state["second"].lerp_(gradient.square(), 1 - beta2)
         # Weighted over the steps as the second moment is: the noise may differ from step to step.
         state["variance"] = beta2 * state["variance"] + (1 - beta2) * group["noise_std"] ** 2
+        state["squares"] = beta2**2 * state["squares"] + (1 - beta2) ** 2
         correction = 1 - beta2 ** state["step"]
         variance = state["variance"] / correction
-        second = (state["second"] / correction - variance).clamp_(min=group["floor"] * variance)
+        # The weights' squares say how few steps the second moment is a mean of, and so how far
+        # noise alone takes it from the noise's variance: a standard deviation of it.
+        doubt = math.sqrt(2 * state["squares"]) / correction
+        least = max(group["floor"], doubt) * variance
+        second = (state["second"] / correction - variance).clamp_(min=least)
         if group["weight_decay"] > 0:
             p.mul_(1 - group["lr"] * group["weight_decay"])
         root = second.sqrt_().add_(group["eps"])
