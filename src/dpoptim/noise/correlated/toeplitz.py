@@ -9,6 +9,7 @@ possible one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
@@ -41,8 +42,9 @@ class ToeplitzSquareRoot:
     ) -> float:
         """Norm of the first column of C (1 if normalised) for one participation.
 
-        For several, exact for the plain square root: see `monotone_sensitivity`. For the
-        normalised one an upper bound: columns that are h steps apart have a product of at most r_h
+        For several, exact for the plain square root (see `monotone_sensitivity`), and for the
+        normalised one where they are ``regular`` and as many as the run has room for. Else an upper
+        bound for the normalised one: columns that are h steps apart have a product of at most r_h
         = the largest over all such pairs and all larger h, so k of them at least b apart have a
         squared sum of at most ``k r_0 + 2 sum_m (k - m) r_{m b}``.
         """
@@ -51,6 +53,8 @@ class ToeplitzSquareRoot:
             return monotone_sensitivity(square_root_coefficients(steps), k, b)
         if k == 1:
             return rounded_up(1.0)
+        if regular and k == 1 + (steps - 1) // b:
+            return rounded_up(_regular_shift(steps, b))
         lags = _largest_products(steps)
         multiples = np.arange(1, k)
         return rounded_up(
@@ -129,6 +133,19 @@ def monotone_sensitivity(column: Floats, participations: int, separation: int) -
 def _column_norms(steps: int) -> Floats:
     """Norm of each column of C; column j has ``steps - j`` entries."""
     return np.sqrt(np.cumsum(square_root_coefficients(steps) ** 2))[::-1].copy()
+
+
+@lru_cache(maxsize=64)
+def _regular_shift(steps: int, separation: int) -> float:
+    """Largest norm of a sum of every ``separation``-th normalised column; T^2 operations."""
+    c, norms = square_root_coefficients(steps), _column_norms(steps)
+    largest = 0.0
+    for start in range(min(separation, steps)):
+        total = np.zeros(steps)
+        for column in range(start, steps, separation):
+            total[column:] += c[: steps - column] / norms[column]
+        largest = max(largest, float(np.linalg.norm(total)))
+    return largest
 
 
 def _largest_products(steps: int) -> Floats:

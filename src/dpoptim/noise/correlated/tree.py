@@ -8,6 +8,7 @@ values is the released prefix sum.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -25,8 +26,8 @@ class BinaryTree:
     Args:
         estimate: ``"plain"`` takes each node's own noisy value. ``"honaker"`` combines it with
             what the nodes below it say (Honaker 2015, the online estimate from below), with the
-            weights of least variance: post-processing of the same nodes, so the guarantee is the
-            same and the error is a fifth to a quarter smaller.
+            weights of least variance: post-processing of the same nodes, whose guarantee it has
+            at least, and the error is a quarter smaller.
     """
 
     estimate: Literal["plain", "honaker"] = "plain"
@@ -43,10 +44,12 @@ class BinaryTree:
         *,
         regular: bool = False,
     ) -> float:
-        """sqrt(number of heights) for one participation, exactly; for several, see
-        `largest_squared_shift`.
+        """Exact for one participation, and for ``regular`` ones as many as the run has room for;
+        else see `largest_squared_shift`.
         """
         k, b = most_participations(steps, participations, separation)
+        if k == 1 or (regular and k == 1 + (steps - 1) // b):
+            return rounded_up(regular_shift(steps, steps if k == 1 else b, self.estimate))
         squared = largest_squared_shift(steps, k, b, every_node=self.estimate == "honaker")
         return rounded_up(float(np.sqrt(squared)))
 
@@ -62,7 +65,7 @@ class BinaryTree:
         """Of the estimate of a node's sum, for node noise of variance 1; also the weight of the
         node's own value.
         """
-        return 1.0 if self.estimate == "plain" else 2.0**height / (2.0 ** (height + 1) - 1)
+        return own_weight(self.estimate, height)
 
 
 class TreeState(NoiseState):
@@ -92,6 +95,47 @@ class TreeState(NoiseState):
         return estimate if replaced is None else estimate - replaced
 
 
+def own_weight(estimate: str, height: int) -> float:
+    return 1.0 if estimate == "plain" else 2.0**height / (2.0 ** (height + 1) - 1)
+
+
+@lru_cache(maxsize=64)
+def regular_shift(steps: int, separation: int, estimate: str) -> float:
+    """The most that a record moves all that is released, in standard deviations of the nodes'
+    noise, if it takes part in the steps i, i + separation, ... for some i; exact.
+
+    The prefix sums say as much as the estimates of the highest nodes that close at each step. Such
+    an estimate is ``sum_j a_j v_j`` over the nodes that close at that step, one a height, plus what
+    earlier estimates say of the rest; v_j are the nodes' own noisy sums, and ``a_j = w_j prod_{i >
+    j} (1 - w_i)`` with the weights w of `own_weight`. No node closes twice, so these sums have
+    independent noise of variance ``sum_j a_j^2``: a square lower-triangular strategy, with a row
+    for each step. (Charging every node's noisy sum, as is usual, charges 5 to 8 % more than
+    Honaker's estimate shows.)
+    """
+    heights = steps.bit_length()
+    weights = [own_weight(estimate, height) for height in range(heights)]
+    shares = np.zeros((heights, heights))  # of the highest node's height, and the node's
+    for top in range(heights):
+        rest = 1.0
+        for height in range(top, -1, -1):
+            shares[top, height] = rest * (weights[height] if height else 1.0)
+            rest *= 1 - weights[height]
+    shares /= np.linalg.norm(shares, axis=1, keepdims=True)
+    step = np.arange(steps)
+    pairs, values = [], []
+    for height in range(heights):
+        closes = ((step >> height) + 1 << height) - 1  # the node of this height around each step
+        inside = closes < steps
+        closed = closes[inside]
+        trailing = (~closed & (closed + 1)).astype(np.float64)  # 2^height of the highest node
+        pairs.append(step[inside] % separation * steps + closed)
+        values.append(shares[np.log2(trailing).astype(np.int64), height])
+    which, place = np.unique(np.concatenate(pairs), return_inverse=True)
+    entries = np.bincount(place, weights=np.concatenate(values))
+    squares = np.bincount(which // steps, weights=entries**2)
+    return float(np.sqrt(squares.max()))
+
+
 def largest_squared_shift(
     steps: int, participations: int, separation: int, *, every_node: bool
 ) -> float:
@@ -100,7 +144,7 @@ def largest_squared_shift(
 
     Plain prefix sums consist of left nodes: a right one is part of its parent from the moment that
     it is closed, and its own noisy sum does not exist. Honaker's estimate uses those of both kinds
-    (``every_node``).
+    (``every_node``), and shows less than them: for it, this is an upper bound.
 
     From the leaves upwards: how much c participations below a node can add at most, for every c,
     from its two halves. Any window of 2^j steps holds at most ceil(2^j / separation) of them.
