@@ -18,7 +18,7 @@ from dpoptim.gradients.feed_forward import Layer, SpectralNorms, squared_gradien
 from dpoptim.methods import DiceSGD, private_quantile
 from dpoptim.methods.error_feedback import ErrorFeedback, HiddenStateNoise
 from dpoptim.methods.private_quantile import QuantileSearch, histogram
-from dpoptim.noise.correlated import BinaryTree, ToeplitzSquareRoot
+from dpoptim.noise.correlated import BinaryTree, ToeplitzSquareRoot, tree
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches
 
@@ -77,6 +77,18 @@ def tree_one_level_short() -> Fault:
         return math.sqrt(max(1, steps.bit_length() - 1))
 
     return patch.object(BinaryTree, "sensitivity", sensitivity)
+
+
+def passes_of_a_tree_apart() -> Fault:
+    """As if no two passes of a record lay below one node."""
+    honest = tree.regular_shift
+    return patch.object(
+        tree,
+        "regular_shift",
+        lambda steps, separation, estimate: (
+            honest(steps, steps, estimate) * math.sqrt(-(-steps // separation))
+        ),
+    )
 
 
 def first_participation_only() -> Fault:

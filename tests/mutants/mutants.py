@@ -335,6 +335,12 @@ MUTANTS: tuple[Mutant, ...] = (
         CORRELATED,
     ),
     Mutant(
+        "passes below one node charged apart",
+        "noise.tree.regular_shift",
+        _m.passes_of_a_tree_apart,
+        CORRELATED,
+    ),
+    Mutant(
         "second pass not charged",
         "noise.ToeplitzSquareRoot.sensitivity",
         _m.first_participation_only,

@@ -115,6 +115,12 @@ def test_errors_are_near_the_dense_optimum(passes: int, allowed: float) -> None:
     assert 1 <= ratio <= allowed
 
 
+def test_one_pass_that_bands_cannot_span_is_near_the_optimum_in_four_vectors() -> None:
+    strategy = BestStrategy().made_for(256, 1, 256)
+    assert strategy == BufferedToeplitz(4, scaled=True)
+    assert 1 <= mean_error(strategy, 256, 1, 256) / least_mean_error(256, 256, 60) <= 1.02
+
+
 def test_the_best_is_taken_that_fits() -> None:
     assert BestStrategy(buffers=128).made_for(600, 5, 120) == BandedToeplitz(120, 120)
     assert BestStrategy().made_for(100, 1, 100) == BandedToeplitz(100)

@@ -76,7 +76,9 @@ def test_noise_that_changes_is_averaged_as_the_moment_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [BandedToeplitz(3), BufferedToeplitz(2), ToeplitzSquareRoot()], ids=str
+    "strategy",
+    [BandedToeplitz(3), BufferedToeplitz(2), BufferedToeplitz(2, True), ToeplitzSquareRoot()],
+    ids=str,
 )
 def test_increments_are_as_noisy_as_stated(strategy: Strategy) -> None:
     steps, size = 8, 60_000

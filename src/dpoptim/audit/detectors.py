@@ -250,7 +250,11 @@ DETECTORS: dict[str, Detector] = {
     "persons": persons,
     "error feedback": error_feedback,
     "correlated noise": partial(
-        named_audits, "dp-ftrl, tree", "dp-ftrl, Toeplitz", "dp-ftrl, two passes"
+        named_audits,
+        "dp-ftrl, tree",
+        "dp-ftrl, Toeplitz",
+        "dp-ftrl, two passes",
+        "dp-ftrl, Honaker, two passes",
     ),
     "banded noise": partial(named_audits, "dp-ftrl, best, two passes", "dp-ftrl, every turn"),
     "balls in bins": partial(named_audits, "dp-ftrl, balls in bins"),

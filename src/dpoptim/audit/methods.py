@@ -38,6 +38,13 @@ AUDITS: dict[str, Audit] = {
     "dp-ftrl, Toeplitz": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz"),
     "dp-ftrl, tree": lambda trials, seed: dp_ftrl(trials, seed, noise="tree"),
     "dp-ftrl, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="toeplitz", passes=2),
+    "dp-ftrl, tree, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="tree", passes=2),
+    "dp-ftrl, Honaker, two passes": lambda trials, seed: dp_ftrl(
+        trials, seed, noise="tree-honaker", passes=2
+    ),
+    "dp-ftrl, normalised, two passes": lambda trials, seed: dp_ftrl(
+        trials, seed, noise="toeplitz-normalised", passes=2
+    ),
     "dp-ftrl, best": lambda trials, seed: dp_ftrl(trials, seed, noise="best"),
     "dp-ftrl, best, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="best", passes=2),
     "dp-ftrl, sampled by turns": dp_ftrl_by_turns,

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.noise.correlated.fitting import column_squares, convolved, fitted, inverse, workload
-from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations, rounded_up
+from dpoptim.noise.correlated.strategy import (
+    ROUNDING_OF_SQUARES,
+    Floats,
+    NoiseState,
+    most_participations,
+    rounded_up,
+)
 from dpoptim.noise.stream import KeyStream
-
-ROUNDING_OF_SQUARES = 1 + 1e-9  # of what is convolved by Fourier transforms
 
 
 @dataclass(frozen=True)

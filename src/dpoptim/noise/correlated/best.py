@@ -13,6 +13,7 @@ from dpoptim.noise.correlated.buffered import BufferedToeplitz
 from dpoptim.noise.correlated.strategy import Strategy
 
 BUFFERS = 128
+LONGEST_SCALED = 1 << 14  # steps; seconds to fit
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,10 @@ def best_strategy(
     if banded.bands == span:
         return banded  # nothing that fits is better
     candidates: list[BandedToeplitz | BufferedToeplitz] = [banded]
-    candidates += [BufferedToeplitz(count) for count in (2, 3, 4) if count <= buffers]
+    scaled = once and momentum == 0 and steps <= LONGEST_SCALED
+    candidates += [BufferedToeplitz(count, scaled) for count in (2, 3, 4) if count <= buffers]
+    if scaled and len(candidates) > 1:
+        del candidates[0]  # its fit takes long, and few bands do not reach as far
     return min(
         candidates, key=lambda strategy: mean_error(strategy, steps, participations, separation)
     )

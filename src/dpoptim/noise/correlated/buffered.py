@@ -16,7 +16,14 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 from torch import Tensor
 
-from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations
+from dpoptim.noise.correlated.fitting import DECIMALS, best_rows, column_squares, convolved
+from dpoptim.noise.correlated.strategy import (
+    ROUNDING_OF_SQUARES,
+    Floats,
+    NoiseState,
+    most_participations,
+    rounded_up,
+)
 from dpoptim.noise.correlated.toeplitz import monotone_sensitivity
 from dpoptim.noise.stream import KeyStream
 
@@ -35,9 +42,14 @@ class BufferedToeplitz:
 
     Args:
         buffers: 1 to 4. Three reach the square root's errors within 1 % for a thousand steps.
+        scaled: give each step's noise a standard deviation of its own, of least mean error for a
+            record that takes part once: 4 % less, at most 2 % above the dense optimum for two
+            thousand steps. Sensitivities for several participations are then exact only where
+            they are regular.
     """
 
     buffers: int = 3
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         if self.buffers not in (1, 2, 3, 4) or isinstance(self.buffers, bool):
@@ -52,37 +64,59 @@ class BufferedToeplitz:
         regular: bool = False,
     ) -> float:
         """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and
-        decreasing.
+        decreasing. Scaled: exact for one participation, and for ``regular`` ones as many as the run
+        has room for; else by the triangle inequality.
         """
         k, b = most_participations(steps, participations, separation)
-        weights, decays = fitted(self.buffers, steps)
-        return monotone_sensitivity(coefficients(weights, decays, steps), k, b)
+        column = coefficients(*fitted(self.buffers, steps), steps)
+        if not self.scaled:
+            return monotone_sensitivity(column, k, b)
+        rows = scaled_rows(self.buffers, steps)
+        if k == 1 or (regular and k == 1 + (steps - 1) // b):
+            # Whoever starts at step i adds up the same columns as at step 0, i steps later.
+            together = column.copy()
+            for start in range(b, steps if k > 1 else 0, b):
+                together[start:] += column[: steps - start]
+            worst = float(column_squares(together**2, rows).max())
+        else:
+            norms = np.sqrt(column_squares(column**2, rows))
+            worst = float(np.sort(norms)[-k:].sum()) ** 2
+        return rounded_up(math.sqrt(worst * ROUNDING_OF_SQUARES))
 
     def prefix_std(self, steps: int) -> Floats:
-        weights, decays = fitted(self.buffers, steps)
-        return np.sqrt(
-            np.cumsum(prefix_coefficients(weights, decays, steps) ** 2)
-        ) * self.sensitivity(steps)
+        squares = prefix_coefficients(*fitted(self.buffers, steps), steps) ** 2
+        if self.scaled:
+            return np.sqrt(
+                convolved(1 / scaled_rows(self.buffers, steps), squares)
+            ) * self.sensitivity(steps)
+        return np.sqrt(np.cumsum(squares)) * self.sensitivity(steps)
 
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> NoiseState:
-        return BufferedState(steps, sizes, stream, *fitted(self.buffers, steps))
+        rows = scaled_rows(self.buffers, steps) if self.scaled else np.ones(steps)
+        return BufferedState(steps, sizes, stream, *fitted(self.buffers, steps), rows)
 
 
 class BufferedState(NoiseState):
     """Remembers ``s_j(t) = sum_{i<t} d_j^(t-1-i) y_i`` of increments y; C y = z gives ``y_t = z_t
-    - sum_j w_j s_j(t)``.
+    / p_t^(1/2) - sum_j w_j s_j(t)``, p as in `fitting`.
     """
 
     def __init__(
-        self, steps: int, sizes: Sequence[int], stream: KeyStream, weights: Floats, decays: Floats
+        self,
+        steps: int,
+        sizes: Sequence[int],
+        stream: KeyStream,
+        weights: Floats,
+        decays: Floats,
+        rows: Floats,
     ) -> None:
         super().__init__(steps, sizes, stream)
-        self._weights, self._decays = weights, decays
+        self._weights, self._decays, self._deviations = weights, decays, rows**-0.5
 
     def _increment(self, remembered: list[Tensor], like: Tensor) -> Tensor:
         if not remembered:
             remembered += [like.new_zeros(like.shape) for _ in self._weights]
-        increment = self._draw(like)
+        increment = self._draw(like).mul_(float(self._deviations[self.step]))
         for weight, buffer in zip(self._weights, remembered, strict=True):
             increment.sub_(buffer, alpha=float(weight))
         for decay, buffer in zip(self._decays, remembered, strict=True):
@@ -128,6 +162,16 @@ def _product(decays: Floats) -> Floats:
     for decay in decays:
         polynomial = np.convolve(polynomial, [1.0, -decay])
     return polynomial
+
+
+@lru_cache(maxsize=64)
+def scaled_rows(buffers: int, steps: int) -> Floats:
+    """Shape (steps,): one over the variance of each step's noise, the first one 1; read-only."""
+    column = coefficients(*fitted(buffers, steps), steps)
+    rows, _ = best_rows(column, steps, steps, 0.0)
+    rows = np.exp(np.round(np.log(rows / rows[0]), DECIMALS))
+    rows.flags.writeable = False  # cached
+    return rows
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,12 @@ from functools import lru_cache
 import numpy as np
 
 from dpoptim.noise.correlated.banded import BandedToeplitz
-from dpoptim.noise.correlated.buffered import BufferedToeplitz, fitted, prefix_coefficients
+from dpoptim.noise.correlated.buffered import (
+    BufferedToeplitz,
+    fitted,
+    prefix_coefficients,
+    scaled_rows,
+)
 from dpoptim.noise.correlated.fitting import convolved, inverse
 from dpoptim.noise.correlated.independent import Independent
 from dpoptim.noise.correlated.strategy import Floats, Strategy
@@ -35,6 +40,8 @@ def _increments(
         return np.sqrt(convolved(1 / rows, inverse(column, steps) ** 2))
     if isinstance(strategy, BufferedToeplitz):
         first = np.diff(prefix_coefficients(*fitted(strategy.buffers, steps), steps), prepend=0.0)
+        if strategy.scaled:
+            return np.sqrt(convolved(1 / scaled_rows(strategy.buffers, steps), first**2))
     else:
         first = inverse_coefficients(steps)
     return np.sqrt(np.cumsum(first**2))

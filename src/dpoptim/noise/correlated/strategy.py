@@ -32,6 +32,7 @@ from dpoptim.noise.stream import KeyStream
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12  # sensitivities are computed in float64 and rounded up by this share
+ROUNDING_OF_SQUARES = 1 + 1e-9  # of what is convolved by Fourier transforms
 
 
 class Strategy(Protocol):
