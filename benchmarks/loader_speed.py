@@ -3,9 +3,11 @@ the same data set with the same workers.
 
 Measured is loading alone: a batch is drawn, dealt into groups, read and collated, and forgotten.
 PyTorch's batches are shuffled and of fixed size, ours are Poisson samples of that expected size.
-The two take turns, each for a number of batches after two that are not counted (PyTorch deals the
-whole data set when it starts), and medians of the ratios are shown. ``ms`` is what a batch takes:
-processor time without workers, which other programs disturb less, and time with two.
+The two take turns, and turns in going first, each for a number of batches after four that are not
+counted, since workers have read them meanwhile. ``ms`` is what as many records as a batch is
+expected to have take, the median of all rounds: processor time without workers, which other
+programs disturb less, and time with two. ``ratio`` is the median of the rounds' ratios, of records
+a second.
 
 Run: ``python benchmarks/loader_speed.py [--records 10000000] [--out benchmarks/results]``.
 """
@@ -33,7 +35,7 @@ from dpoptim.training.loading import LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from saving import save_csv
 
-FEATURES, SKIPPED = 32, 2
+FEATURES, SKIPPED = 32, 4
 
 
 class Records(Dataset[Any]):
@@ -79,15 +81,19 @@ def theirs(data: Dataset[Any], batch: int, workers: int) -> Iterator[Any]:
 
 
 def seconds(batches: Iterator[Any], count: int, clock: Callable[[], float]) -> float:
-    """A batch takes this long."""
+    """What a record takes."""
     for _ in itertools.islice(batches, SKIPPED):
         pass
     start = clock()
-    for _ in itertools.islice(batches, count):
-        pass
-    found = (clock() - start) / count
-    batches.close()  # type: ignore[attr-defined]
-    return found
+    records = sum(map(records_in, itertools.islice(batches, count)))
+    return (clock() - start) / records
+
+
+def records_in(batch: Any) -> int:
+    leaf = batch
+    while not isinstance(leaf, Tensor):
+        leaf = next(iter(leaf.values())) if isinstance(leaf, dict) else leaf[0]
+    return len(leaf)
 
 
 def data_sets(folder: Path, large: int) -> dict[str, tuple[Dataset[Any], int]]:
@@ -100,6 +106,7 @@ def data_sets(folder: Path, large: int) -> dict[str, tuple[Dataset[Any], int]]:
         on_disk[start : start + len(small)] = small[: large - start]
     on_disk.flush()
     mapped = np.load(folder / "records.npy", mmap_mode="r+")
+    mapped.sum()  # every page is mapped before the first round
     tensors = TensorDataset(torch.from_numpy(small), torch.zeros(len(small)))
     return {
         "tensors": (tensors, 512),
@@ -114,23 +121,23 @@ def compare(
     data: Dataset[Any], batch: int, workers: int, rounds: int, count: int
 ) -> dict[str, float]:
     clock = time.perf_counter if workers else time.process_time
-    pairs = [
-        (
-            seconds(ours(data, batch, workers), count, clock),
-            seconds(theirs(data, batch, workers), count, clock),
-        )
-        for _ in range(rounds)
-    ]
-    mine, other = (1000 * statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(b / a for a, b in pairs)
+    sides = [(read(data, batch, workers), list[float]()) for read in (ours, theirs)]
+    for turn in range(rounds):
+        for batches, found in sides if turn % 2 else reversed(sides):
+            found.append(seconds(batches, count, clock))
+    for batches, _ in sides:
+        batches.close()  # type: ignore[attr-defined]
+    times = [found for _, found in sides]
+    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    mine, other = (1000 * batch * statistics.median(found) for found in times)
     return {"ours, ms": round(mine, 2), "PyTorch, ms": round(other, 2), "ratio": round(ratio, 2)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=10_000_000, help="in the memory map")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batches", type=int, default=32)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -140,12 +147,12 @@ def main() -> None:
             for workers in (0, 2):
                 found = compare(data, batch, workers, options.rounds, options.batches)
                 rows.append({"data": name, "batch": batch, "workers": workers, **found})
+                if options.out is not None:  # as far as it is known
+                    save_csv(rows, options.out / "loader_speed.csv")
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console().print(table)
-    if options.out is not None:
-        save_csv(rows, options.out / "loader_speed.csv")
 
 
 if __name__ == "__main__":

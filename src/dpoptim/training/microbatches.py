@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from dpoptim.gradients.summation_groups import EXPECTED_GROUP, into_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, Indices, Position
 from dpoptim.training.units import present_rows
+
+# records, as expected, are drawn and dealt in one go: batch by batch takes several times as long
+TOGETHER = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -158,12 +162,7 @@ class MicrobatchSampler(IndexSampler[list[int]]):
             yield indices.tolist()
 
     def pieces(self) -> Iterator[Indices]:
-        for indices in self.batches.ahead():
-            pieces: list[list[list[Indices]]] = []
-            if len(indices):
-                groups = into_groups(self._coins, indices, self._groups)
-                blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
-                pieces = list(self._cut(blocks))
+        for shape, pieces in self._dealt():
             # The step must happen in any case.
             count = self._pieces_of_all(max(1, len(pieces)))
             for number, piece in enumerate(pieces, 1):
@@ -178,7 +177,21 @@ class MicrobatchSampler(IndexSampler[list[int]]):
             for number in range(len(pieces) + 1, count + 1):
                 # record 0 is delivered, and counts as zero
                 self.drawn.append(Microbatch(((1,),), null=True, last=number == count))
-                yield np.zeros(math.prod(indices.shape[1:]), dtype=np.int64)
+                yield np.zeros(math.prod(shape[1:]), dtype=np.int64)
+
+    def _dealt(self) -> Iterator[tuple[tuple[int, ...], list[list[list[Indices]]]]]:
+        """Each batch's shape and its pieces, of blocks of groups."""
+        ahead = self.batches.ahead()
+        batches = max(1, TOGETHER // (self._groups * EXPECTED_GROUP))
+        while together := list(islice(ahead, batches)):
+            yield from [(indices.shape, self._deal(indices)) for indices in together]
+
+    def _deal(self, indices: Indices) -> list[list[list[Indices]]]:
+        if not len(indices):
+            return []
+        groups = into_groups(self._coins, indices, self._groups)
+        blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
+        return list(self._cut(blocks))
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
         """Pieces of whole blocks where they fit; a block that does not fit into memory by itself
