@@ -3,6 +3,7 @@ weights.
 """
 
 import contextlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ TASKS: dict[str, tuple[Callable[[], Any], bool]] = {
     "causal LM": (causal, True),
     "LoRA": (adapted, True),
 }
+
+
+def stops() -> list[tuple[str, int]]:
+    """For each task a step to stop after, drawn from all; and the first and the last."""
+    drawn = random.Random(24)
+    steps = plan().steps
+    found = [(task, drawn.randint(1, steps)) for task in TASKS]
+    return sorted({*found, ("classification", 1), ("causal LM", steps)})
 
 
 def plan(steps: int = 6) -> dpoptim.Plan:
@@ -160,18 +169,38 @@ def by_lightning(
     return weights(model), fit
 
 
-def by_accelerate(model: Any, data: Sentences, physical: int) -> Weights:
+def by_accelerate(
+    model: Any,
+    data: Sentences,
+    physical: int | None,
+    *,
+    save: Path | None = None,
+    stop: int = 10**9,
+    **options: Any,
+) -> Weights:
     accelerator = accelerate.Accelerator(cpu=True)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     model, optimizer = accelerator.prepare(model, optimizer)  # the usual order
     with dpoptim.attach(
-        plan(), model, optimizer, data, loss=losses_from_labels, collate_fn=collate, noise_seed=5
+        plan(),
+        model,
+        optimizer,
+        data,
+        loss=losses_from_labels,
+        collate_fn=collate,
+        noise_seed=5,
+        **options,
     ) as private:
-        for batch in private.batches(physical_batch_size=physical):
-            with accelerator.accumulate(model):
-                private.backward(losses_from_labels(model, batch))
-                optimizer.step()
-                optimizer.zero_grad()
+        for step in private.steps(physical_batch_size=physical):
+            for batch in step:
+                with accelerator.accumulate(model):
+                    private.backward(losses_from_labels(model, batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if private.steps_done == stop:
+                break
+        if save is not None:
+            private.save(save)
     return weights(model)
 
 
@@ -202,19 +231,25 @@ def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("task", TASKS)
-def test_every_loop_resumes_to_the_same_weights(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "stop"), stops())
+def test_every_loop_resumes_to_the_same_weights(task: str, stop: int, tmp_path: Path) -> None:
     make, language_model = TASKS[task]
-    data, stop = Sentences(language_model=language_model), 4
+    data = Sentences(language_model=language_model)
     ledger = dpoptim.Ledger(tmp_path / "plain.sqlite")
-    model = make()
-    plain(model, data, None, save=tmp_path / "plain.checkpoint", stop=stop, ledger=ledger)
-    expected = plain(model, data, 4, resume=tmp_path / "plain.checkpoint", ledger=ledger)
+    file = tmp_path / "plain.checkpoint"
+    interrupted = make()
+    plain(interrupted, data, None, save=file, stop=stop, ledger=ledger)
+    expected = plain(interrupted, data, 4, resume=file, ledger=ledger)  # whose noise is fresh
+
+    file = tmp_path / "accelerate.checkpoint"
+    interrupted = make()
+    by_accelerate(interrupted, data, 4, save=file, stop=stop)
+    close(expected, by_accelerate(interrupted, data, None, resume=file))
 
     first = trainer(make(), data, tmp_path / "trainer", 4, save_strategy="steps", save_steps=stop)
     first.train()
     later = make()
-    again = trainer(later, data, tmp_path / "trainer", 4)
+    again = trainer(later, data, tmp_path / "trainer", 100)
     again.train(resume_from_checkpoint=str(tmp_path / "trainer" / f"checkpoint-{stop}"))
     assert again.state.global_step == plan().steps
     close(expected, weights(later))
@@ -226,7 +261,7 @@ def test_every_loop_resumes_to_the_same_weights(task: str, tmp_path: Path) -> No
     by_lightning(make(), data, folder, 4, enable_checkpointing=True, more=[save])
     (checkpoint,) = folder.glob(f"*step={stop}.ckpt")
     later = make()
-    found, fit = by_lightning(later, data, folder, 4, resume=checkpoint)
+    found, fit = by_lightning(later, data, folder, 100, resume=checkpoint)
     assert fit.global_step == plan().steps
     close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 

@@ -79,5 +79,6 @@ class LogicalStep:
             )
         self._used = True
         yield next(self._microbatches)
-        while not self._training.step_is_complete:
+        # a loop may also call optimizer.step() after every microbatch, as in private.batches()
+        while self._training.steps_done < self.number and not self._training.step_is_complete:
             yield next(self._microbatches)
