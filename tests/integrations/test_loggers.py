@@ -1,7 +1,6 @@
 """Loggers get public figures, and refuse all others before anything is written."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,12 +41,22 @@ def test_tensorboard_shows_steps_of_the_plan(tmp_path: Path) -> None:
     assert epsilon == pytest.approx(private.spent().epsilon)
 
 
-def test_mlflow_is_given_metrics_and_steps() -> None:
-    calls: list[Any] = []
-    module = SimpleNamespace(log_metrics=lambda metrics, step: calls.append((metrics, step)))
-    logged(to_mlflow(module), {"temperature": 0.3}, public_figures=["temperature"])
-    assert [step for _, step in calls] == [1, 2, 3]
-    assert calls[0][0]["temperature"] == 0.3
+def test_mlflow_shows_steps_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # all that mlflow-skinny can write
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    with mlflow.start_run() as run:
+        private = logged(to_mlflow(mlflow), {"temperature": 0.3}, public_figures=["temperature"])
+        with pytest.raises(dpoptim.PrivacyError, match="'loss' is not known to be public"):
+            PublicLogger(private, to_mlflow(mlflow)).log({"loss": 0.7})
+    client = mlflow.MlflowClient()
+    names = {"epsilon_reserved", "clip_norm", "noise_std", "epoch", "temperature"}
+    assert set(client.get_run(run.info.run_id).data.metrics) == names
+    found = client.get_metric_history(run.info.run_id, "clip_norm")
+    assert [(metric.step, metric.value) for metric in found] == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    epsilon = client.get_metric_history(run.info.run_id, "epsilon_reserved")[0].value
+    assert epsilon == pytest.approx(private.spent().epsilon)
 
 
 @pytest.mark.parametrize("name", ["loss", "train_loss", "accuracy", "grad_norm", "Eval_loss"])

@@ -84,7 +84,7 @@ class StreamRecords(Dataset[Any]):
             except StopIteration:
                 raise ValueError(
                     f"the stream ended before the plan's n={self._records} records. Fix: "
-                    "plan(n=...) for as many as it has."
+                    "plan(n=...) for as many as it has; or a stream of records, not of batches."
                 ) from None
             self._kept.pop(self._read - self._keep, None)
             self._read += 1
