@@ -29,9 +29,43 @@ def test_keywords_lead_on() -> None:
         dpoptim.attach(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), data_loader=[])  # type: ignore[call-arg]
 
 
-def test_other_unknown_keywords_are_refused_as_ever() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword"):
+def classes() -> list[type]:
+    """All public classes that users make: methods, policies, estimators, ledgers."""
+    from dpoptim import estimators, methods, preprocessing
+
+    homes = (dpoptim, methods, estimators, preprocessing)
+    found = {getattr(home, name) for home in homes for name in home.__all__}
+    made_by_us = (dpoptim.Plan, dpoptim.PrivateTraining, dpoptim.Guarantee)
+    return sorted(
+        (
+            kind
+            for kind in found - set(made_by_us)
+            if isinstance(kind, type) and not issubclass(kind, BaseException)
+        ),
+        key=lambda kind: kind.__name__,
+    )
+
+
+@pytest.mark.parametrize("kind", classes())
+def test_every_class_leads_on(kind: type) -> None:
+    with pytest.raises(TypeError, match="'max_grad_norm'.*Fix: .*clip_norm=..."):
+        kind(max_grad_norm=1.0)
+
+
+def test_the_argument_of_the_function_at_hand_is_named() -> None:
+    from dpoptim.estimators import DPSGDClassifier
+
+    with pytest.raises(TypeError, match="Fix: what others call target_epsilon is here epsilon="):
+        DPSGDClassifier(target_epsilon=1.0)
+    with pytest.raises(TypeError, match=r"Fix: epsilon is here DPSGD\(...\).plan\(epsilon="):
+        dpoptim.DPSGD(clip_norm=1.0, epsilon=1.0)  # type: ignore[call-arg]
+
+
+def test_misspelt_keywords_are_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'clip_nrm'. Fix: clip_norm="):
         dpoptim.DPSGD(clip_nrm=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'x'.$"):
+        dpoptim.DPSGD(x=1.0)  # type: ignore[call-arg]
 
 
 def test_the_page_for_opacus_users_names_them() -> None:

@@ -1,9 +1,12 @@
-"""Words that Opacus' users bring along, and what they are called here: for error messages."""
+"""Unknown words: what Opacus' users, and those of DataLoader, bring along and what it is called
+here, and the argument that was meant.
+"""
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,9 +28,10 @@ NAMES = {
 }
 KEYWORDS = {
     "max_grad_norm": "DPSGD(clip_norm=...)",
+    "l2_norm_clip": "DPSGD(clip_norm=...)",
     "target_epsilon": "DPSGD(...).plan(epsilon=...)",
     "target_delta": "DPSGD(...).plan(delta=...)",
-    "sample_rate": "DPSGD(...).plan(n=..., batch_size=...)",
+    "sample_rate": "DPSGD(...).plan(batch_size=...), of n",
     "module": "attach(plan, model=...)",
     "data_loader": "attach(..., train_set=the data set itself), which draws Poisson batches",
     "poisson_sampling": "nothing: what is accounted as sampled is sampled; DPFTRL takes fixed "
@@ -38,6 +42,18 @@ KEYWORDS = {
     "criterion": "attach(..., loss=...)",
     "accountant": "nothing: plans are accounted by PLD",
     "secure_mode": "nothing: noise is cryptographic unless noise_seed is given",
+    # DataLoader's
+    "shuffle": "nothing: the plan's method says who takes part, and in which order",
+    "drop_last": "nothing: a step takes the batch that the plan's method draws",
+    "generator": "nothing: who takes part is drawn from the operating system's randomness",
+    # of this package, at another door
+    "clip_norm": "DPSGD(clip_norm=...)",
+    "epsilon": "DPSGD(...).plan(epsilon=...)",
+    "delta": "DPSGD(...).plan(delta=...)",
+    "noise_multiplier": "DPSGD(...).plan(noise_multiplier=...)",
+    "batch_size": "DPSGD(...).plan(batch_size=...)",
+    "epochs": "DPSGD(...).plan(epochs=...)",
+    "physical_batch_size": "private.batches(physical_batch_size=...)",
 }
 
 
@@ -46,18 +62,51 @@ def hint_of_name(name: str) -> str:
     return f" Fix: what Opacus calls {name} is here {NAMES[name]}." if name in NAMES else ""
 
 
+def refuse_unknown(function: Callable[..., object], given: Iterable[str]) -> None:
+    """Refuse keywords that a function does not take.
+
+    Raises:
+        TypeError: with what is to be given instead.
+    """
+    arguments = inspect.signature(function).parameters
+    passes_on = any(a.kind is a.VAR_KEYWORD for a in arguments.values())
+    for name in given:
+        if name in arguments or (passes_on and name not in KEYWORDS):
+            continue
+        raise TypeError(
+            f"{function.__qualname__}() got an unexpected keyword argument {name!r}."
+            f"{hint_of_keyword(name, list(arguments))}"
+        )
+
+
+def hint_of_keyword(name: str, known: list[str]) -> str:
+    """What to give instead of an unknown keyword, to a function that knows these."""
+    meant = KEYWORDS.get(name, "")
+    argument = meant.rpartition("(")[2].partition("=")[0]
+    if argument in known:
+        return f" Fix: what others call {name} is here {argument}=...."
+    if meant:
+        return f" Fix: {name} is here {meant}."
+    similar = difflib.get_close_matches(name, known, n=1)
+    return f" Fix: {similar[0]}=...?" if similar else ""
+
+
 def knows_opacus(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function's error about an unknown keyword say what Opacus' word for it is here."""
-    known = inspect.signature(function).parameters
+    """Let a function's error about an unknown keyword say what is to be given instead."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known and name in KEYWORDS:
-                raise TypeError(
-                    f"{function.__qualname__}() has no {name!r}. Fix: what Opacus calls {name} is "
-                    f"here {KEYWORDS[name]}."
-                )
+        refuse_unknown(function, kwargs)
         return function(*args, **kwargs)
 
     return called
+
+
+class KnowsOpacus:
+    """Let a class's error about an unknown keyword, and those of all classes derived from it, say
+    what is to be given instead.
+    """
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        refuse_unknown(cls.__init__, kwargs)
+        return super().__new__(cls)

@@ -45,12 +45,13 @@ from dpoptim.accounting.ledger_runs import Reservation, Runs
 from dpoptim.accounting.ledger_schema import Entry, Kind
 from dpoptim.accounting.ledger_settings import LedgerError, Wanted
 from dpoptim.accounting.ledger_store import LedgerStore
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.printable import printable, storable
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerError", "Remaining", "Reservation"]
 
 
-class Ledger(LedgerRecords):
+class Ledger(KnowsOpacus, LedgerRecords):
     """Reservations on one data set, durable and safe between processes.
 
     Args:

@@ -18,6 +18,7 @@ from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_delta, table
 from dpoptim.gradients.linear import LinearModel
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.solvers.budget import Budget
 
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
@@ -25,7 +26,7 @@ from dpoptim.solvers.budget import Budget
 CLIPPED_SHARE = 0.1
 
 
-class LinearFit(BaseEstimator):
+class LinearFit(KnowsOpacus, BaseEstimator):
     """The base of the linear estimators, which name loss and classes."""
 
     privacy_: Guarantee

@@ -29,6 +29,7 @@ from dpoptim.estimators.table import (
     table,
 )
 from dpoptim.methods import TrainingMethod
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
@@ -44,7 +45,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "ge
 ROWS_AT_A_TIME = 4096  # rows at a time, in training and in prediction
 
 
-class NetworkFit(BaseEstimator):
+class NetworkFit(KnowsOpacus, BaseEstimator):
     """Base of the estimators of networks, whose settings are their arguments."""
 
     privacy_: Guarantee

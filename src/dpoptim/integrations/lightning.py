@@ -14,6 +14,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 from dpoptim.training.logical_steps import LogicalStep
@@ -22,7 +23,7 @@ from dpoptim.training.private_training import PrivateTraining
 Collate = Callable[[list[Any]], Any]
 
 
-class PrivateCallback(pl.Callback):
+class PrivateCallback(KnowsOpacus, pl.Callback):
     """Trains a LightningModule privately.
 
     Each batch of the loop is one step of the plan, so ``global_step``, schedulers, ``max_steps``

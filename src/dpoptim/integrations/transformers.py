@@ -16,6 +16,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
@@ -34,7 +35,7 @@ USUAL = (
 Losses = Callable[[nn.Module, Any], Tensor]
 
 
-class PrivateTrainerMixin:
+class PrivateTrainerMixin(KnowsOpacus):
     """Private training in a Trainer: put it before the Trainer's class.
 
     ``per_device_train_batch_size`` is the physical batch, what memory holds; the logical batch,

@@ -13,7 +13,6 @@ from dpoptim.clipping import Style
 from dpoptim.mechanisms.independent import IndependentNoise
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy
-from dpoptim.opacus_words import knows_opacus
 from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
 from dpoptim.sampling.truncated_poisson import largest_batch_of
 
@@ -75,6 +74,3 @@ class DPSGD(TrainingMethod):
     @property
     def mechanism(self) -> IndependentNoise:
         return IndependentNoise(schedule=self.noise_schedule)
-
-
-DPSGD.__init__ = knows_opacus(DPSGD.__init__)  # type: ignore[method-assign]  # DPSGD(max_grad_norm=...)

@@ -16,7 +16,7 @@ from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, ClipNormPolicy, SensitiveState
-from dpoptim.opacus_words import knows_opacus
+from dpoptim.opacus_words import KnowsOpacus, knows_opacus
 from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import Sampler
 
@@ -24,7 +24,7 @@ from dpoptim.sampling import Sampler
 CLIP_NORM_POLICIES: tuple[type[Any], ...] = (PrivateQuantile, PlannedClipNorm)
 
 
-class TrainingMethod(ABC):
+class TrainingMethod(KnowsOpacus, ABC):
     """Public settings of a training algorithm: a frozen dataclass whose fields JSON can hold.
 
     A method is registered by `dpoptim.registry.register_method`, or by an entry point in the group

@@ -11,10 +11,11 @@ from dpoptim.arguments import positive_number
 from dpoptim.assumptions import Assumption
 from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm
+from dpoptim.opacus_words import KnowsOpacus
 
 
 @dataclass(frozen=True)
-class PlannedClipNorm:
+class PlannedClipNorm(KnowsOpacus):
     """Clip norms for equal stretches of the run: (1, 0.5) clips to 1 in the first half, then to
     0.5.
 

@@ -27,6 +27,7 @@ from dpoptim.assumptions import Assumption
 from dpoptim.clipping import Clipping, ClippingRule
 from dpoptim.gradients.products import COMMON_FACTOR_ERROR
 from dpoptim.methods.sensitive_state import AdaptiveClipNorm, Peers
+from dpoptim.opacus_words import KnowsOpacus
 
 # log2 of the norms that bins tell apart; the first and the last bin hold the rest
 LOWEST, HIGHEST = -19.0, 10.0
@@ -42,7 +43,7 @@ When = Literal["at the start", "all along"]
 
 
 @dataclass(frozen=True)
-class PrivateQuantile:
+class PrivateQuantile(KnowsOpacus):
     """A clip norm: the ``quantile`` of the norms of the records' gradients, found privately.
 
     The update is the noisy mean of gradients clipped to it, as with a fixed clip norm;

@@ -10,6 +10,7 @@ import dp_accounting
 from dpoptim.assumptions import NOISE, Assumption, bounded
 from dpoptim.clipping import Clipping
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import AllRecords
 
@@ -49,7 +50,7 @@ class FilteredBudget(Mechanism):
 
 
 @dataclass(frozen=True)
-class WholeRun:
+class WholeRun(KnowsOpacus):
     """A solver of `dpoptim.solvers` on a linear model, within a budget that is reserved as one
     Gaussian.
 

@@ -17,6 +17,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records, with_scope
 from dpoptim.estimators.table import stated_delta
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.private_step import PrivateStep
 from dpoptim.statistics import price_of
 
@@ -24,7 +25,7 @@ MOST_SHARE = 0.3  # of mu^2, for all preprocessing together
 LEFT = 1 - 1e-9  # so that rounding cannot end above the budget
 
 
-class PrivatePipeline(Pipeline):
+class PrivatePipeline(KnowsOpacus, Pipeline):
     """Transformers and an estimator of `dpoptim.estimators` that share one budget and one ledger.
 
     Args:

@@ -17,12 +17,13 @@ from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import real_number
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.table import stated_delta
+from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.statistics import BOUND_ROUNDING, Floats, NoisySum, bounded_sum, price_of, release_sum
 
 Bound = float | Sequence[float]
 
 
-class ChargedFit(BaseEstimator):
+class ChargedFit(KnowsOpacus, BaseEstimator):
     """Something that learns from private records by one release, and is charged for it.
 
     Subclasses have the settings ``epsilon``, ``delta``, ``neighboring``, ``n``, ``ledger`` and

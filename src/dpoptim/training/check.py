@@ -12,6 +12,7 @@ from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.gradients.values import Values
+from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import pytree
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
@@ -56,6 +57,7 @@ class CheckResult:
     records: int
 
 
+@knows_opacus
 def check(
     model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None
 ) -> CheckResult:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpoptim.arguments import whole_number
 from dpoptim.gradients.oracle import Loss
+from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
 from dpoptim.torch_internals import TorchDispatchMode, pytree
 from dpoptim.training.engines import engine_for, training_method
@@ -23,6 +24,7 @@ TRIALS = 16
 ENOUGH = 0.97  # share of the memory that a found size should take
 
 
+@knows_opacus
 def physical_batch_size(
     plan: Plan, model: nn.Module, loss: Loss, batch: Any, *, max_memory: int
 ) -> int:
