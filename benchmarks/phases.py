@@ -1,11 +1,16 @@
 """Where the time of a private step goes, in shares of the plain PyTorch step on the same model and
 batch.
 
-Both take turns on one thread, under a profiler of Python functions; medians of processor time.
+Both take turns under a profiler of Python functions; medians of the processor time of the thread
+that runs the program. With several threads that is its share of what they divide among them, and
+all that they do not, if the others are waited for asleep (``OMP_WAIT_POLICY=passive``), whatever
+else the machine does.
+
 Plain training computes the weight gradients inside its backward pass; ours forms norms and
 weighted sums after it, from what the pass recorded, those of large layers record by record.
 
-Run: ``python benchmarks/phases.py [--workload GPT ...] --out benchmarks/results``.
+Run: ``OMP_WAIT_POLICY=passive python benchmarks/phases.py [--workload GPT ...] [--threads 1 2]
+--out benchmarks/results``.
 """
 
 import argparse
@@ -45,8 +50,8 @@ Phases = dict[str, float]
 
 
 def phases_of(step: Callable[[], None]) -> Phases:
-    """Processor seconds of one step by function, with all that these call."""
-    profiler = cProfile.Profile(time.process_time)
+    """This thread's seconds of one step by function, with all that these call."""
+    profiler = cProfile.Profile(time.thread_time)
     profiler.enable()
     step()
     profiler.disable()
@@ -64,7 +69,8 @@ def phases_of(step: Callable[[], None]) -> Phases:
     return found
 
 
-def measure(name: str, rounds: int) -> dict[str, object]:
+def measure(name: str, rounds: int, threads: int) -> dict[str, object]:
+    torch.set_num_threads(threads)
     both = {"plain": plain(WORKLOADS[name]), "ours": ours(WORKLOADS[name])}
     found: dict[str, list[Phases]] = {variant: [] for variant in both}
     for turn in range(rounds + 2):
@@ -90,21 +96,23 @@ def measure(name: str, rounds: int) -> dict[str, object]:
         "update": new["update"] + new["step"],
         "in all": new["all"],
     }
-    return {"work": name} | {part: round(seconds / whole, 3) for part, seconds in parts.items()}
+    row: dict[str, object] = {"work": name, "threads": threads, "plain, ms": round(whole * 1e3, 1)}
+    return row | {part: round(seconds / whole, 3) for part, seconds in parts.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workload", nargs="*", default=NAMES, choices=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", nargs="*", type=int, default=[1])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     rows = []
     for name in asked.workload:
         small = name.startswith(("softmax", "MLP"))
-        rows.append(measure(name, asked.rounds * (20 if small else 1)))
-        print(rows[-1], flush=True)
+        for threads in asked.threads:
+            rows.append(measure(name, asked.rounds * (20 if small else 1), threads))
+            print(rows[-1], flush=True)
     save_csv(rows, asked.out / "phases.csv")
 
 
