@@ -138,6 +138,9 @@ def differing(rank: int) -> dict[str, str]:
     plan = plan_for(METHODS["flat"](), noise_multiplier=1.0)
     other = plan_for(METHODS["flat"](), noise_multiplier=1.0 + rank)
     x, y = records()
+    nominal = dpoptim.DPSGD(1.0).plan(  # n is public, and compared with nothing
+        n=3 * len(x), batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-5
+    )
 
     def attach(
         plan: Plan = plan,
@@ -181,6 +184,10 @@ def differing(rank: int) -> dict[str, str]:
         "refused": caught(lambda: attach(model=broken)),
         "number of records": caught(
             lambda: attach(plan_for(METHODS["ftrl"](), noise_multiplier=1.0), sharded=True)
+        ),
+        "same tensors as shards": caught(lambda: attach(nominal, sharded=True)),
+        "same items as shards": caught(
+            lambda: attach(nominal, data=[(x[i], y[i]) for i in range(len(x))], sharded=True)
         ),
         "works after all that": "" if attach() is None else "no",
     }

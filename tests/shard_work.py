@@ -187,6 +187,9 @@ def differing(rank: int) -> dict[str, str]:
             fit(x[own], labels[own], classes=["maybe", "no", "yes", "what"][: 3 + rank])
         ),
         "data": caught(fit(x + rank, labels, sharded=False)),
+        "the whole taken for shards": caught(
+            lambda: estimator("noisy-gd", sharded=True).fit(x, labels)
+        ),
         "shards taken for the whole": caught(fit(x[own], labels[own], sharded=False)),
         "broken table": caught(fit(broken, labels[own])),
         "undeclared": caught(
@@ -226,7 +229,7 @@ def noise_alone(rank: int, solver: str = "noisy-gd") -> float:
     """
     features = 20_000
     n = 40
-    x, y = np.zeros((n, features), np.float32), np.arange(n) % 2
+    x, y = np.zeros((n, features), np.float32), np.arange(n) // 3 % 2
     own = slice(rank * 20, rank * 20 + 20)
     fit = DPLogisticRegression(
         1.0,

@@ -29,6 +29,10 @@ def test_ranks_that_differ_are_named_at_attach() -> None:
                 "RankError: ranks 1, 2 would train with another " + name + " than"
             ), case
         assert "must agree" in errors["number of records"]
+        for kind in ("tensors", "items"):
+            assert errors[f"same {kind} as shards"].startswith(
+                "RankError: sharded=True, but ranks 0 and 1 have the same records"
+            )
         assert errors["works after all that"] == ""
 
 

@@ -137,6 +137,9 @@ def test_ranks_that_differ_or_fail_are_named_on_all() -> None:
     }.items():
         assert first[case].startswith(other.format(name)), case
         assert second[case] == first[case]
+    case = "the whole taken for shards"
+    assert "ranks 0 and 1 have the same records" in first[case]
+    assert second[case] == first[case]
     for case, own in {
         "broken table": "ValueError: Input X contains NaN",
         "undeclared": "ValueError: y has a label that is none",

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.errors import RankError
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.torch_internals import local_part
+from dpoptim.torch_internals import local_part, pytree
 from dpoptim.version import __version__
 
 SAMPLED = 256  # records of a TensorDataset that are compared
+LEAST_RECORDS = 4  # by which shards are told apart; as many are read of other data sets
 
 
 def facts_of(
@@ -92,6 +95,43 @@ def sample_of(train_set: Dataset[Any]) -> str:
     for tensor in train_set.tensors:
         whole.update(bytes_of(tensor[rows.to(tensor.device)]))
     return f"{records} records, {whole.hexdigest()[:16]}"
+
+
+def some_records_of(train_set: Dataset[Any]) -> str:
+    """A digest of some records, however they are stored; "" where there are too few to tell."""
+    records = len(train_set)  # type: ignore[arg-type]
+    if records < LEAST_RECORDS:
+        return ""
+    if type(train_set) is TensorDataset:
+        return sample_of(train_set)
+    whole = hashlib.sha256()
+    for index in torch.linspace(0, records - 1, LEAST_RECORDS).long().tolist():
+        for leaf in pytree.tree_leaves(train_set[index]):
+            whole.update(bytes_of(leaf) if isinstance(leaf, Tensor) else repr(leaf).encode())
+    return f"{records} records, {whole.hexdigest()[:16]}"
+
+
+def refuse_equal_shards(ranks: Ranks, sample: str) -> None:
+    """Refuse ``sharded=True`` where two ranks were given the same records, which would count on
+    both.
+
+    Args:
+        sample: digest of some records of this rank, which stays among the ranks; "" where there
+            are too few to tell. Shards that overlap in part are not found, nor are data sets that
+            read a record differently each time.
+
+    Raises:
+        RankError: on all ranks.
+    """
+    shards = ranks.gathered(sample)
+    for rank, shard in enumerate(shards):
+        first = shards.index(shard)
+        if shard and first < rank:
+            raise RankError(
+                f"sharded=True, but ranks {first} and {rank} have the same records: each would be "
+                "taken on both. Fix: leave sharded out where every rank has the whole data set, "
+                "or give each rank records of its own."
+            )
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:

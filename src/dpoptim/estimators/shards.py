@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.distributed.agreement import LEAST_RECORDS, refuse_equal_shards
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.wrapping import ranks_of
 from dpoptim.version import __version__
@@ -42,7 +43,7 @@ def own_part(
 
     Raises:
         RankError: on all ranks: one has refused its table, or differs in its settings, number of
-            columns or (without shards) data; named.
+            columns or (without shards) data, or has another one's shard; named.
     """
     if ranks.size == 1:
         return x, y
@@ -59,6 +60,7 @@ def own_part(
         facts["data set"] = sample_of(x, y)
     ranks.agree(facts)
     if settings["sharded"]:
+        refuse_equal_shards(ranks, sample_of(x, y) if len(y) >= LEAST_RECORDS else "")
         return x, y
     return equal_part(x, ranks), equal_part(y, ranks)
 

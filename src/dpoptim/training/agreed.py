@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from dpoptim.distributed.agreement import facts_of
+from dpoptim.distributed.agreement import facts_of, refuse_equal_shards, some_records_of
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
 from dpoptim.training.refusals import refuse_other_size
+from dpoptim.training.streams import StreamRecords
 from dpoptim.training.units import Units
 
 
@@ -36,8 +37,8 @@ def agree_on_run(
         the number of records, or persons, on all ranks. Private under add-or-remove-one.
 
     Raises:
-        PrivacyError: ranks differ; the message names what, and the rank. ValueError: not the
-            plan's number of records.
+        PrivacyError: ranks differ, or have the same records where each should have its own; the
+            message names what, and the rank. ValueError: not the plan's number of records.
     """
     own = {
         "rows_per_record": units.rows,
@@ -47,4 +48,6 @@ def agree_on_run(
     ranks.agree(facts_of(plan, engine, optimizers, train_set, sharded=sharded, **options, **own))
     count = ranks.added(units.count) if sharded else units.count
     refuse_other_size(plan, count, units.name)
+    if sharded and not isinstance(train_set, StreamRecords):
+        refuse_equal_shards(ranks, some_records_of(train_set))
     return count

@@ -57,9 +57,10 @@ COLLATE = (
 SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
 LOOP = (
-    "what the loop computes from batches (losses, accuracies, activations, counts of rows) reaches "
-    "no scheduler, stopping rule, parameter, sampler, log, or attribute of a module that is saved "
-    "whole"
+    "what loop and model keep or compute from batches (losses, accuracies, activations, "
+    "prototypes, stored records, running numbers, counts of rows) enters the loss of no other "
+    "record, and reaches no scheduler, stopping rule, parameter, sampler, log, or attribute of a "
+    "module that is saved whole"
 )
 # Whoever knows the seed knows whose mask each record would have: one record more shifts those of
 # all that follow.
@@ -67,10 +68,6 @@ RANDOM = (
     "random numbers of model, loss and data set (dropout, augmentation) come from torch's, numpy's "
     "or Python's own generator, seeded in secret while batches are delivered, with 32 bits on "
     "CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
-)
-NOTHING_KEPT = (
-    "neither the training loop nor the model (in plain attributes) keeps anything of one record "
-    "that enters the loss of another"
 )
 ATTRIBUTES = (
     "what the model keeps in plain attributes (tensors, arrays, numbers, also in lists, "
@@ -95,10 +92,7 @@ def basis_of_loss(
         isolation: records that pass alone have no other one in their loss.
     """
     if isolation.alone:
-        return tuple(
-            Assumption("trusted", text)
-            for text in (SHAPES, NOTHING_ELSE, NOTHING_KEPT, LOOP, RANDOM)
-        )
+        return tuple(Assumption("trusted", text) for text in (SHAPES, NOTHING_ELSE, LOOP, RANDOM))
     items = [
         Assumption("trusted", NOT_CHECKED if checked is None else CHECKED.format(checked.text))
     ]

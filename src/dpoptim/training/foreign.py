@@ -20,6 +20,19 @@ HINTS = {
     "mean.",
 }
 
+# And on what PyTorch says of layers that records pass one by one in a private loop.
+HINTS_BY_TEXT = {
+    "@once_differentiable": "the loss differentiates the model's gradients again (a gradient "
+    "penalty, autograd.grad(..., create_graph=True)); rules for layers cannot, vectorised models "
+    'and records alone can. Fix: dpoptim.attach(..., isolation="vmap").',
+    "override the setup_context": "torch.func ran the attached model, whose layers form each "
+    "record's gradient in autograd's own backward pass. Fix: keep to private.backward(losses); "
+    "inner gradient steps on parameters (MAML) have no rule.",
+    "not have been used in the graph": "gradients of an attached model's parameters do not exist "
+    "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
+    "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
+}
+
 
 def is_opacus(thing: object) -> bool:
     return type(thing).__module__.partition(".")[0] == "opacus"
@@ -62,12 +75,14 @@ def refuse_nothing_to_train(model: nn.Module) -> None:
 
 def explain(error: BaseException, trace: TracebackType | None) -> None:
     """Add to another library's error what it is about here, where that is known."""
-    while trace is not None:
+    if isinstance(error, PrivacyError):
+        return
+    hint = next((hint for text, hint in HINTS_BY_TEXT.items() if text in str(error)), None)
+    while trace is not None and hint is None:
         hint = HINTS.get(trace.tb_frame.f_globals.get("__name__", ""))
-        if hint is not None and not isinstance(error, PrivacyError):
-            error.add_note(f"dpoptim: {hint}")
-            return
         trace = trace.tb_next
+    if hint is not None:
+        error.add_note(f"dpoptim: {hint}")
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
