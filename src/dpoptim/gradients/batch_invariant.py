@@ -2,15 +2,19 @@
 
 What cancels inside a record leaves rounding, and clipping makes that as long as the clip norm. So
 a kernel that adds in another order, because the record lies elsewhere in memory or because there
-are more or fewer of them, would let one record turn what all others add (`products`, condition 2).
-Kernels are the vendor's: tested, not proved.
+are more or fewer of them, would let one record turn what all others add: conditions 2 and 3 of the
+theorem in `products` are about that. Kernels are the vendor's: tested, not proved. With a fixed
+shape (`training.slots`) nothing in here is needed; without one, each of these holds the bound, as
+was seen by leaving it out (how far one record then moves the sum, in clip norms):
 
 * Matrices start on 64-byte boundaries, those of all records alike, and lie row by row: what an
   elementwise operation returns may lie otherwise for one record than for two. Of matrices with
-  many rows and columns kernels make copies of their own, so their layout does not matter.
+  many rows and columns kernels make copies of their own, so their layout does not matter (1.3).
 * Few records are given company, of zeros: threads divide few matrices among them, but take many
   one by one. And single sums have kernels of their own.
-* Sums over positions want one record after the other in memory: else kernels run across records.
+* Sums over positions want one record after the other in memory: else kernels run across records
+  (31).
+* Convolutions take a fixed number of records at once (`layers.convolution`; 1.2).
 """
 
 import math
