@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpoptim.clipping import Clipping, SplitClipping
-from dpoptim.gradients.batch_invariant import large, record_products
+from dpoptim.gradients.batch_invariant import large, record_products, sum_positions
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, row_squared_norms
 from dpoptim.gradients.products import add_weighted_outer, add_weighted_rows
@@ -273,6 +273,13 @@ def test_a_last_part_of_one_record_is_rounded_as_a_longer_one(channels: int) -> 
         for rows in (7, 6)
     ]
     assert float((sums[0] - sums[1]).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16], indirect=True)
+def test_one_long_sum_is_rounded_as_in_company(threads: None) -> None:
+    """Several threads take a single sum of many entries in two passes: another sign, 2 C."""
+    x = cancelling(40_000, 1, seed=0)[None]
+    assert torch.equal(sum_positions(x), sum_positions(x.expand(3, -1, -1))[:1])
 
 
 @pytest.mark.parametrize("block", [[200, 200, 100], [170, 170, 170, 5], [5, 200, 3, 300]])

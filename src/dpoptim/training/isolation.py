@@ -202,7 +202,7 @@ def with_another_record(
     model: nn.Module, sample: Sample, sizes: tuple[float, ...]
 ) -> list[Tensor] | None:
     """The outputs with another first record, of the first of these sizes that the model takes: some
-    validate what they compute (`torch.distributions`). None if it takes none of several.
+    validate what they compute (distributions do). None if it takes none of several.
     """
     for size in sizes:
 
