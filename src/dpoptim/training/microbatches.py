@@ -20,8 +20,9 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Draws, Indices, Position
 from dpoptim.training.units import present_rows
 
-# records, as expected, are drawn and dealt in one go: batch by batch takes several times as long
-TOGETHER = 1 << 14
+# batches, of so many records in all, are drawn and dealt in one go: one by one takes several times
+# as long
+TOGETHER, RECORDS_TOGETHER = 32, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class MicrobatchSampler(IndexSampler[list[int]]):
     def _dealt(self) -> Iterator[tuple[tuple[int, ...], list[list[list[Indices]]]]]:
         """Each batch's shape and its pieces, of blocks of groups."""
         ahead = self.batches.ahead()
-        batches = max(1, TOGETHER // (self._groups * EXPECTED_GROUP))
+        batches = min(TOGETHER, max(1, RECORDS_TOGETHER // (self._groups * EXPECTED_GROUP)))
         while together := list(islice(ahead, batches)):
             yield from [(indices.shape, self._deal(indices)) for indices in together]
 
