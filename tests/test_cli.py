@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import dpoptim
 from dpoptim.cli import app
+from dpoptim.registry import BUILT_IN, entry
 
 FAST = ["--epochs", "2", "--batch-size", "256"]
 
@@ -409,3 +410,17 @@ def test_experiments_are_reproduced_by_name(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "folder" / "dice_bias.csv").exists()
     said = run("reproduce", "dice-bia", "--out", str(tmp_path), code=2)
     assert "experiment must be one of das-table5" in said
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_every_method_is_calibrated_and_accounted(method: str) -> None:
+    """What is calibrated for epsilon 2 costs at most 2, and most of it."""
+    batches = [] if entry(method).solver else ["--batch-size", "500", "--epochs", "2"]
+    common = ["--method", method, "--n", "5000", *batches, "--delta", "1e-5", "--json"]
+    found = json.loads(run("calibrate", *common, "--epsilon", "2"))
+    noise = str(found["noise_multiplier"])
+    (again,) = json.loads(run("account", *common, "--noise-multiplier", noise))
+    assert 1.9 < again["epsilon"] <= 2.0 + 1e-9
+    if entry(method).solver:
+        refused = ["--method", method, "--n", "5000", "--batch-size", "5", "--delta", "1e-5"]
+        assert "leave out batch_size" in run("calibrate", *refused, "--epsilon", "2", code=2)

@@ -36,14 +36,16 @@ RecordsOption = Annotated[
     int, typer.Option("--n", help="Number of records; a public number.", min=1)
 ]
 BatchOption = Annotated[
-    int, typer.Option("--batch-size", help="Expected size of a Poisson batch.", min=1)
+    int | None, typer.Option("--batch-size", help="Expected size of a batch.", min=1)
 ]
+MethodOption = Annotated[str, typer.Option("--method", help="As `dpoptim methods` names it.")]
 EpochsOption = Annotated[float | None, typer.Option(help="Passes over the data; or give --steps.")]
 StepsOption = Annotated[
     int | None, typer.Option(help="Number of noisy steps; or give --epochs.", min=1)
 ]
 RelationOption = Annotated[
-    Relation, typer.Option("--neighboring", help="Neighbouring relation of the guarantee.")
+    Relation | None,
+    typer.Option("--neighboring", help="Neighbouring relation; default: the method's own."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -60,10 +62,11 @@ def main(
 @app.command()
 def account(
     n: RecordsOption,
-    batch_size: BatchOption,
     noise_multiplier: Annotated[
         float, typer.Option(help="Noise std on the sum over the clip norm, > 0.")
     ],
+    batch_size: BatchOption = None,
+    method: MethodOption = "dp-sgd",
     epochs: EpochsOption = None,
     steps: StepsOption = None,
     delta: Annotated[
@@ -73,10 +76,10 @@ def account(
     epsilon: Annotated[
         list[float] | None, typer.Option(help="State delta at this epsilon; repeat for several.")
     ] = None,
-    neighboring: RelationOption = Relation.add_or_remove_one,
+    neighboring: RelationOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What does a run of DP-SGD cost? Epsilon for any delta, delta for any epsilon.
+    """What does a run cost? Epsilon for any delta, delta for any epsilon.
 
     Example: [bold]dpoptim account --n 60000 --batch-size 500 --noise-multiplier 1.1 --steps
     6000[/]
@@ -84,18 +87,19 @@ def account(
     with clear_errors():
         from dpoptim.accounting.accountant import compute_delta, compute_epsilon
         from dpoptim.accounting.guarantee import rounded_up
-        from dpoptim.methods import DPSGD
+        from dpoptim.runs.plans import plan_by_numbers
 
         deltas = delta or ([] if epsilon else [1e-5])
         first = deltas[0] if deltas else 1e-5
-        plan = DPSGD(clip_norm=1.0).plan(
+        plan = plan_by_numbers(
+            method,
             n=n,
             batch_size=batch_size,
             epochs=epochs,
             steps=steps,
             noise_multiplier=positive("noise_multiplier", noise_multiplier),
             delta=first,
-            neighboring=neighboring.value,
+            neighboring=neighboring and neighboring.value,
         )
         guarantees = [compute_epsilon(plan.event, d, plan.neighboring) for d in deltas]
         guarantees += [compute_delta(plan.event, e, plan.neighboring) for e in epsilon or []]
@@ -103,14 +107,15 @@ def account(
         print(json.dumps([g.to_json() for g in guarantees], indent=2))
         return
     table = Table(
-        title=f"{plan.steps} steps, q = {batch_size / n:.6g}, noise multiplier {noise_multiplier:g}"
+        title=f"{plan.steps} steps, q = {plan.batch_size / n:.6g}, "
+        f"noise multiplier {noise_multiplier:g}"
     )
     for column in ("epsilon", "delta", "neighbours", "accountant"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left")
     for g in guarantees:
         table.add_row(
             *(f"{float(rounded_up(x, 6)):g}" for x in (g.epsilon, g.delta)),
-            neighboring.value,
+            plan.neighboring,
             g.accountant,
         )
     console.print(table)
@@ -119,12 +124,13 @@ def account(
 @app.command()
 def calibrate(
     n: RecordsOption,
-    batch_size: BatchOption,
     epsilon: Annotated[float, typer.Option(help="Budget: epsilon > 0; never exceeded.")],
     delta: Annotated[float, typer.Option(help="Budget: delta, 1e-14 < delta < 1, well below 1/n.")],
+    batch_size: BatchOption = None,
+    method: MethodOption = "dp-sgd",
     epochs: EpochsOption = None,
     steps: StepsOption = None,
-    neighboring: RelationOption = Relation.add_or_remove_one,
+    neighboring: RelationOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """How much noise does a budget need? The smallest noise multiplier that keeps to it.
@@ -133,16 +139,17 @@ def calibrate(
     1e-5[/]
     """
     with clear_errors():
-        from dpoptim.methods import DPSGD
+        from dpoptim.runs.plans import plan_by_numbers
 
-        plan = DPSGD(clip_norm=1.0).plan(
+        plan = plan_by_numbers(
+            method,
             n=n,
             batch_size=batch_size,
             epochs=epochs,
             steps=steps,
             epsilon=epsilon,
             delta=delta,
-            neighboring=neighboring.value,
+            neighboring=neighboring and neighboring.value,
         )
     if as_json:
         figures = {

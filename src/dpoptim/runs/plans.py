@@ -21,6 +21,43 @@ SMALL_DATA = 20_000  # records; below, images are planned like tables
 SINGLE_PASS_SOLVERS = ("accelerated-srgd",)
 
 
+def plan_by_numbers(
+    method: str,
+    *,
+    n: int,
+    batch_size: int | None,
+    epochs: float | None,
+    steps: int | None,
+    neighboring: str | None,
+    **noise: float | None,
+) -> Plan:
+    """Return the plan of a method with its own settings at clip norm 1, without data.
+
+    Args:
+        method: a name in the registry.
+        n, batch_size, epochs, steps: public; a solver of whole runs takes n alone.
+        neighboring: None: the method's own.
+        noise: ``epsilon`` and ``delta``, or ``noise_multiplier`` and ``delta``.
+
+    Raises:
+        ValueError: numbers that are missing, or that a solver does not take.
+    """
+    chosen = entry(method)
+    if chosen.solver:
+        if (batch_size, epochs, steps) != (None, None, None):
+            raise ValueError(
+                f"method={method!r} decides for itself when to stop, and is charged as a whole. "
+                "Fix: leave out batch_size, epochs and steps."
+            )
+        relation = {} if neighboring is None else {"neighboring": neighboring}
+        return chosen.make(method, 1.0).plan(n=n, **noise, **relation)
+    if batch_size is None:
+        raise ValueError(f"batch_size is missing: method={method!r} trains in batches.")
+    return chosen.make(clip_norm=1.0).plan(
+        n=n, batch_size=batch_size, epochs=epochs, steps=steps, neighboring=neighboring, **noise
+    )
+
+
 def plan_of(
     options: TrainRequest, records: int, *, bundled: bool, largest_gradient: float, defaults: Recipe
 ) -> Plan:
