@@ -4,48 +4,29 @@ object.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from dpoptim.accounting.accountant import compute_epsilon
-from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring, rounded_up
+from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
 from dpoptim.clipping import ClippingRule
-from dpoptim.documents import DIGEST, dump, load, with_digest
 from dpoptim.gate import Query
 from dpoptim.mechanisms.mechanism import Mechanism, RunShape, StepMechanism
 from dpoptim.notebook import as_table
+from dpoptim.plan_text import read_text, refuse_other_promise, settings_in, text_of
+from dpoptim.plan_words import basis_of, described
 from dpoptim.registry import entry
 from dpoptim.sampling import Sampler
+from dpoptim.sampling.length import number_of_steps
 from dpoptim.unit import RECORD, Unit
 
-FORMAT = "dpoptim.plan/2"
 SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
-MOST_STEPS = 10_000_000
-COMPARED = {
-    "add-or-remove-one": "with any one {unit} as without it",
-    "zero-out": "with any one {unit} as with nothing in its place",
-    "replace-one": "with any one {unit} as with another in its place",
-}
-PLAN_KEYS = {
-    *(
-        "format",
-        "method",
-        "n",
-        "batch_size",
-        "steps",
-        "noise_multiplier",
-        "neighboring",
-        "unit",
-        "guarantee",
-    ),
-    DIGEST,
-}
 
 
 class Method(Protocol):
@@ -216,36 +197,7 @@ class Plan:
         """What the guarantee rests on, from the plan alone; `attach` and the certificate add what
         they know.
         """
-        unit = self.unit.name
-        relation = {
-            "add-or-remove-one": f"n={self.n} is a public number that was not derived from the "
-            "data",
-            "zero-out": f"n={self.n} is public; a neighbour has one {unit} that contributes "
-            "nothing",
-            "replace-one": f"n={self.n} is public; a neighbour has one {unit} of another value",
-        }[self.neighboring]
-        return (
-            *self.method.assumptions(self.shape),
-            Assumption("enforced", self.sampler.promise()),
-            Assumption("enforced", self.sampler.releases(self.steps)),
-            Assumption("trusted", relation),
-            self.unit_assumption,
-            Assumption(
-                "trusted",
-                "the data set yields every record without an error, by itself, whatever else is "
-                "drawn",
-            ),
-            Assumption(
-                "trusted",
-                "nobody exploits rounding or overflow in the model, the last bits of noisy "
-                "numbers, or timing",
-            ),
-            Assumption(
-                "trusted",
-                "settings, preprocessing and stopping were not chosen by looking at the private "
-                "data",
-            ),
-        )
+        return basis_of(self)
 
     @property
     def unit_assumption(self) -> Assumption:
@@ -264,24 +216,7 @@ class Plan:
             basis: what is known of that by now (``private.describe()`` gives it); None: `basis`,
                 from the plan alone.
         """
-        names = [field.name for field in fields(self.method)]  # type: ignore[arg-type]
-        settings = ", ".join(f"{name}={getattr(self.method, name)!r}" for name in names)
-        lines = [
-            f"{type(self.method).__name__}({settings})",
-            f"  data         n = {self.n}, expected batch {self.batch_size}",
-            f"  length       {self.steps} steps, about {self.epochs:.4g} epochs",
-            f"  noise        noise multiplier {self.noise_multiplier:.6g}",
-            f"  guarantee    {self.guarantee}",
-        ]
-        if self.guarantee.status == "proven":
-            lines.append(
-                f"  in words     no result is more than e^{rounded_up(self.guarantee.epsilon)} "
-                f"times as likely {COMPARED[self.neighboring].format(unit=self.guarantee.unit)}, "
-                f"plus {self.guarantee.delta:g}"
-            )
-        known = self.basis if basis is None else basis
-        lines += [f"  {item.kind:<12} {item.text}" for item in known]
-        return "\n".join(lines)
+        return described(self, self.basis if basis is None else basis)
 
     def _repr_html_(self) -> str:
         """For notebooks: `describe` as a table."""
@@ -289,18 +224,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as a JSON document that `from_json` turns back into an equal plan."""
-        document = {
-            "format": FORMAT,
-            "method": {"name": self.method.name, **finite(asdict(self.method))},  # type: ignore[call-overload]
-            "n": self.n,
-            "batch_size": self.batch_size,
-            "steps": self.steps,
-            "noise_multiplier": self.noise_multiplier,
-            "neighboring": self.neighboring,
-            **({} if self.unit == RECORD else {"unit": asdict(self.unit)}),
-            "guarantee": self.guarantee.to_json(),
-        }
-        return dump(with_digest(document))
+        return text_of(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -311,15 +235,9 @@ class Plan:
             ValueError: not a plan, one that was changed since it was written, or a guarantee that
                 is not its settings'.
         """
-        data = load(text, what="plan", format=FORMAT, fix="pass what Plan.to_json() returned")
+        data = read_text(text)
         try:
-            if surplus := data.keys() - PLAN_KEYS:
-                raise KeyError(f"unknown entries {sorted(surplus)}")
-            if not isinstance(data["method"], dict) or not isinstance(data["guarantee"], dict):
-                raise TypeError("its method and its guarantee must be objects")
-            method: dict[str, Any] = {
-                k: math.inf if v == "inf" else v for k, v in data["method"].items()
-            }
+            method = settings_in(data)
             plan = make_plan(
                 entry(method.pop("name")).make(**method),
                 n=data["n"],
@@ -333,29 +251,8 @@ class Plan:
             stored = Guarantee.from_json(data["guarantee"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"text is a damaged plan: {error}; make a new plan.") from None
-        if not (
-            same_number(stored.epsilon, plan.guarantee.epsilon)
-            and same_words(stored, plan.guarantee)
-        ):
-            raise ValueError(
-                f"text promises {stored}, but its settings give {plan.guarantee}; it was edited. "
-                "Make a new plan."
-            )
+        refuse_other_promise(stored, plan.guarantee)
         return plan
-
-
-def same_number(a: float, b: float) -> bool:
-    """Equal up to what another version of a numerical library may change."""
-    return math.isclose(a, b, rel_tol=1e-6)
-
-
-def same_words(stored: Guarantee, computed: Guarantee) -> bool:
-    return (stored.status, stored.unit) == (computed.status, computed.unit)
-
-
-def finite(settings: dict[str, Any]) -> dict[str, Any]:
-    """Strict JSON has no infinity."""
-    return {key: "inf" if value == math.inf else value for key, value in settings.items()}
 
 
 def make_plan(
@@ -418,23 +315,3 @@ def make_plan(
     plan = Plan(method, n, batch_size, steps, noise_multiplier, relation, delta)
     _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
     return plan
-
-
-def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -> int:
-    """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is
-    accounted.
-    """
-    if (epochs is None) == (steps is None):
-        raise ValueError("give either epochs or steps: one of them, and not both.")
-    if steps is not None:
-        whole = whole_number("steps", steps, least=1)
-    else:
-        passes = real_number("epochs", epochs)
-        if not 0 < passes < math.inf:
-            raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
-        whole = sampler.steps(passes)
-    if whole > MOST_STEPS:
-        raise ValueError(
-            f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}."
-        )
-    return whole

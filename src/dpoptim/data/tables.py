@@ -142,11 +142,9 @@ def schema_without_file(
     target = refuse_columns(path, names, target, person)
     known = target_column(path, target, classes, target_bounds)
     if public and scaling in (None, "bounds"):
-        found = from_public_table(
-            path, target=target, person=person, regression=regression or target_bounds is not None
-        )
-        changed = (known if known and each.name == target else each for each in found.columns)
-        return replace(found, columns=tuple(changed))
+        regression = regression or target_bounds is not None
+        found = from_public_table(path, target=target, person=person, regression=regression)
+        return found if known is None else with_column(found, known)
     if known is None:
         if not public:
             raise ValueError(NO_BOUNDS if regression else undeclared(path))
@@ -156,6 +154,12 @@ def schema_without_file(
         for name in names
     ]
     return Schema(tuple(columns), scaling or "unit-norm")
+
+
+def with_column(schema: Schema, column: Column) -> Schema:
+    """The schema with this column in place of its own of that name."""
+    columns = (column if each.name == column.name else each for each in schema.columns)
+    return replace(schema, columns=tuple(columns))
 
 
 def refuse_columns(path: Path, names: Sequence[str], target: str | None, person: str | None) -> str:

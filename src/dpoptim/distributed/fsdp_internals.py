@@ -145,25 +145,43 @@ def let_send_gradients(before: list[tuple[Any, bool]]) -> None:
 
 def unsupported(model: nn.Module) -> str:
     """What about the sharding cannot be trained privately; empty if all can."""
-    for name, p in model.named_parameters():
-        if isinstance(p, DTensor):
-            (*others, last) = p.placements
-            if others or type(last) is not Shard:
-                return f"parameter {name!r} is placed as {p.placements}, not as one shard a process"
+    checks = (placed_otherwise, not_managed, with_other_policies, over_other_processes)
+    return next((found for check in checks if (found := check(model))), "")
+
+
+def sharded_parameters(model: nn.Module) -> dict[str, DTensor]:
+    return {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
+
+
+def placed_otherwise(model: nn.Module) -> str:
+    for name, p in sharded_parameters(model).items():
+        (*others, last) = p.placements
+        if others or type(last) is not Shard:
+            return f"parameter {name!r} is placed as {p.placements}, not as one shard a process"
+    return ""
+
+
+def not_managed(model: nn.Module) -> str:
     managed = {id(each.sharded_param) for group in groups(model) for each in group.fsdp_params}
-    for name, p in model.named_parameters():
-        if isinstance(p, DTensor) and id(p) not in managed:
+    for name, p in sharded_parameters(model).items():
+        if id(p) not in managed:
             return f"parameter {name!r} is a DTensor, but not one of fully_shard's"
+    return ""
+
+
+def with_other_policies(model: nn.Module) -> str:
     for group in groups(model):
         policy = group.mp_policy
         if any((policy.param_dtype, policy.reduce_dtype, policy.output_dtype)):
             return "fully_shard has a MixedPrecisionPolicy (use torch.autocast instead)"
         if any(each.offload_to_cpu for each in group.fsdp_params):
             return "fully_shard has a CPUOffloadPolicy"
-    meshes = {
-        id(p.device_mesh): p.device_mesh for p in model.parameters() if isinstance(p, DTensor)
-    }
-    if len({tuple(mesh.mesh.flatten().tolist()) for mesh in meshes.values()}) > 1:
+    return ""
+
+
+def over_other_processes(model: nn.Module) -> str:
+    meshes = [p.device_mesh for p in sharded_parameters(model).values()]
+    if len({tuple(mesh.mesh.flatten().tolist()) for mesh in meshes}) > 1:
         return "its parameters are spread over different processes"
     return ""
 

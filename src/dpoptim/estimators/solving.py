@@ -3,7 +3,7 @@ bounds.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -92,19 +92,18 @@ def solve(
         "label": f"estimator, {solver}",
     }
     extra = dict(options or {})
+    untouched = not extra and steps is None and step_size is None
     if solver == "auto":
-        free = start is None and steps is None and step_size is None and not extra
-        solver = (
-            "sufficient-statistics" if free and sums_are_sharp(model, n, budget) else "momentum-gd"
-        )
+        sums = untouched and start is None and sums_are_sharp(model, n, budget)
+        solver = "sufficient-statistics" if sums else "momentum-gd"
         common["label"] = f"estimator, {solver}"
     if solver == "sufficient-statistics":
-        if extra or steps is not None or step_size is not None:
+        if not untouched:
             raise TypeError(
                 "solver='sufficient-statistics' takes no steps, step_size or solver_options; leave "
                 "them out."
             )
-        sums = sufficient_statistics(
+        solved = sufficient_statistics(
             model,
             data,
             budget,
@@ -114,8 +113,7 @@ def solve(
             ranks=ranks,
             **common,
         )
-        return sums.weights, sums.guarantee
-    cross_entropy = model.loss in ("softmax", "logistic")
+        return solved.weights, solved.guarantee
     if solver in SINGLE_PASS:
         problem = LinearProblem(model, capacity=n, l2=l2)
         settings = one_pass(
@@ -128,7 +126,7 @@ def solve(
             steps,
             neighboring,
             extra,
-            cross_entropy=cross_entropy,
+            cross_entropy=is_cross_entropy(model),
         )
         one = accelerated_srgd(
             problem,
@@ -143,6 +141,41 @@ def solve(
     objective = Objective(
         LinearProblem(model, capacity=n, l2=l2), data, neighboring=neighboring, ranks=ranks
     )
+    function, arguments = iterative(
+        solver,
+        model,
+        n,
+        budget,
+        smoothness=smoothness,
+        clip_norm=clip_norm,
+        l2=l2,
+        steps=steps,
+        step_size=step_size,
+    )
+    result = function(
+        objective, start, budget, lipschitz=clip_norm, **{**arguments, **extra}, **common
+    )
+    return result.weights, result.guarantee
+
+
+def iterative(
+    solver: str,
+    model: LinearModel,
+    n: int,
+    budget: Budget,
+    *,
+    smoothness: float,
+    clip_norm: float,
+    l2: float,
+    steps: int | None,
+    step_size: float | None,
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function of a solver that goes through the data many times, and its arguments where
+    nothing else is asked for: from public numbers.
+
+    Raises:
+        ValueError: there is no such solver.
+    """
     kl = {
         "kl_gamma": 1 / math.sqrt(2 * max(l2, 1e-3)),
         "kl_exponent": 2.0,
@@ -150,44 +183,40 @@ def solve(
     }
     match solver:
         case "momentum-gd":
-            count = full_batch_steps(model, n, budget) if cross_entropy else 60
-            count = steps or count
+            count, step = momentum_settings(model, n, budget, steps, clip_norm)
             largest = MOMENTUM_STEP[model.loss] / smoothness
-            planned = full_batch_rate(model, n, budget, count, clip_norm)
-            arguments: dict[str, Any] = {
-                "steps": count,
-                "step_size": step_size or (min(planned, largest) if cross_entropy else largest),
-            }
-            function: Any = momentum_gd
+            return momentum_gd, {"steps": count, "step_size": step_size or min(step, largest)}
         case "noisy-gd":
-            factor = NOISY_STEP[model.loss] * (
-                affordable_steps(n, budget) / 20 if cross_entropy else 1
-            )
-            arguments, function = (
-                {"steps": steps or NOISY_GD_STEPS, "step_size": step_size or factor / smoothness},
-                noisy_gd,
-            )
+            factor = NOISY_STEP[model.loss]
+            if is_cross_entropy(model):
+                factor *= affordable_steps(n, budget) / 20
+            step = step_size or factor / smoothness
+            return noisy_gd, {"steps": steps or NOISY_GD_STEPS, "step_size": step}
         case "kl-spider":
-            arguments, function = (
-                {"smoothness": smoothness, "rounds": SPIDER_ROUNDS, **kl},
-                kl_spider,
-            )
+            return kl_spider, {"smoothness": smoothness, "rounds": SPIDER_ROUNDS, **kl}
         case "adaptive-gd":
-            arguments, function = {"smoothness": smoothness}, adaptive_gd
+            return adaptive_gd, {"smoothness": smoothness}
         case "proximal-point":
-            arguments, function = (
-                # any number above 0 serves a convex risk; this one needs few rounds
-                {"weak_convexity": kl["kl_gamma"] ** -2, "smoothness": smoothness, **kl},
-                proximal_point,
-            )
-        case _:
-            raise ValueError(
-                f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}."
-            )
-    result = function(
-        objective, start, budget, lipschitz=clip_norm, **{**arguments, **extra}, **common
-    )
-    return result.weights, result.guarantee
+            # any number above 0 serves a convex risk; this one needs few rounds
+            convexity = kl["kl_gamma"] ** -2
+            return proximal_point, {"weak_convexity": convexity, "smoothness": smoothness, **kl}
+    raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.")
+
+
+def is_cross_entropy(model: LinearModel) -> bool:
+    return model.loss in ("softmax", "logistic")
+
+
+def momentum_settings(
+    model: LinearModel, n: int, budget: Budget, steps: int | None, clip_norm: float
+) -> tuple[int, float]:
+    """Steps of gradient descent with momentum, and the step size that suits the noise; inf where
+    only the smoothness bounds it.
+    """
+    if not is_cross_entropy(model):
+        return steps or 60, math.inf
+    count = steps or full_batch_steps(model, n, budget)
+    return count, full_batch_rate(model, n, budget, count, clip_norm)
 
 
 def sums_are_sharp(model: LinearModel, n: int, budget: Budget) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpoptim.clipping import ClippingRule, Units
+from dpoptim.clipping import ClippingRule
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import exact_arithmetic
 from dpoptim.gradients.backward_pass import BackwardPass, BackwardRecorder, LayerUse
@@ -346,12 +346,3 @@ class Engine:
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of what `take` returned, one in the shape of each parameter."""
         return self.totals.split(buffers)
-
-    def by_unit(self, units: Units, buffers: list[Tensor]) -> list[list[Tensor]]:
-        """Views of what `take` returned, flat: what is in this process of each unit."""
-        if len(set(units.of)) == 1:
-            return [buffers]
-        views: dict[str, list[Tensor]] = {}
-        for unit, view in zip(units.of, self.totals.pieces(buffers), strict=True):
-            views.setdefault(unit, []).append(view)
-        return list(views.values())

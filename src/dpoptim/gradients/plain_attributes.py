@@ -95,15 +95,20 @@ def held_by(model: nn.Module) -> tuple[list[Holder], list[Any]]:
         if value is None or isinstance(value, (*NUMBERS, *SKIPPED)) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, Tensor) or (
-            isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
-        ):
+        if holds_numbers(value):
             holders.append(value)
         elif not type(value).__module__.startswith(SKIPPED_PACKAGES):
             inside = list(parts_of(value))
             numbers.append(len(inside))
             left += inside
     return holders, numbers
+
+
+def holds_numbers(value: Any) -> bool:
+    """Whether it is a tensor, or an array of numbers."""
+    return isinstance(value, Tensor) or (
+        isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    )
 
 
 def parts_of(value: Any) -> Iterator[Any]:

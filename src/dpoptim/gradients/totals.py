@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from dpoptim.clipping import Directions
+from dpoptim.clipping import Directions, Units
 from dpoptim.gradients.sums import Sums
 
 
@@ -103,6 +103,17 @@ class Totals:
         in this process.
         """
         return [view.view(-1) for view in self.split(taken)]
+
+    def by_unit(self, units: Units, taken: list[Tensor]) -> list[list[Tensor]]:
+        """Views of one of the sums that `take` returned, flat: what is in this process of each
+        unit.
+        """
+        if len(set(units.of)) == 1:
+            return [taken]
+        views: dict[str, list[Tensor]] = {}
+        for unit, view in zip(units.of, self.pieces(taken), strict=True):
+            views.setdefault(unit, []).append(view)
+        return list(views.values())
 
 
 MakeTotals = Callable[[Sequence[nn.Parameter], Directions], Totals]

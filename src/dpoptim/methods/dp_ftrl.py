@@ -34,9 +34,9 @@ from dpoptim.noise.correlated import (
     ToeplitzSquareRoot,
 )
 from dpoptim.noise.correlated.best import BUFFERS
-from dpoptim.plan import number_of_steps
 from dpoptim.sampling import BallsInBins, CyclicPoissonSampling, FixedBatches, Sampler
 from dpoptim.sampling.balls_in_bins import bins_of
+from dpoptim.sampling.length import number_of_steps
 
 MOST_VARIANTS = 4  # bands 2 to 16: more are amplified too little to win where they were tried
 

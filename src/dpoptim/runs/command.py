@@ -12,36 +12,31 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from dpoptim.accounting.guarantee import rounded_up
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.data import Data, Schema
-from dpoptim.data.schema_files import to_toml
+from dpoptim.data import Data
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
 from dpoptim.registry import entries
-from dpoptim.runs.certificate import write_certificate
-from dpoptim.runs.inputs import BUNDLED, advice, describe_encoding, load
+from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.outcome import entry_of, parameters_of, print_summary, result_of, write_run
 from dpoptim.runs.plans import defaults_of, plan_of
 from dpoptim.runs.processes import launched, refused_together
-from dpoptim.runs.report import write_report
-from dpoptim.runs.result import LedgerEntry, RunResult, Scores
+from dpoptim.runs.result import Scores
 from dpoptim.runs.saved_model import save_model
 from dpoptim.runs.train import (
     Optimization,
-    Trained,
     comparison_epochs,
-    package_versions,
     train_privately,
     train_without_privacy,
 )
 from dpoptim.runs.train_solver import row_norm, solver_clip, train_by_solver
-from dpoptim.terminal import cell, say
+from dpoptim.terminal import say
 from dpoptim.training.progress import StepsPerSecond
 from dpoptim.unit import Unit
 
@@ -125,38 +120,13 @@ def run_training(request: TrainRequest, console: Console) -> Path:
     if compare:
         epochs = comparison_epochs(data)
         scores = Scores(train_without_privacy(data, comparison, epochs=epochs, seed=request.seed))
-    result = RunResult(
-        data_name=data.name,
-        model_name=request.model,
-        classes=data.classes,
-        parameters=sum(p.numel() for p in model.parameters()),
-        plan=plan,
-        guarantee=trained.guarantee,
-        basis=trained.basis,
-        settings={
-            **printable_settings(request, data, plan, optimization),
-            **({"ended": trained.ended} if trained.ended else {}),
-        },
-        # how long it takes may depend on the data
-        seconds=trained.seconds if data.public else None,
-        ledger=entry,
-        private_scores=Scores(trained.scores) if trained.scores else None,
-        comparison_scores=scores,
-        versions=package_versions(),
-        finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        model_sha256=digest,
+    result = result_of(
+        request, data, plan, optimization, trained, parameters_of(model), entry, scores, digest
     )
-    write_atomically(folder / "plan.json", plan.to_json() + "\n")
-    if isinstance(data.encoding, Schema):
-        write_atomically(folder / "schema.toml", to_toml(data.encoding))
-    write_certificate(folder / "certificate.json", result)
-    write_report(folder / "report.html", result)
+    write_run(folder, result, data)
     saved.remove()
     print_summary(console, result, folder)
     return folder
-
-
-# ---- before training ----------------------------------------------------------------------------
 
 
 def seconds_of(request: TrainRequest, plan: Plan) -> float:
@@ -266,26 +236,6 @@ def try_writing(folder: Path) -> None:
     trial.unlink()
 
 
-def printable_settings(
-    request: TrainRequest, data: Data, plan: Plan, optimization: Optimization
-) -> dict[str, str]:
-    by_loop = {
-        "optimizer": f"SGD, momentum {optimization.momentum:g}",
-        "learning rate": f"{optimization.learning_rate:g}",
-        "averaged": f"last {optimization.averaged:.0%} of the iterates",
-    }
-    solver = plan.method.solver if isinstance(plan.method, WholeRun) else None
-    return {
-        "method": request.method if solver is None else solver,
-        "features": describe_encoding(data),
-        **(by_loop if solver is None else {}),
-        "seed": f"{request.seed} (initialisation and splits)",
-        "noise": "keyed by the operating system"
-        if request.noise_seed is None
-        else f"seed {request.noise_seed}",
-    }
-
-
 @contextmanager
 def progress_bar(console: Console, plan: Plan) -> Iterator["StepCounter"]:
     """A bar of public figures: steps, and the epsilon that is reserved."""
@@ -314,34 +264,3 @@ class StepCounter:
 
     def __call__(self, step: int) -> None:
         self._progress.update(self._task, completed=step)
-
-
-# ---- after training -----------------------------------------------------------------------------
-
-
-def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerEntry | None:
-    """Where the run was charged, if it was."""
-    if trained.reservation is None:
-        return None
-    path = None if request.ledger is None else str(request.ledger)
-    return LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
-
-
-def print_summary(console: Console, result: RunResult, folder: Path) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    measure, form = result.measure, ".2%" if result.classes else ".4f"
-    table.add_row("guarantee", str(result.guarantee))
-    if result.private_scores is not None:
-        table.add_row(
-            f"{measure}, private", f"{result.private_scores.final:{form}} (hold-out of public data)"
-        )
-    if result.comparison_scores is not None:
-        table.add_row(
-            f"{measure}, not private", f"{result.comparison_scores.final:{form}} (for comparison)"
-        )
-    duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
-    table.add_row("training", f"{result.plan.steps} steps{duration}")
-    if "ended" in result.settings:
-        table.add_row("ended", cell(result.settings["ended"]))
-    table.add_row("results", cell(f"{folder}/: model.pt, plan.json, certificate.json, report.html"))
-    console.print(table, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from dpoptim.runs.compare import WITHOUT_PRIVACY, Compared
@@ -112,22 +113,7 @@ def time_figure(found: Sequence[Compared]) -> str:
             axes.errorbar(
                 each.seconds, each.mean, yerr=each.spread, fmt="o", color=colour, capsize=3
             )
-        labels = sorted(found, key=lambda each: each.mean)
-        heights = apart([each.mean for each in labels], 0.075 * (high - low))
-        for each, height in zip(labels, heights, strict=True):
-            colour = MUTED if each.method == WITHOUT_PRIVACY else ACCENT
-            colour = WARM if each is private[0] else colour
-            if each.method != WITHOUT_PRIVACY:
-                ends = [each.seconds, max(times) * 2]
-                axes.plot(ends, [each.mean, height], color=LINE, linewidth=0.8, zorder=0)
-            axes.text(
-                1.02,
-                height,
-                f"{each.method}  {shown(each)}",
-                color=colour,
-                va="center",
-                transform=axes.get_yaxis_transform(),
-            )
+        name_points(axes, found, best=private[0], gap=0.075 * (high - low), right=2 * max(times))
         axes.set_position((0.115, 0.16, 0.5, 0.71))
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
@@ -137,6 +123,32 @@ def time_figure(found: Sequence[Compared]) -> str:
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if room > 0.04 else 1))
         titles(axes, f"{found[0].measure} on data declared public", "time of training")
         return inline_svg(axes, "time")
+
+
+def name_points(
+    axes: Axes, found: Sequence[Compared], *, best: Compared, gap: float, right: float
+) -> None:
+    """Write each method beside the figure, joined to its point by a line.
+
+    Args:
+        gap: between two names, at least, in the figure's units.
+        right: where the axis of times ends.
+    """
+    labels = sorted(found, key=lambda each: each.mean)
+    heights = apart([each.mean for each in labels], gap)
+    for each, height in zip(labels, heights, strict=True):
+        private = each.method != WITHOUT_PRIVACY
+        if private:
+            ends = [each.seconds, right]
+            axes.plot(ends, [each.mean, height], color=LINE, linewidth=0.8, zorder=0)
+        axes.text(
+            1.02,
+            height,
+            f"{each.method}  {shown(each)}",
+            color=WARM if each is best else ACCENT if private else MUTED,
+            va="center",
+            transform=axes.get_yaxis_transform(),
+        )
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:

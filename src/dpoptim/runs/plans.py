@@ -127,18 +127,12 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
     n = options.n or data.units
     base = recipe(options.model, n, options.features)
     chosen = entry(single_pass_method(options))
-    small = data.x.ndim == 2 or n < SMALL_DATA
-    linear = options.model == "softmax" and options.features is None
-    if chosen.solver or not small or not linear or data.target_bounds is not None:
+    if chosen.solver or not is_small_and_linear(options, data, n):
         return base
-    delta = options.delta
-    if delta is None:
-        if not bundled:
-            return base  # the plan will say that delta is missing
-        delta = BUNDLED_DELTA
+    delta = BUNDLED_DELTA if options.delta is None and bundled else options.delta
     clip_norm = base.clip_norm if options.clip_norm is None else options.clip_norm
-    if not 0 < clip_norm < math.inf:
-        return base  # the method will say what is wrong with it
+    if delta is None or not 0 < clip_norm < math.inf:
+        return base  # the plan, or the method, will say what is wrong
     return planned(
         base,
         chosen.make(clip_norm=1.0, **settings_of(chosen, options)),
@@ -150,6 +144,13 @@ def defaults_of(options: TrainRequest, data: Data, *, bundled: bool) -> Recipe:
         batch_size=None if options.batch_size is None else min(options.batch_size, n),
         epochs=1.0 if options.single_pass else options.epochs,
     )
+
+
+def is_small_and_linear(options: TrainRequest, data: Data, n: int) -> bool:
+    """Whether this is a linear classifier of what a plan's defaults were tried on."""
+    small = data.x.ndim == 2 or n < SMALL_DATA
+    linear = options.model == "softmax" and options.features is None
+    return small and linear and data.target_bounds is None
 
 
 def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:

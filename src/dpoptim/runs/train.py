@@ -126,13 +126,11 @@ def train_privately(
     **Guarantee.** The model and everything else in the result are covered by ``guarantee``, which
     is that of the whole plan wherever the run ends; scores appear only for data declared public.
     """
-    hold_out = public_hold_out(data)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum
     )
     average = TailAverage(model, int((1 - optimization.averaged) * plan.steps))
-    steps_per_epoch = -(-plan.n // plan.batch_size)
-    scores: list[float] = []
+    scores = HoldOutCurve(plan, model, average, public_hold_out(data))
     checkpoint = saved.checkpoint if resume and saved is not None else None
     started, ended = clock(), ""
     with attach(
@@ -149,7 +147,7 @@ def train_privately(
         resume=checkpoint,
     ) as private:
         if checkpoint is not None and saved is not None:
-            scores = saved.restore(private.steps_done, average)
+            scores.values = saved.restore(private.steps_done, average)
             ended = end_in_time(private, saved, clock() - started >= most_seconds)
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
@@ -160,23 +158,46 @@ def train_privately(
             step = private.steps_done
             average.update(step)
             on_step(step)
-            if hold_out is not None and (step % steps_per_epoch == 0 or step == plan.steps):
-                average.swap()
-                scores.append(score(model, *hold_out))
-                average.swap()
+            scores.after_step(step)
             ended = end_in_time(private, saved, clock() - started >= most_seconds)
             if saved is not None and not ended:
-                saved.after_step(private, average, scores)
+                saved.after_step(private, average, scores.values)
         average.swap()
         return Trained(
             model=model,
             guarantee=private.spent(),
             basis=(*private.basis, *((BY_THE_CLOCK,) if ended else ())),
             reservation=private.reservation,
-            scores=tuple(scores),
+            scores=tuple(scores.values),
             seconds=clock() - started,
             ended=ended,
         )
+
+
+class HoldOutCurve:
+    """Scores after each epoch, of the mean of the last iterates.
+
+    Args:
+        hold_out: public; None: no scores.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        average: TailAverage,
+        hold_out: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        self._last, self._every = plan.steps, -(-plan.n // plan.batch_size)
+        self._model, self._average, self._hold_out = model, average, hold_out
+        self.values: list[float] = []
+
+    def after_step(self, step: int) -> None:
+        """Add a score if an epoch, or the run, is over."""
+        if self._hold_out is not None and (step % self._every == 0 or step == self._last):
+            self._average.swap()
+            self.values.append(score(self._model, *self._hold_out))
+            self._average.swap()
 
 
 def end_in_time(private: PrivateTraining, saved: SavedRun | None, over: bool) -> str:

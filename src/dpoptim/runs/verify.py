@@ -17,7 +17,8 @@ from dpoptim.accounting.guarantee import SEEDED
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.assumptions import Assumption
 from dpoptim.documents import DIGEST, load
-from dpoptim.plan import Plan, same_number
+from dpoptim.plan import Plan
+from dpoptim.plan_text import same_number
 from dpoptim.printable import printable
 from dpoptim.runs.certificate import FORMAT, certificate
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import one_of
+from dpoptim.arguments import one_of, proportion
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.releases import Releases, Result, positive, starting_point
@@ -102,10 +102,9 @@ def kl_spider(
             f"kl_exponent must be in [1, 2], got {kl_exponent!r}; proximal_point takes exponents "
             "above 2."
         )
-    if not 0 < beta < 1:
-        raise ValueError(f"beta must be in (0, 1), got {beta!r}.")
-    if anchor_share is not None and not 0 < anchor_share < 1:
-        raise ValueError(f"anchor_share must be in (0, 1), got {anchor_share!r}.")
+    proportion("beta", beta)
+    if anchor_share is not None:
+        proportion("anchor_share", anchor_share)
     one_of("constants", constants, CONSTANTS)
     largest = (kl_gamma * lipschitz) ** kl_exponent
     w = starting_point(w0, objective)

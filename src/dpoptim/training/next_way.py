@@ -46,16 +46,7 @@ def places_of_records(
 
     def note(name: str, rule: LayerRule, args: tuple[Any, ...]) -> None:
         x = args[0] if args and isinstance(args[0], Tensor) else None
-        if x is None or not x.dim() or x.shape[0] == rows:
-            place = "first"
-        elif x.shape[0] == 1 and x.dim() > 1 and x.shape[1] != rows and not lookups:
-            place = "first"  # positions, looked up for each record
-        elif takes_more_axes(rule) and x.dim() > 1 and x.shape[1] == rows:
-            place = "time first"
-        elif takes_more_axes(rule) and x.shape[0] > rows and x.shape[0] % rows == 0:
-            place = "folded"
-        else:
-            place = "shared"
+        place = "first" if x is None or not x.dim() else place_in(x, rule, rows, lookups=lookups)
         seen.setdefault(name, set()).add(place)
 
     hooks = [
@@ -83,6 +74,25 @@ def places_of_records(
         both=frozenset(name for name, places in seen.items() if {"shared", "first"} == places),
         windows=True,
     )
+
+
+def place_in(x: Tensor, rule: LayerRule, rows: int, *, lookups: bool) -> str:
+    """Where the records are in a layer's input, by its sizes; for made-up records, as many as
+    ``rows``.
+
+    Args:
+        lookups: whether positions that are looked up belong to a table of their own.
+    """
+    first, second = (*x.shape, 0)[:2]
+    if first == rows:
+        return "first"
+    if first == 1 and x.dim() > 1 and second != rows and not lookups:
+        return "first"  # positions, looked up for each record
+    if takes_more_axes(rule) and x.dim() > 1 and second == rows:
+        return "time first"
+    if takes_more_axes(rule) and first > rows and first % rows == 0:
+        return "folded"
+    return "shared"
 
 
 def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:

@@ -48,7 +48,7 @@ class Steps:
         self._side = method.sensitive_state(plan)
         if self._side is not None:
             units = engine.clipping.units(engine.layers)
-            self._side.attach(partial(engine.by_unit, units), ranks)
+            self._side.attach(partial(engine.totals.by_unit, units), ranks)
         self.choice = method.adaptive_clip_norm(plan)
         self.noise_std = self._noise_of(self.done, 1.0 if self.choice is None else self.choice.gain)
         if self.choice is not None:

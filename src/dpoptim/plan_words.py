@@ -1,0 +1,70 @@
+"""A plan in words: what will happen, what that guarantees, and on what it rests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from dpoptim.accounting.guarantee import rounded_up
+from dpoptim.assumptions import Assumption
+
+if TYPE_CHECKING:
+    from dpoptim.plan import Plan
+
+COMPARED = {
+    "add-or-remove-one": "with any one {unit} as without it",
+    "zero-out": "with any one {unit} as with nothing in its place",
+    "replace-one": "with any one {unit} as with another in its place",
+}
+
+
+def basis_of(plan: Plan) -> tuple[Assumption, ...]:
+    """What the guarantee rests on, from the plan alone."""
+    unit = plan.unit.name
+    relation = {
+        "add-or-remove-one": f"n={plan.n} is a public number that was not derived from the data",
+        "zero-out": f"n={plan.n} is public; a neighbour has one {unit} that contributes nothing",
+        "replace-one": f"n={plan.n} is public; a neighbour has one {unit} of another value",
+    }[plan.neighboring]
+    return (
+        *plan.method.assumptions(plan.shape),
+        Assumption("enforced", plan.sampler.promise()),
+        Assumption("enforced", plan.sampler.releases(plan.steps)),
+        Assumption("trusted", relation),
+        plan.unit_assumption,
+        Assumption(
+            "trusted",
+            "the data set yields every record without an error, by itself, whatever else is drawn",
+        ),
+        Assumption(
+            "trusted",
+            "nobody exploits rounding or overflow in the model, the last bits of noisy "
+            "numbers, or timing",
+        ),
+        Assumption(
+            "trusted",
+            "settings, preprocessing and stopping were not chosen by looking at the private data",
+        ),
+    )
+
+
+def described(plan: Plan, basis: Sequence[Assumption]) -> str:
+    """The plan for a person to read, with what its guarantee rests on."""
+    names = [field.name for field in fields(plan.method)]  # type: ignore[arg-type]
+    settings = ", ".join(f"{name}={getattr(plan.method, name)!r}" for name in names)
+    lines = [
+        f"{type(plan.method).__name__}({settings})",
+        f"  data         n = {plan.n}, expected batch {plan.batch_size}",
+        f"  length       {plan.steps} steps, about {plan.epochs:.4g} epochs",
+        f"  noise        noise multiplier {plan.noise_multiplier:.6g}",
+        f"  guarantee    {plan.guarantee}",
+    ]
+    if plan.guarantee.status == "proven":
+        lines.append(
+            f"  in words     no result is more than e^{rounded_up(plan.guarantee.epsilon)} "
+            f"times as likely {COMPARED[plan.neighboring].format(unit=plan.guarantee.unit)}, "
+            f"plus {plan.guarantee.delta:g}"
+        )
+    lines += [f"  {item.kind:<12} {item.text}" for item in basis]
+    return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""What is left of a run that is over: its files, and a summary."""
+
+import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.data import Data, Schema
+from dpoptim.data.schema_files import to_toml
+from dpoptim.files import write_atomically
+from dpoptim.methods import WholeRun
+from dpoptim.plan import Plan
+from dpoptim.runs.certificate import write_certificate
+from dpoptim.runs.inputs import describe_encoding
+from dpoptim.runs.options import TrainRequest
+from dpoptim.runs.report import write_report
+from dpoptim.runs.result import LedgerEntry, RunResult, Scores
+from dpoptim.runs.train import (
+    Optimization,
+    Trained,
+    package_versions,
+)
+from dpoptim.terminal import cell
+
+
+def result_of(
+    request: TrainRequest,
+    data: Data,
+    plan: Plan,
+    optimization: Optimization,
+    trained: Trained,
+    parameters: int,
+    ledger: LedgerEntry | None,
+    comparison: Scores | None,
+    digest: str,
+) -> RunResult:
+    """What is said of a run that is over: covered by its guarantee, or declared public."""
+    return RunResult(
+        data_name=data.name,
+        model_name=request.model,
+        classes=data.classes,
+        parameters=parameters,
+        plan=plan,
+        guarantee=trained.guarantee,
+        basis=trained.basis,
+        settings={
+            **printable_settings(request, data, plan, optimization),
+            **({"ended": trained.ended} if trained.ended else {}),
+        },
+        # how long it takes may depend on the data
+        seconds=trained.seconds if data.public else None,
+        ledger=ledger,
+        private_scores=Scores(trained.scores) if trained.scores else None,
+        comparison_scores=comparison,
+        versions=package_versions(),
+        finished=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        model_sha256=digest,
+    )
+
+
+def write_run(folder: Path, result: RunResult, data: Data) -> None:
+    """Write plan, schema, certificate and report."""
+    write_atomically(folder / "plan.json", result.plan.to_json() + "\n")
+    if isinstance(data.encoding, Schema):
+        write_atomically(folder / "schema.toml", to_toml(data.encoding))
+    write_certificate(folder / "certificate.json", result)
+    write_report(folder / "report.html", result)
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def printable_settings(
+    request: TrainRequest, data: Data, plan: Plan, optimization: Optimization
+) -> dict[str, str]:
+    by_loop = {
+        "optimizer": f"SGD, momentum {optimization.momentum:g}",
+        "learning rate": f"{optimization.learning_rate:g}",
+        "averaged": f"last {optimization.averaged:.0%} of the iterates",
+    }
+    solver = plan.method.solver if isinstance(plan.method, WholeRun) else None
+    return {
+        "method": request.method if solver is None else solver,
+        "features": describe_encoding(data),
+        **(by_loop if solver is None else {}),
+        "seed": f"{request.seed} (initialisation and splits)",
+        "noise": "keyed by the operating system"
+        if request.noise_seed is None
+        else f"seed {request.noise_seed}",
+    }
+
+
+def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerEntry | None:
+    """Where the run was charged, if it was."""
+    if trained.reservation is None:
+        return None
+    path = None if request.ledger is None else str(request.ledger)
+    return LedgerEntry(path, ledger.dataset, trained.reservation, str(ledger.remaining()))
+
+
+def print_summary(console: Console, result: RunResult, folder: Path) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    measure, form = result.measure, ".2%" if result.classes else ".4f"
+    table.add_row("guarantee", str(result.guarantee))
+    if result.private_scores is not None:
+        table.add_row(
+            f"{measure}, private", f"{result.private_scores.final:{form}} (hold-out of public data)"
+        )
+    if result.comparison_scores is not None:
+        table.add_row(
+            f"{measure}, not private", f"{result.comparison_scores.final:{form}} (for comparison)"
+        )
+    duration = "" if result.seconds is None else f", {result.seconds:.1f} s"
+    table.add_row("training", f"{result.plan.steps} steps{duration}")
+    if "ended" in result.settings:
+        table.add_row("ended", cell(result.settings["ended"]))
+    table.add_row("results", cell(f"{folder}/: model.pt, plan.json, certificate.json, report.html"))
+    console.print(table, highlight=False, soft_wrap=True)

@@ -1,0 +1,28 @@
+"""How long a run is, in steps."""
+
+import math
+
+from dpoptim.arguments import real_number, whole_number
+from dpoptim.sampling.sampler import Sampler
+
+MOST_STEPS = 10_000_000
+
+
+def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -> int:
+    """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is
+    accounted.
+    """
+    if (epochs is None) == (steps is None):
+        raise ValueError("give either epochs or steps: one of them, and not both.")
+    if steps is not None:
+        whole = whole_number("steps", steps, least=1)
+    else:
+        passes = real_number("epochs", epochs)
+        if not 0 < passes < math.inf:
+            raise ValueError(f"epochs must be a finite number above 0, got {epochs!r}.")
+        whole = sampler.steps(passes)
+    if whole > MOST_STEPS:
+        raise ValueError(
+            f"a run of {whole} steps is too long to account for; plan at most {MOST_STEPS}."
+        )
+    return whole
