@@ -81,7 +81,7 @@ def place_in(x: Tensor, rule: LayerRule, rows: int, *, lookups: bool) -> str:
     ``rows``.
 
     Args:
-        lookups: whether positions that are looked up belong to a table of their own.
+        lookups: as for `places_of_records`.
     """
     first, second = (*x.shape, 0)[:2]
     if first == rows:
