@@ -150,6 +150,25 @@ TRANSFORMERS: dict[str, Entry] = {
         ),
         text,
     ),
+    **{
+        f"{name} with its own head": (
+            make(
+                f"{kind}ForMaskedLM",
+                f"{kind}Config",
+                **LONG,
+                relative_attention=True,
+                pos_att_type=["c2p", "p2c"],
+                legacy=False,
+                **more,
+            ),
+            text,
+        )
+        for name, kind, more in (
+            ("deberta", "Deberta", {}),
+            ("deberta v2", "DebertaV2", {}),
+            ("deberta v3", "DebertaV2", {"share_att_key": True, "position_buckets": 4}),
+        )
+    },
     "longformer": (
         make("LongformerForMaskedLM", "LongformerConfig", **LONG, attention_window=4),
         text,
