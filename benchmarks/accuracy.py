@@ -26,7 +26,8 @@ from torch.utils.data import TensorDataset
 import accuracy_tasks as tasks
 from accuracy_tasks import Task
 from dpoptim.data import FASHION_MNIST_DIRECTORY, Data, load_arrays, load_digits, load_fashion_mnist
-from dpoptim.data.preparation import ChannelsFirst, Divide, Scatter
+from dpoptim.data.arrays import PIXELS
+from dpoptim.data.preparation import Scatter, SquareRoot
 from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.optim import AdamBC
 from dpoptim.plan import Plan
@@ -35,7 +36,8 @@ from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
 
 CHOICE, TEST = "choice", "test"
-SCATTERED = (ChannelsFirst(), Divide(255.0), Scatter())
+SCATTERED = (SquareRoot(), Scatter())  # as `dpoptim train` has them
+BACKGROUND = -0.4  # of images whose pixels went through `SquareRoot`
 TAILS = {"last": 0.0, "fifth": 0.2, "half": 0.5}  # share of the last iterates that is averaged
 
 
@@ -97,7 +99,7 @@ def shifted(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
     itself.
     """
     rows, channels, height, width = x.shape
-    padded = F.pad(x, (most,) * 4, value=float(x.min()) if rows else 0.0)
+    padded = F.pad(x, (most,) * 4, value=BACKGROUND)
     down, right = torch.randint(0, 2 * most + 1, (2, rows, 1, 1, 1), generator=generator)
     i = torch.arange(height).view(1, 1, -1, 1) + down
     j = torch.arange(width).view(1, 1, 1, -1) + right
@@ -332,15 +334,17 @@ def scattering(request: Request) -> Experiment:
     """
 
     def sets() -> Iterator[tuple[Data, float]]:
-        yield load_digits(0, (Scatter(),), request.cache), 3.0
-        yield load_fashion_mnist(request.fashion, (Scatter(),), request.cache), 2.7
+        yield load_digits(0, SCATTERED, request.cache), 3.0
+        yield load_fashion_mnist(request.fashion, SCATTERED, request.cache), 2.7
         for name, folder, epsilon in (
             ("mnist", request.mnist, 2.93),
             ("cifar", request.cifar, 3.0),
         ):
             if request.has(name):
                 yield (
-                    load_arrays(folder, public=True, pixels=SCATTERED, cache=request.cache),
+                    load_arrays(
+                        folder, public=True, pixels=(*PIXELS, *SCATTERED), cache=request.cache
+                    ),
                     epsilon,
                 )
 

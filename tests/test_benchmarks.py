@@ -8,14 +8,14 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["plain", "ours", "ours, noise", "plain, loop", "ours, loop"])
+@pytest.mark.parametrize("variant", ["plain", "ours", "ours, noise"])
 @pytest.mark.parametrize("workload", ["softmax 785-10", "MLP 784-256-10"])
 def test_a_step_runs(workload: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import step_time
     from workloads import WORKLOADS
 
-    step = step_time.COLUMNS[variant].make(WORKLOADS[workload])
+    step = step_time.VARIANTS[variant](WORKLOADS[workload])
     step()
     step()
 
@@ -29,3 +29,32 @@ def test_loaders_are_compared_on_each_data_set(
 
     for data, batch in loader_speed.data_sets(tmp_path, 10_000).values():
         assert loader_speed.compare(data, batch, workers=0, rounds=1, count=2)["ratio"] > 0
+
+
+RESULTS = BENCHMARKS / "results"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scattering", "views"])
+def test_a_line_of_the_accuracies_is_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cheapest run of each table, on data that come with a package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import accuracy
+
+    task, groups = next(accuracy.EXPERIMENTS[name](accuracy.Request(Path("nowhere"))))
+    assert task.name.startswith("digits")
+    rows = [
+        row
+        for row in accuracy.Table(RESULTS / f"accuracy_{name}.csv").rows
+        if row.task == task.name and row.part == accuracy.TEST
+    ]
+    row = min(rows, key=lambda row: (row.method != "DP-SGD", row.seconds))
+    trial = next(
+        each
+        for group in groups
+        for each in group
+        if accuracy.settings(each) == accuracy.settings(row)
+    )
+    again = accuracy.run(trial, task, row.part, row.seed)
+    for tail in accuracy.TAILS:  # other kernels round otherwise: three of 359 digits
+        assert getattr(again, tail) == pytest.approx(getattr(row, tail), abs=0.9)

@@ -49,7 +49,7 @@ def recipe(model: str, n: int, features: str | None = None) -> Recipe:
     batch_size = min(n, max(512, n // 15))
     if model == "softmax" and features == "scattering":
         return Recipe(
-            min(n, max(512, n // 7)), 40, 1.0, 1.0, 0.9, averaged=0.2, physical_batch_size=None
+            min(n, max(512, n // 7)), 40, 1.0, 1.5, 0.9, averaged=0.2, physical_batch_size=None
         )
     if model == "softmax":
         return Recipe(batch_size, 40, 1.0, 2.0, 0.9, averaged=0.5, physical_batch_size=None)

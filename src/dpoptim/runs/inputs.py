@@ -68,9 +68,8 @@ def load_bundled(options: TrainRequest) -> Data:
 
 def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
     """What happens to images with pixels in [0, 1]: fixed maps of each image alone."""
-    if options.features == SCATTERING:
-        return (Scatter(),)
-    return () if options.raw_pixels else (SquareRoot(),)
+    evened = () if options.raw_pixels else (SquareRoot(),)
+    return (*evened, Scatter()) if options.features == SCATTERING else evened
 
 
 def load_described(path: Path, options: TrainRequest) -> Data:

@@ -118,7 +118,7 @@ class TrainRequest:
     ] = True
     raw_pixels: Annotated[
         bool,
-        typer.Option("--raw-pixels", help="Bundled images as they are, not sqrt(pixel) - 0.4."),
+        typer.Option("--raw-pixels", help="Images as they are, not sqrt(pixel) - 0.4."),
     ] = False
     model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax
     method: Annotated[
