@@ -5,8 +5,9 @@ first, and returns plain values.
 import os
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -32,7 +33,7 @@ from distributed_work import (
     plan_for,
     records,
 )
-from dpoptim.distributed import fsdp_internals
+from dpoptim.distributed import fsdp_internals, stored
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.sharded import ShardedTotals
 from dpoptim.errors import PrivacyError
@@ -42,7 +43,10 @@ from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.training import checkpoint, rank_files
+from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import MicrobatchSampler
+from dpoptim.training.rank_files import with_parts
 
 
 class Blocks(nn.Module):
@@ -437,6 +441,89 @@ def part_of_run(
                 break
         reservation = private.reservation
     return {"parameters": whole(model), "reservation": reservation}
+
+
+def with_whole_tensors(path: str) -> dict[str, Any]:
+    """What a checkpoint holds, the ranks' files included."""
+    contents = with_parts(read_checkpoint(Path(path))[0], Path(path), None)
+    return {key: stored.whole(value) for key, value in contents.items() if key != "files"}
+
+
+def saving(path: str, steps: int, again: Callable[[Any], None]) -> Any:
+    """Some steps, a checkpoint, and what else is tried then."""
+    plan = plan_for(METHODS["flat"](), steps=6)
+    model = model_of("adapters")
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    x, y = records()
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(x.float(), y), noise_seed=5
+    ) as private:
+        for a, b in private.batches():
+            private.backward(F.cross_entropy(model(a), b, reduction="none"))
+            optimizer.step()
+            if private.steps_done == steps:
+                private.save(path)
+            if private.steps_done == steps + 1:
+                return again(private)
+
+
+def full_disk(*arguments: Any, **options: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def saves_that_fail(rank: int, path: str) -> dict[str, Any]:
+    """Errors of three saves after a good one, and how many ranks' files lie there after each."""
+    found: dict[str, Any] = {"parts": []}
+
+    def again(private: Any) -> None:
+        for case, module, victim in (
+            ("rank 0's file", rank_files, 0),
+            ("rank 1's file", rank_files, 1),
+            ("the checkpoint", checkpoint, 0),
+        ):
+            with (
+                patch.object(module, "write_atomically", full_disk)
+                if rank == victim
+                else (nullcontext())
+            ):
+                found[case] = caught(lambda: private.save(path))
+            dist.barrier()
+            found["parts"].append(len(list(Path(path).parent.glob("run.*.part"))))
+            dist.barrier()
+
+    saving(path, 2, again)
+    return found
+
+
+def killed_in_save(rank: int, path: str) -> str:
+    """Rank 1 is killed while it writes its file."""
+
+    def again(private: Any) -> None:
+        kill = patch.object(
+            rank_files, "write_atomically", lambda *a, **b: os.kill(os.getpid(), signal.SIGKILL)
+        )
+        with kill if rank == 1 else nullcontext():
+            private.save(path)
+
+    return caught(lambda: saving(path, 2, again))
+
+
+def goes_on_from(rank: int, path: str) -> dict[str, Any]:
+    """What a resumed run begins with."""
+    plan = plan_for(METHODS["flat"](), steps=6)
+    model = model_of("adapters")
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    x, y = records()
+    with dpoptim.attach(
+        plan, model, optimizer, TensorDataset(x.float(), y), resume=path
+    ) as private:
+        averages = [
+            p.full_tensor() if isinstance(p, DTensor) else p
+            for state in optimizer.state.values()
+            for p in state.values()
+        ]
+        flat = torch.cat([whole(model), *(each.flatten() for each in averages)])
+        return {"steps": private.steps_done, "parameters": flat}
 
 
 # ---- failures -----------------------------------------------------------------------------------

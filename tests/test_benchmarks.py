@@ -58,3 +58,26 @@ def test_a_line_of_the_accuracies_is_made_again(name: str, monkeypatch: pytest.M
     again = accuracy.run(trial, task, row.part, row.seed)
     for tail in accuracy.TAILS:  # other kernels round otherwise: three of 359 digits
         assert getattr(again, tail) == pytest.approx(getattr(row, tail), abs=0.9)
+
+
+@pytest.mark.slow
+def test_private_and_plain_steps_in_two_processes_make_the_guide_s_tables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import distributed
+    import distributed_model
+
+    row = distributed.row_of("softmax 785-10", distributed.measure("softmax 785-10", 1))
+    row |= distributed.memory_columns("softmax 785-10")
+    for kind in ("one", "DDP", "FSDP2"):
+        assert float(row[f"private over plain, {kind}"]) > 0, row["missing"]
+    assert 5.9 < float(row["bytes, DDP"]) / float(row["parameters"]) < 6.1  # 8/2 and 4/2
+    models = distributed_model.modelled(row)
+    assert [line["ranks"] for line in models[:6]] == [2, 8, 32, 128, 512, 1000]
+    guide = tmp_path / "guide.md"
+    guide.write_text(distributed_model.GUIDE.read_text())
+    distributed_model.write_tables([row], guide)
+    assert "| private, DDP, ms (of plain) |" in guide.read_text()
+    distributed_model.write_tables([row], guide)  # between the marks alone
+    assert guide.read_text().count("| private, DDP, ms (of plain) |") == 1

@@ -7,7 +7,6 @@ import pytest
 
 import fully_sharded_work as work
 from distributed_work import as_lists
-from dpoptim.training.checkpoint import read_checkpoint
 from ranks import run_ranks
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -93,9 +92,50 @@ def test_what_shards_keep_is_whole_in_the_file(method: str, tmp_path: Path) -> N
     everyone = run_ranks(2, work.part_of_run, method, path, 0.5, True)
     everyone += run_ranks(3, work.part_of_run, method, path, 0.5, False, again)
     assert len({each["reservation"] for each in everyone}) == 1
-    first, second = (as_lists(read_checkpoint(Path(file))[0]) for file in (path, again))
+    first, second = (as_lists(work.with_whole_tensors(file)) for file in (path, again))
     assert first.pop("identity") == second.pop("identity")
     assert first == second
+    for file, size in ((path, 2), (again, 3)):
+        parts = sorted(tmp_path.glob(f"{Path(file).name}.*.part"))
+        assert [part.suffixes[-2] for part in parts] == [f".{r}-of-{size}" for r in range(size)]
+        assert all(part.stat().st_mode & 0o777 == 0o600 for part in parts)
+
+
+def test_a_save_that_fails_on_any_rank_loses_nothing_saved_before(tmp_path: Path) -> None:
+    """A full disk on either rank, in a rank's own file or in the checkpoint itself, and a rank
+    killed in the middle: the run goes on from the save before, in any number of processes.
+    """
+    path = str(tmp_path / "run")
+    first, second = run_ranks(2, work.saves_that_fail, path)
+    for case, own in (("rank 0's file", first), ("rank 1's file", second)):
+        assert own[case].startswith("OSError: [Errno 28]"), case
+    assert first["rank 1's file"].startswith("RankError: private.save: rank 1 could not write")
+    assert second["rank 0's file"].startswith("RankError: private.save: rank 0 could not write")
+    assert "Errno 28" in first["the checkpoint"]
+    assert "Errno 28" in second["the checkpoint"]
+    assert first["parts"] == second["parts"] == [2, 2, 2]  # nothing is left of what failed
+    alone = work.goes_on_from(0, path)
+    assert alone["steps"] == 2
+    heard = run_ranks(2, work.killed_in_save, path, time_out=8.0)
+    assert heard[1] == "died"
+    assert heard[0].startswith("RankError: ")
+    for size in (2, 3):
+        for found in run_ranks(size, work.goes_on_from, path):
+            assert found["steps"] == 2
+            assert float((found["parameters"] - alone["parameters"]).abs().max()) == 0
+
+
+def test_a_rank_s_file_that_is_missing_or_changed_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    run_ranks(2, work.part_of_run, "flat", path, 0.0, True)
+    part = sorted(tmp_path.glob("run.*.part"))[1]
+    before = part.read_bytes()
+    part.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(ValueError, match="1-of-2.part is damaged"):
+        work.goes_on_from(0, path)
+    part.unlink()
+    with pytest.raises(FileNotFoundError, match="1-of-2.part is missing"):
+        work.goes_on_from(0, path)
 
 
 @pytest.mark.parametrize(

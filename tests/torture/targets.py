@@ -82,6 +82,7 @@ def make_checkpoint(folder: Path) -> Path:
         "side": None,
         "choice": None,
         "gate": {"released": 5, "reservation": "r", "correlated": None},
+        "files": [],
     }
     write_checkpoint(path, contents, announce=lambda digest: None)
     return path

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from dpoptim.distributed.ranks import part_sizes
+from dpoptim.distributed.stored import Stored
 from dpoptim.errors import PrivacyError
 from dpoptim.torch_internals import hooks_around_forward
 
@@ -199,27 +201,24 @@ def number_of_shards(model: nn.Module) -> int:
     return next(p.device_mesh.size() for p in model.parameters() if isinstance(p, DTensor))
 
 
-def on_first(t: Tensor) -> Tensor:
-    """A tensor that is spread over processes as a whole, in the CPU's memory of the first of them;
-    nothing in the others.
-    """
-    if not isinstance(t, DTensor):
-        return t
-    whole = t.full_tensor().detach()
-    return whole.cpu() if t.device_mesh.get_local_rank() == 0 else whole.new_empty(0)
-
-
-def cut_like(like: Tensor, whole: Tensor) -> Tensor:
-    """This process's part of a whole tensor, as a DTensor placed like another one."""
-    assert isinstance(like, DTensor)
-    (placement,) = like.placements
+def cut_of(t: DTensor) -> tuple[int, list[int]]:
+    """The axis that is cut, and how long each process's part of it is."""
+    (placement,) = t.placements
     assert isinstance(placement, Shard)
-    size, rank = like.device_mesh.size(), like.device_mesh.get_local_rank()
-    each = -(-whole.shape[placement.dim] // size)
-    start = min(rank * each, whole.shape[placement.dim])
-    length = min(each, whole.shape[placement.dim] - start)
-    part = whole.narrow(placement.dim, start, length).to(like.device).contiguous()
-    return dtensor_of(like, part)
+    return placement.dim, part_sizes(t.shape[placement.dim], t.device_mesh.size())
+
+
+def cut_like(like: DTensor, whole: Tensor | Stored) -> Tensor:
+    """This process's part of a whole tensor, as a DTensor placed like another one."""
+    axis, sizes = cut_of(like)
+    rank = like.device_mesh.get_local_rank()
+    start, length = sum(sizes[:rank]), sizes[rank]
+    if isinstance(whole, Stored) and whole.axis == axis:
+        part = whole.part(start, length)
+    else:
+        whole = whole.whole() if isinstance(whole, Stored) else whole
+        part = whole.narrow(axis, start, length)
+    return dtensor_of(like, part.to(like.device).contiguous())
 
 
 def dtensor_of(like: Tensor, part: Tensor) -> DTensor:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from dpoptim.distributed import fsdp_internals as fsdp
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.sharded import ShardedTotals
+from dpoptim.distributed.stored import Stored, changed, note
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.totals import MakeTotals
@@ -81,34 +82,27 @@ class FullySharded:
         fsdp.let_send_gradients(self._before)
         self._before = []
 
-    def whole(self, state: Any) -> Any:
-        return mapped(state, fsdp.on_first)
+    def noted(self, state: Any, parts: list[Tensor]) -> Any:
+        if isinstance(state, DTensor):
+            parts.append(state.to_local().detach().cpu())
+            return note(len(parts) - 1, tuple(state.shape), *fsdp.cut_of(state))
+        return changed(state, lambda each: self.noted(each, parts))
 
-    def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
+    def model_state(self, saved: dict[str, Any]) -> dict[str, Any]:
         held = self.module.state_dict()
-        return {key: own_part(held.get(key), value) for key, value in whole.items()}
+        return {key: own_part(held.get(key), value) for key, value in saved.items()}
 
-    def optimizer_state(self, parameters: list[Tensor], whole: dict[str, Any]) -> dict[str, Any]:
+    def optimizer_state(self, parameters: list[Tensor], saved: dict[str, Any]) -> dict[str, Any]:
         states = {
             key: {name: own_part(parameters[key], value) for name, value in state.items()}
-            for key, state in whole["state"].items()
+            for key, state in saved["state"].items()
         }
-        return whole | {"state": states}
-
-
-def mapped(value: Any, change: Any) -> Any:
-    """A nest of dicts and lists with every tensor changed, in the same order in every process."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return type(value)((key, mapped(each, change)) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(each, change) for each in value)
-    return value
+        return saved | {"state": states}
 
 
 def own_part(like: Any, value: Any) -> Any:
     """This process's part of what has the shape of a parameter that is sharded; else all of it."""
-    if isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape:
+    sharded = isinstance(like, DTensor) and isinstance(value, Tensor | Stored)
+    if sharded and tuple(value.shape) == tuple(like.shape):
         return fsdp.cut_like(like, value)
-    return value
+    return value.whole() if isinstance(value, Stored) else value

@@ -17,7 +17,7 @@ from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.totals import Totals
 
-TOGETHER = 1 << 20  # entries that travel together, or those of one parameter
+TOGETHER = 1 << 19  # entries that travel together, or those of one parameter
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ShardedTotals(Totals):
 
     **Guarantee.** As `ReplicatedTotals`: every entry of the sum is in exactly one rank's part, and
     every rank's records in it once for each backward pass. No rank holds the sums of more
-    parameters than `TOGETHER` says, but for those of its parts.
+    parameters than `TOGETHER` says (or one), but for those of its parts; nothing between steps.
     """
 
     travels = True
@@ -80,19 +80,13 @@ class ShardedTotals(Totals):
         for place, p in enumerate(parameters):
             by_device.setdefault(p.device, []).append(place)
         self._places = list(by_device.items())
-        self._buffers = [
-            [
-                torch.zeros(sum(self._own_sizes(places)), dtype=torch.float64, device=device)
-                for device, places in self._places
-            ]
-            for _ in directions[0]
-        ]
-        # of each sum, one for each parameter
-        self._own = [self.pieces(each) for each in self._buffers]
+        self._count = len(directions[0])
+        self._buffers: list[list[Tensor]] = []  # only while a step is open
+        self._own: list[list[Tensor]] = []  # views of them: of each sum, one for each parameter
+        self._written: set[int] = set()  # places of parameters whose views hold something
         self._open = OpenSums(parameters, directions)
         self.sums = self._open
         self._last = {places[-1]: places for places in travel_together(parameters)}
-        self._begun = False  # whether something was added in this step
 
     @property
     def entries(self) -> list[int]:
@@ -103,18 +97,29 @@ class ShardedTotals(Totals):
         return [sum(self._own_sizes(places)) for _, places in self._places]
 
     def _own_sizes(self, places: Sequence[int]) -> list[int]:
-        return [self._cuts[place].entries(self._ranks.rank) for place in places]
+        return self._entries_of(places, self._ranks.rank)
 
     def restart(self) -> None:
         self._open.clear()
-        self._begun = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._buffers, self._own, self._written = [], [], set()
 
     def _begin(self) -> None:
-        if not self._begun:
-            for buffers in self._buffers:
-                for buffer in buffers:
-                    buffer.zero_()
-        self._begun = True
+        """Make room for this rank's parts of the sums, if there is none. Between steps, where
+        activations are, they take no memory; and on the CPU only what is written does, while what
+        sums are made of is freed.
+        """
+        if not self._buffers:
+            self._buffers = [
+                [
+                    torch.empty(sum(self._own_sizes(places)), dtype=torch.float64, device=device)
+                    for device, places in self._places
+                ]
+                for _ in range(self._count)
+            ]
+            self._own = [self.pieces(each) for each in self._buffers]
 
     def finish(self, place: int) -> None:
         if (places := self._last.get(place)) is not None:
@@ -124,37 +129,59 @@ class ShardedTotals(Totals):
         """Let these parameters' sums go to those that hold their parts, and forget them here."""
         self._begin()
         wholes = [self._open.take(place) for place in places]
-        sizes = [
-            sum(self._cuts[i].entries(rank) for i in places) for rank in range(self._ranks.size)
-        ]
-        vector = torch.zeros(
-            sum(sizes), dtype=torch.float64, device=self._parameters[places[0]].device
-        )
-        for number, own in enumerate(self._own):
-            room = iter(
-                vector.split(
-                    [
-                        self._cuts[i].entries(rank)
-                        for rank in range(self._ranks.size)
-                        for i in places
-                    ]
-                )
-            )
-            for rank in range(self._ranks.size):
-                for i, whole in zip(places, wholes, strict=True):
-                    out = next(room).view(self._cuts[i].part_shape(rank))
-                    if whole is None:
-                        out.zero_()
-                    else:
-                        out.copy_(self._cuts[i].part(rank, whole[number]))
-            mine = self._ranks.sum_parts(vector, sizes)
-            for i, part in zip(places, mine.split(self._own_sizes(places)), strict=True):
-                own[i].add_(part)
+        for number in range(self._count):
+            given = [None if whole is None else whole[number] for whole in wholes]
+            for stretch in self._stretches(places):
+                self._send_stretch(places, given, self._own[number], stretch)
+        self._written.update(places)
+
+    def _stretches(self, places: Sequence[int]) -> Iterator[slice]:
+        """Of every rank's part of these parameters: one stretch, or of a single large parameter
+        several, so that no more than `TOGETHER` entries travel at a time.
+        """
+        sizes = [sum(self._entries_of(places, rank)) for rank in range(self._ranks.size)]
+        each = max(TOGETHER // self._ranks.size, 1) if len(places) == 1 else max(sizes)
+        yield from (slice(start, start + each) for start in range(0, max(sizes), max(each, 1)))
+
+    def _entries_of(self, places: Sequence[int], rank: int) -> list[int]:
+        return [self._cuts[place].entries(rank) for place in places]
+
+    def _send_stretch(
+        self,
+        places: Sequence[int],
+        wholes: Sequence[Tensor | None],
+        own: Sequence[Tensor],
+        stretch: slice,
+    ) -> None:
+        """Add up this stretch of every rank's part of one sum; ``own``: of this rank's parts."""
+        parts: list[Tensor] = []
+        sizes = []
+        for rank in range(self._ranks.size):
+            before = len(parts)
+            for i, whole in zip(places, wholes, strict=True):
+                if whole is None:
+                    flat = own[i].new_zeros(()).expand(self._cuts[i].entries(rank))
+                else:
+                    flat = self._cuts[i].part(rank, whole).reshape(-1)
+                parts.append(flat[stretch])
+            sizes.append(sum(map(len, parts[before:])))
+        mine = self._ranks.sum_parts(torch.cat(parts), sizes)
+        targets = [own[i][stretch] for i in places]
+        for i, target, part in zip(places, targets, mine.split([*map(len, targets)]), strict=True):
+            if i in self._written:
+                target.add_(part)
+            else:
+                target.copy_(part)
 
     def take(self) -> list[list[Tensor]]:
         self._begin()
-        self._begun = False
-        return self._buffers
+        for views in self._own:
+            for place, view in enumerate(views):
+                if place not in self._written:
+                    view.zero_()
+        taken = self._buffers
+        self._forget()
+        return taken
 
     def pieces(self, taken: list[Tensor]) -> list[Tensor]:
         views: dict[int, Tensor] = {}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import OneProcess, Ranks
+from dpoptim.distributed.stored import whole
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import InPlace, Placement
@@ -92,17 +93,19 @@ class Wrapping(Placement, Protocol):
         """As it was before `switch_off`. Harmless when repeated."""
         ...
 
-    def whole(self, state: Any) -> Any:
-        """A state dict (or a nest of them) as one process has it, on rank 0. All ranks call it
-        together.
+    def noted(self, state: Any, parts: list[Tensor]) -> Any:
+        """A state dict (or a nest of them) for a checkpoint: what no process has whole goes to
+        ``parts``, as this one's part, and a `stored.note` stands for it.
         """
         ...
 
-    def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """This rank's part of a model's state."""
+    def model_state(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """This rank's part of what a checkpoint has of a model's state, or of tensors by the same
+        names.
+        """
         ...
 
-    def optimizer_state(self, parameters: list[Tensor], whole: dict[str, Any]) -> dict[str, Any]:
+    def optimizer_state(self, parameters: list[Tensor], saved: dict[str, Any]) -> dict[str, Any]:
         """This rank's part of an optimizer's state, whose parameters these are."""
         ...
 
@@ -145,14 +148,14 @@ class OwnSynchronisation(InPlace):
     def totals(self, ranks: Ranks) -> MakeTotals:
         return ranks.totals
 
-    def whole(self, state: Any) -> Any:
+    def noted(self, state: Any, parts: list[Tensor]) -> Any:
         return state
 
-    def model_state(self, whole: dict[str, Any]) -> dict[str, Any]:
-        return whole
+    def model_state(self, saved: dict[str, Any]) -> dict[str, Any]:
+        return dict(whole(saved))
 
-    def optimizer_state(self, parameters: list[Tensor], whole: dict[str, Any]) -> dict[str, Any]:
-        return whole
+    def optimizer_state(self, parameters: list[Tensor], saved: dict[str, Any]) -> dict[str, Any]:
+        return dict(whole(saved))
 
     def switch_off(self) -> Self:
         if (wrapper := self._wrapper) is None:

@@ -24,12 +24,14 @@ class PublicSizes:
         most: records that a pass may have.
         parameters: trainable entries of the model; a record's gradients must fit into memory.
         positions: of each record in the layer, None where unknown.
+        in_parts: whether no process has the memory for whole gradients of all parameters.
     """
 
     capacity: int
     most: int
     parameters: int
     positions: int | None = None
+    in_parts: bool = False
 
     def small(self, entries: int) -> bool:
         """Whether gradients of so many entries are just formed and kept."""
@@ -37,15 +39,25 @@ class PublicSizes:
 
     def large_kernel(self, entries: int) -> bool:
         """Whether a convolution's gradients are to be formed record by record."""
-        return not self.small(entries) and self.parameters <= MEMORY_CAP and entries >= LARGE_KERNEL
+        return not self.small(entries) and self._whole_fits and entries >= LARGE_KERNEL
 
     def worth_a_call(self, positions: int, entries: int) -> bool:
         """Whether sums over positions are to be formed record by record, on a processor."""
         return (
-            self.parameters <= MEMORY_CAP
-            and positions > FEW_POSITIONS
-            and positions * entries >= WORTH_A_CALL
+            self._whole_fits and positions > FEW_POSITIONS and positions * entries >= WORTH_A_CALL
         )
+
+    @property
+    def _whole_fits(self) -> bool:
+        """Whether memory has room for a record's gradients of all parameters."""
+        return self.parameters <= MEMORY_CAP and not self.in_parts
+
+    def claims(self, positions: int, p: int, d: int) -> bool:
+        """Whether norms of sums of outer products are claimed from Gram products, with positions
+        (p + d) multiplications for each p d: where it takes less time, and, where memory is dear,
+        also where it takes somewhat more.
+        """
+        return positions * (p + d) < (2.0 if self.in_parts else 0.8) * p * d
 
 
 def kept(most: int, entries: int) -> bool:

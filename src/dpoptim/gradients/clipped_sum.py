@@ -68,20 +68,22 @@ class ClippedSum:
 
     def add(
         self,
-        gradients: Mapping[int, PerSampleGrad],
+        gradients: dict[int, PerSampleGrad],
         sums: Sequence[Sums],
         observer: Observer | None,
         finish: Callable[[int], None] = lambda place: None,
     ) -> None:
         """Add the clipped sum to ``sums``, of all parameters, by place; ``finish`` is called for
-        each place in turn, when all has been added to it.
+        each place in turn, when all has been added to it. ``gradients`` is emptied meanwhile, to
+        free the memory.
 
         Gradients that are formed in turn are measured and added record by record, when the norms
         of all others are known.
         """
         in_turn = {i: each for i, g in gradients.items() if (each := g.in_turn()) is not None}
-        together = {i: each for i, each in gradients.items() if i not in in_turn}
-        norms = self.measure(together, gradients)
+        norms_of = [*gradients]
+        together = {i: gradients.pop(i) for i in norms_of if i not in in_turn}
+        norms = self.measure(together, norms_of)
         if in_turn:
 
             def weigh(part: slice, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -122,17 +124,20 @@ class ClippedSum:
 
     def add_weighted(
         self,
-        gradients: Mapping[int, PerSampleGrad],
+        gradients: dict[int, PerSampleGrad],
         factors: Mapping[str, Tensor],
         sums: Sequence[Sums],
         finish: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """Add the weighted sums; records of factor zero are left out, whatever they hold."""
+        """Add the weighted sums; records of factor zero are left out, whatever they hold.
+        ``gradients`` is emptied.
+        """
         countable = next(iter(factors.values()))[0] > 0
-        if not bool(countable.all()):
-            gradients = {i: each.without(countable) for i, each in gradients.items()}
+        every = bool(countable.all())
         for i in range(len(sums)):
-            if (each := gradients.get(i)) is not None:
+            if (each := gradients.pop(i, None)) is not None:
+                each = each if every else each.without(countable)
                 weights = (factors[self.units.of[i]] * self.scale).to(sums[i].totals[0].device)
                 each.add_weighted_sums(sums[i], weights, self.groups)
+                del each  # which others need not have while the sum travels
             finish(i)

@@ -250,14 +250,23 @@ class Engine:
                     self.totals.finish(place)
                 return
             records = rows // self.rows.per_record
-            self._add_clipped(self._gradients(uses, records), records)
+            gradients = self._gradients(uses, records)
+            # each is forgotten when it has been summed, and so must be what it is made of
+            uses.clear()
+            finished.entries.clear()
+            self._add_clipped(gradients, records)
 
     def _gradients(
         self, uses: Sequence[tuple[LayerUse, Mapping[str, int]]], records: int
     ) -> dict[int, PerSampleGrad]:
         """The pass's per-sample gradients, by the places of their parameters."""
         found: dict[int, list[PerSampleGrad]] = {}
-        sizes = PublicSizes(self.capacity, self.physical_records, self._trained.entries)
+        sizes = PublicSizes(
+            self.capacity,
+            self.physical_records,
+            self._trained.entries,
+            in_parts=self.totals.travels,
+        )
         for use, places in uses:
             positions = self.positions.get(use.layer, 0) * self.rows.per_record or None
             public, of_rows = replace(sizes, positions=positions), use.per_sample_grads()

@@ -93,7 +93,7 @@ class SequenceOuter(PerSampleGrad):
             p, d = self.g.shape[2], self.a.shape[2]
             usual = self.g.device.type == "cpu" and self.dtype == torch.float32
             alone = usual and public.worth_a_call(positions, p * d)
-            ghost_norms = not alone and positions * (p + d) < 0.8 * p * d
+            ghost_norms = not alone and public.claims(positions, p, d)
         return replace(self, most=public.most, alone=alone, ghost_norms=ghost_norms)
 
     def in_turn(self) -> Self | None:

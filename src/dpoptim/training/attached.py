@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.gradients.engine import Engine
@@ -61,15 +62,15 @@ class Attached:
             self._hooks.remove()
             self._hooks = None
 
-    def state(self) -> dict[str, Any]:
-        """Model, optimizers and the release that some of them have not used yet, whole on rank 0:
-        their part of a checkpoint.
+    def state(self, parts: list[Tensor]) -> dict[str, Any]:
+        """Model, optimizers and the release that some of them have not used yet: their part of a
+        checkpoint. What no process has whole goes to ``parts``; see `Wrapping.noted`.
         """
-        whole = self._wrapping.whole
+        noted = self._wrapping.noted
         return {
-            "model": whole(self._engine.model.state_dict()),
-            "optimizers": [whole(optimizer.state_dict()) for optimizer in self._optimizers],
-            "unfinished": whole(self._gradients.unfinished()),
+            "model": noted(self._engine.model.state_dict(), parts),
+            "optimizers": [noted(each.state_dict(), parts) for each in self._optimizers],
+            "unfinished": noted(self._gradients.unfinished(), parts),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -82,4 +83,7 @@ class Attached:
     def redo(self, unfinished: dict[str, Any] | None) -> None:
         """Do the update again that had failed when a checkpoint was written; after `put_on`."""
         assert self._hooks is not None
+        if unfinished is not None:
+            own = self._wrapping.model_state(unfinished["gradients"])
+            unfinished = unfinished | {"gradients": own}
         self._hooks.redo(unfinished)

@@ -46,6 +46,7 @@ ENTRIES = {
     "side": object,
     "choice": object,
     "gate": dict,
+    "files": list,
 }
 
 
@@ -102,8 +103,7 @@ def encoded(path: Path, contents: dict[str, Any], key: bytes | None) -> tuple[by
         ) from None
     mark = PLAIN if key is None else SEALED
     if key is not None:
-        nonce = os.urandom(NONCE_BYTES)
-        body = nonce + cipher(key).encrypt(nonce, body, SEALED)
+        body = sealed(body, key, SEALED)
     digest = hashlib.sha256(body).hexdigest()
     return mark + digest.encode() + b"\n" + body, digest
 
@@ -156,13 +156,7 @@ def read_checkpoint(path: Path, *, key: bytes | None = None) -> tuple[dict[str, 
             f"resume: {name} is {'not ' * (mark == PLAIN)}sealed with a key. Fix: {fix}."
         )
     if key is not None:
-        try:
-            body = cipher(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], SEALED)
-        except InvalidTag:
-            raise ValueError(
-                f"resume: {name} was sealed with another key, or changed. Fix: give the "
-                "checkpoint_key of its run."
-            ) from None
+        body = opened(body, key, SEALED, name)
     return checked(body, name), digest
 
 
@@ -195,6 +189,23 @@ def checked(body: bytes, name: str) -> dict[str, Any]:
             "private.save(path) wrote."
         )
     return dict(contents)
+
+
+def sealed(body: bytes, key: bytes, purpose: bytes) -> bytes:
+    """The body, sealed for one purpose; `opened` opens it."""
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + cipher(key).encrypt(nonce, body, purpose)
+
+
+def opened(body: bytes, key: bytes, purpose: bytes, name: str) -> bytes:
+    """What was `sealed`. ValueError, naming the file, if not with this key and for this purpose."""
+    try:
+        return cipher(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], purpose)
+    except InvalidTag:
+        raise ValueError(
+            f"resume: {name} was sealed with another key, or changed. Fix: give the "
+            "checkpoint_key of its run."
+        ) from None
 
 
 def cipher(key: bytes) -> AESGCM:

@@ -13,6 +13,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.summation_groups import Indices
 from dpoptim.gradients.totals import Totals
 from dpoptim.training.checkpoint import checkpoint_to_resume, refuse_other_training
+from dpoptim.training.rank_files import with_parts
 
 
 class EarlierPart:
@@ -28,8 +29,13 @@ class EarlierPart:
 
     @classmethod
     def read(cls, path: str | Path | None, key: bytes | None, ranks: Ranks) -> EarlierPart:
-        """Read on rank 0 what all ranks go on from; errors as for `read_checkpoint`."""
-        return cls(*ranks.from_first(partial(checkpoint_to_resume, path, key)))
+        """Read on rank 0 what all ranks go on from; errors as for `read_checkpoint`. What lies in
+        files of the ranks is read when it is asked for.
+        """
+        contents, digest = ranks.from_first(partial(checkpoint_to_resume, path, key))
+        if path is None or contents is None:
+            return cls(None, digest)
+        return cls(with_parts(contents, Path(path), key), digest)
 
     def purpose_of_seed(self, seed: int | None) -> str:
         """What is added to the purpose of each seeded stream: where a seeded run goes on, it must

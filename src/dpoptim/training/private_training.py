@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
@@ -21,13 +21,13 @@ from dpoptim.gate import Gate
 from dpoptim.plan import Plan
 from dpoptim.training.attached import Attached
 from dpoptim.training.batch_loop import BatchLoop
-from dpoptim.training.checkpoint import write_checkpoint
 from dpoptim.training.delivery import Delivery, queue_of
 from dpoptim.training.earlier_part import EarlierPart
 from dpoptim.training.foreign import explain
 from dpoptim.training.hold_out_scores import HoldOutScores
 from dpoptim.training.isolation import IsolationWarning
 from dpoptim.training.prepared import Prepared
+from dpoptim.training.rank_files import save_with_parts
 from dpoptim.training.reentry import refuse_another_program, refuse_several_processes
 from dpoptim.training.refusals import (
     refuse_changed_parameters,
@@ -182,21 +182,23 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 "for the last piece of a batch, such as where private.finished_step is true."
             )
         refuse_changed_parameters(self._engine, everything=True)
+        parts: list[Tensor] = []
         contents = {
             "identity": self._prepared.identity,
             "durable": self._ledger.durable,
             "caveats": self._all_caveats(),
-            **self._attached.state(),
+            **self._attached.state(parts),
             **joined(
                 self._steps.secret_state(), self._ranks, self._engine.totals, self._own_records
             ),
         }
-        write_checkpoint(
+        save_with_parts(
             Path(path),
             contents,
+            parts,
             key=self._key,
             announce=self._steps.gate.note_checkpoint,
-            on_first=self._ranks.from_first,
+            ranks=self._ranks,
         )
         self._saved_at = self.steps_done
 
