@@ -109,13 +109,18 @@ def begin_beside(target: Path, *, private: bool) -> tuple[Path, int]:
     while True:
         # A short name of its own: beside a name as long as the system allows, a suffix has no
         # room.
-        temporary = target.with_name(f".dpoptim-{secrets.token_hex(8)}.tmp")
+        temporary = target.with_name(f".dpoptim-{unused_name()}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         # os.open, so that the umask decides about permissions; tempfile makes files only for us.
         handle = os.open(temporary, flags, 0o600 if private else 0o666)
         if _lock(handle) and temporary.exists():  # else somebody took it for litter just now
             return temporary, handle
         os.close(handle)
+
+
+def unused_name() -> str:
+    """16 digits that no other file was named by."""
+    return secrets.token_hex(8)
 
 
 def remove_litter(folder: Path) -> None:

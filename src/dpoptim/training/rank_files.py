@@ -15,7 +15,6 @@ import hashlib
 import io
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from dpoptim.accounting.ledger import LedgerError
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.distributed.stored import Read, stored
 from dpoptim.errors import PrivacyError, RankError
-from dpoptim.files import write_atomically
+from dpoptim.files import unused_name, write_atomically
 from dpoptim.printable import printable
 from dpoptim.training.checkpoint import opened, sealed, write_checkpoint
 
@@ -70,7 +69,7 @@ def write_rank_files(
     """
     if not ranks.most(len(parts)):
         return []
-    token = ranks.from_first(lambda: secrets.token_hex(8))
+    token = ranks.from_first(unused_name)
     own = path.with_name(f"{path.name}.{token}.{ranks.rank}-of-{ranks.size}.part")
     failure: Exception | None = None
     entry = {"file": own.name}
