@@ -16,7 +16,7 @@ Path = tuple[str, ...]
 
 def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     """The record with ``change(path, leaf)`` in the place of each leaf; its containers keep their
-    types.
+    types. A list of numbers, as Hugging Face's data sets give, is a leaf: an array.
     """
 
     def below(key: object, value: Any) -> Any:
@@ -25,6 +25,9 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
     if isinstance(record, Mapping):
         changed = {key: below(key, value) for key, value in record.items()}
         return changed if type(record) is dict else type(record)(changed)  # type: ignore[call-arg]
+    if is_row_of_numbers(record):
+        changed = change(path, np.asarray(record))
+        return changed.tolist() if isinstance(changed, np.ndarray) else changed
     if isinstance(record, tuple | list):
         # The last one of several is what is to be predicted, as in (x, y).
         unnamed = [*range(len(record) - 1), "label" if len(record) > 1 else 0][: len(record)]
@@ -37,6 +40,12 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
             record, **{name: below(name, getattr(record, name)) for name in names}
         )
     return change(path, record)
+
+
+def is_row_of_numbers(record: Any) -> bool:
+    """Whether it is a list of more than two numbers of one type; one of two may be (x, y)."""
+    kinds = set(map(type, record)) if type(record) is list and len(record) > 2 else set()
+    return len(kinds) == 1 and kinds <= {bool, int, float}
 
 
 def leaves_of(record: Any) -> list[tuple[Path, Any]]:
@@ -112,27 +121,22 @@ def masked_after(record: Any, length: int) -> Any:
     sequence with padding.
     """
 
-    def masked(path: Path, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor | np.ndarray) or leaf.ndim == 0:
-            return leaf
-        whole_numbers = leaf.dtype in (
-            torch.int64,
-            torch.int32,
-            np.dtype("int64"),
-            np.dtype("int32"),
-        )
-        filler = 0 if is_mask(path) else IGNORED_LABEL if is_label(path) and whole_numbers else None
-        if filler is None:
-            return leaf
-        changed = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
-        changed[length:] = filler
-        return changed
+    return map_leaves(record, lambda path, leaf: masked(path, leaf, length))
 
-    return map_leaves(record, masked)
+
+def masked(path: Path, leaf: Any, length: int) -> Any:
+    """The leaf itself where `masked_after` leaves it alone."""
+    if not isinstance(leaf, Tensor | np.ndarray) or leaf.ndim == 0:
+        return leaf
+    whole_numbers = leaf.dtype in (torch.int64, torch.int32, np.dtype("int64"), np.dtype("int32"))
+    filler = 0 if is_mask(path) else IGNORED_LABEL if is_label(path) and whole_numbers else None
+    if filler is None:
+        return leaf
+    changed = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
+    changed[length:] = filler
+    return changed
 
 
 def has_masks(record: Any) -> bool:
     """Whether `masked_after` changes anything."""
-    whole = [leaf for _, leaf in leaves_of(record)]
-    masked = [leaf for _, leaf in leaves_of(masked_after(record, 0))]
-    return any(a is not b for a, b in zip(whole, masked, strict=True))
+    return any(masked(path, leaf, 0) is not leaf for path, leaf in leaves_of(record))
