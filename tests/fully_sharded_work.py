@@ -247,7 +247,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     """Bugs, by name: what would notice each, and the changes to the code."""
     honest_sum, honest_write = ProcessGroup.sum_parts, ShardedTotals.write_means
     honest_factors, honest_backward = clipped_sum.clip_factors, RuleFunction.backward
-    honest_pieces = MicrobatchSampler.pieces
+    honest_pieces = MicrobatchSampler.microbatches
 
     def noise_of_all(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
         add_normal(KeyStream(), vector, 2.0 * 0.7)
@@ -307,7 +307,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         ),
         "pieces that stand in for none count": (
             "sums",
-            [patch.object(MicrobatchSampler, "pieces", again)],
+            [patch.object(MicrobatchSampler, "microbatches", again)],
         ),
         "clipped by the norm of the rank's own part": (
             "shift",

@@ -197,7 +197,7 @@ def rows_clipped_apart() -> AbstractContextManager[Any]:
 
 
 def person_in_two_microbatches() -> AbstractContextManager[Any]:
-    honest = MicrobatchSampler.pieces
+    honest = MicrobatchSampler.microbatches
 
     def pieces(self: MicrobatchSampler) -> Iterator[Indices]:
         for items in honest(self):
@@ -212,7 +212,7 @@ def person_in_two_microbatches() -> AbstractContextManager[Any]:
                 self.drawn.append(replace(note, present=present, last=last))
                 yield items
 
-    return patch.object(MicrobatchSampler, "pieces", pieces)
+    return patch.object(MicrobatchSampler, "microbatches", pieces)
 
 
 def absent_rows_counted() -> AbstractContextManager[Any]:
@@ -324,7 +324,7 @@ def permutation(coins: KeyStream, records: int) -> Indices:
 
 
 def empty_skipped() -> AbstractContextManager[Any]:
-    honest = MicrobatchSampler.pieces
+    honest = MicrobatchSampler.microbatches
 
     def pieces(self: MicrobatchSampler) -> Iterator[Indices]:
         for indices in honest(self):
@@ -333,7 +333,7 @@ def empty_skipped() -> AbstractContextManager[Any]:
             else:
                 yield indices
 
-    return patch.object(MicrobatchSampler, "pieces", pieces)
+    return patch.object(MicrobatchSampler, "microbatches", pieces)
 
 
 def placeholder_counted() -> AbstractContextManager[Any]:

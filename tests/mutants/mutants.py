@@ -231,7 +231,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a person's rows in two microbatches",
-        "MicrobatchSampler.pieces",
+        "MicrobatchSampler.microbatches",
         _s.person_in_two_microbatches,
         "persons",
     ),
@@ -272,7 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "empty batches skipped",
-        "training.MicrobatchSampler.pieces",
+        "training.MicrobatchSampler.microbatches",
         _s.empty_skipped,
         "participation",
     ),

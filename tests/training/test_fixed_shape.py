@@ -152,8 +152,10 @@ def test_slots_are_the_fewest_that_delta_allows(n: int, batch_size: int, steps: 
 def test_a_slot_is_taken_by_every_record_as_often_and_once() -> None:
     """Each record's slot is uniform, also given another one's: the injection of the theorem."""
     queue = BatchQueue(PoissonSampling(1.0), KeyStream(), 3, 3000)
-    sampler = SlotSampler(queue, Slots(rows=2, pieces=3), KeyStream.from_seed(5, "slots"), rows=1)
-    placed = np.array(list(sampler.pieces())).reshape(3000, 6)
+    sampler = SlotSampler(
+        queue, Slots(rows=2, microbatches=3), KeyStream.from_seed(5, "slots"), rows=1
+    )
+    placed = np.array(list(sampler.microbatches())).reshape(3000, 6)
     assert np.all(np.sort(placed, axis=1) == [NO_ROW, NO_ROW, NO_ROW, 0, 1, 2])
     slot = np.stack([(placed == record).argmax(1) for record in range(3)])
     pairs = np.bincount(6 * slot[0] + slot[1], minlength=36).reshape(6, 6)
@@ -164,11 +166,11 @@ def test_a_slot_is_taken_by_every_record_as_often_and_once() -> None:
 
 def test_a_batch_that_outgrows_its_slots_is_not_cut() -> None:
     queue = BatchQueue(PoissonSampling(1.0), KeyStream(), 9, 2)
-    sampler = SlotSampler(queue, Slots(rows=2, pieces=3), KeyStream(), rows=1)
-    pieces = list(sampler.pieces())
-    assert len(pieces) == 10
+    sampler = SlotSampler(queue, Slots(rows=2, microbatches=3), KeyStream(), rows=1)
+    microbatches = list(sampler.microbatches())
+    assert len(microbatches) == 10
     assert [note.last for note in sampler.drawn] == [False, False, False, False, True] * 2
-    assert set(np.concatenate(pieces[:5])) == {NO_ROW, *range(9)}
+    assert set(np.concatenate(microbatches[:5])) == {NO_ROW, *range(9)}
 
 
 def test_what_it_rests_on_is_said() -> None:

@@ -89,7 +89,7 @@ def sensitivity() -> str:
     found = [
         audit_sensitivity(deep, (normal(6, 6).double(),), steep_loss, 0.5),
         audit_sensitivity(
-            deep, (normal(6, 6).double(),), steep_loss, 0.5, pieces=2, kinds=("plain", "huge")
+            deep, (normal(6, 6).double(),), steep_loss, 0.5, microbatches=2, kinds=("plain", "huge")
         ),
         audit_sensitivity(
             twice, (normal(6, 6).double(),), steep_loss, 0.5, kinds=("plain", "huge")

@@ -62,7 +62,7 @@ def audit_sensitivity(
     reduction: Reduction = "sum",
     kinds: Sequence[str] = KINDS,
     records: int | None = None,
-    pieces: int = 1,
+    microbatches: int = 1,
     seed: int = 0,
     tolerance: float = 0.0,
 ) -> SensitivityResult:
@@ -78,7 +78,7 @@ def audit_sensitivity(
         reduction: of the loss, ``"mean"`` or ``"sum"``.
         kinds: what is done to the record, from `KINDS`.
         records: how many of the N records are tried, the first ones; all by default.
-        pieces: physical batches that the logical batch is cut to.
+        microbatches: physical batches that the logical batch is cut to.
         seed: of the "random" records.
         tolerance: see the module.
 
@@ -101,7 +101,7 @@ def audit_sensitivity(
 
     def sums(parts: Batch) -> list[Tensor]:
         return clipped_sums(
-            model, parts, loss, rule, capacity=N, reduction=reduction, pieces=pieces
+            model, parts, loss, rule, capacity=N, reduction=reduction, microbatches=microbatches
         )
 
     for kind in kinds:
@@ -123,7 +123,7 @@ def clipped_sums(
     *,
     capacity: int,
     reduction: Reduction = "sum",
-    pieces: int = 1,
+    microbatches: int = 1,
 ) -> list[Tensor]:
     """The engine's clipped sums of one logical batch, before any noise: private. One tensor a
     parameter, float64.
@@ -131,7 +131,7 @@ def clipped_sums(
     engine = Engine(model, rule, capacity=capacity, reduction=reduction)
     engine.attach()
     try:
-        for parts in cut(batch, pieces):
+        for parts in cut(batch, microbatches):
             engine.begin_microbatch(len(parts[0]))
             loss(model, parts).backward()
         engine.require_all_closed()
@@ -142,8 +142,8 @@ def clipped_sums(
             p.grad = None
 
 
-def cut(batch: Batch, pieces: int) -> Iterator[Batch]:
-    yield from zip(*(part.chunk(pieces) for part in batch), strict=True)
+def cut(batch: Batch, microbatches: int) -> Iterator[Batch]:
+    yield from zip(*(part.chunk(microbatches) for part in batch), strict=True)
 
 
 def joint_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

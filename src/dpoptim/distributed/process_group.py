@@ -200,7 +200,7 @@ class ProcessGroup:
         signs = self._say(COUNT, number)
         if any(kind != COUNT for kind, _ in signs):
             self._refuse_others(
-                signs, lambda sign: sign[0] == COUNT, "agree on the pieces of a step"
+                signs, lambda sign: sign[0] == COUNT, "agree on the microbatches of a step"
             )
         return max(number for _, number in signs)
 

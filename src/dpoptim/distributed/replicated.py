@@ -50,8 +50,8 @@ class ReplicatedTotals(Totals):
         start = sum(sizes[: self._ranks.rank])
         return whole[start : start + sizes[self._ranks.rank]].clone()
 
-    def pieces(self, taken: list[Tensor]) -> list[Tensor]:
-        """See `Totals.pieces`; empty where another rank has all of a parameter."""
+    def own_views(self, taken: list[Tensor]) -> list[Tensor]:
+        """See `Totals.own_views`; empty where another rank has all of a parameter."""
         views: dict[torch.device, Iterator[Tensor]] = {}
         for (device, sizes), part in zip(self._layout, taken, strict=True):
             before = sum(part_sizes(sum(sizes), self._ranks.size)[: self._ranks.rank])

@@ -119,7 +119,7 @@ class ShardedTotals(Totals):
                 ]
                 for _ in range(self._count)
             ]
-            self._own = [self.pieces(each) for each in self._buffers]
+            self._own = [self.own_views(each) for each in self._buffers]
 
     def finish(self, place: int) -> None:
         if (places := self._last.get(place)) is not None:
@@ -183,7 +183,7 @@ class ShardedTotals(Totals):
         self._forget()
         return taken
 
-    def pieces(self, taken: list[Tensor]) -> list[Tensor]:
+    def own_views(self, taken: list[Tensor]) -> list[Tensor]:
         views: dict[int, Tensor] = {}
         for (_, places), part in zip(self._places, taken, strict=True):
             views |= zip(places, part.split(self._own_sizes(places)), strict=True)
@@ -193,7 +193,7 @@ class ShardedTotals(Totals):
         """As `Totals.write_means`: of a parameter that is cut, into this rank's part alone."""
         with torch.no_grad():
             for p, cut, part in zip(
-                self._parameters, self._cuts, self.pieces(released), strict=True
+                self._parameters, self._cuts, self.own_views(released), strict=True
             ):
                 mean = part.to(p.dtype, copy=True).div_(divisor)
                 if isinstance(p, DTensor):

@@ -50,7 +50,7 @@ def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
     return room.as_strided((records, rows, columns), (stride, columns, 1))
 
 
-def company(x: Tensor) -> int:
+def fewest_records(x: Tensor) -> int:
     """Records from which threads take matrices one by one: seen from a third of the threads on,
     and from two at least.
     """
@@ -73,7 +73,7 @@ def aligned_records(x: Tensor, *, together: int | None = None, freely: bool = Fa
     if freely and x.dtype == torch.float32 and not rows_dense(x) and rows_dense(turned) and apart:
         return aligned_records(turned, together=together).transpose(1, 2)
     size = x.element_size()
-    records = max(len(x), min(together or company(x), company(x)))
+    records = max(len(x), min(together or fewest_records(x), fewest_records(x)))
     if (
         records == len(x)
         and rows_dense(x)

@@ -148,9 +148,9 @@ class HookManager:
         isolation, recorder = self.isolation, self.recorder
         if name in isolation.by_vmap:
             return self._runs(VmapLayer(recorder, module, label, keys, isolation.batch_axis))
-        alike = partial(BareParameters, sees_records=False, windows=isolation.windows)
+        bare = partial(BareParameters, sees_records=False, windows=isolation.windows)
         if name in isolation.shared:
-            return self._runs(alike(recorder, module, label, keys))
+            return self._runs(bare(recorder, module, label, keys))
         rule = rule_for(module)
         if rule is None:
             return None
@@ -161,7 +161,7 @@ class HookManager:
         elif name in isolation.time_first:
             run = partial(run_time_first, run)
         if name in isolation.both:
-            run = partial(run_either, self._runs(alike(recorder, module, label, keys)), run)
+            run = partial(run_either, self._runs(bare(recorder, module, label, keys)), run)
         if name in isolation.outside:
             run = partial(self._run_alone, module, run)
         return run
@@ -273,10 +273,10 @@ class HookManager:
 
 
 def run_either(
-    alike: Callable[[Tensor], Tensor], run: Callable[[Tensor], Tensor], x: Tensor
+    bare: Callable[[Tensor], Tensor], run: Callable[[Tensor], Tensor], x: Tensor
 ) -> Tensor:
     """Run a layer on records, or on what all of them share."""
-    return alike(x) if isinstance(x, SharedParameter) else run(x)
+    return bare(x) if isinstance(x, SharedParameter) else run(x)
 
 
 def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

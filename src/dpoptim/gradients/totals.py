@@ -98,7 +98,7 @@ class Totals:
         views = {device: iter(pieces) for device, pieces in places.items()}
         return [next(views[p.device]).view(p.shape) for p in self._parameters]
 
-    def pieces(self, taken: list[Tensor]) -> list[Tensor]:
+    def own_views(self, taken: list[Tensor]) -> list[Tensor]:
         """Flat views of one of the sums that `take` returned, one for each parameter: its entries
         in this process.
         """
@@ -111,7 +111,7 @@ class Totals:
         if len(set(units.of)) == 1:
             return [taken]
         views: dict[str, list[Tensor]] = {}
-        for unit, view in zip(units.of, self.pieces(taken), strict=True):
+        for unit, view in zip(units.of, self.own_views(taken), strict=True):
             views.setdefault(unit, []).append(view)
         return list(views.values())
 

@@ -110,8 +110,8 @@ class PrivateTrainerMixin(KnowsOpacus):
                 f"{found} would not be used in training: it returns one loss for a whole batch. "
                 "Fix: losses=fn(model, inputs), or per_sample_losses, with one loss a record."
             )
-        pieces = math.ceil(self.plan.batch_size / args.per_device_train_batch_size)
-        if args.gradient_accumulation_steps not in (1, pieces):
+        microbatches = math.ceil(self.plan.batch_size / args.per_device_train_batch_size)
+        if args.gradient_accumulation_steps not in (1, microbatches):
             raise ValueError(
                 f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not what "
                 f"the plan's batches of {self.plan.batch_size} make of "

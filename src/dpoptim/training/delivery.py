@@ -133,13 +133,13 @@ class Delivery:
         self._engine.refuse_changes()
         self._steps.restart()
         if fixed_shape is None:
-            alike = type(self._train_set) is TensorDataset and options.plain
+            same_shape = type(self._train_set) is TensorDataset and options.plain
             alone = self._ranks.size == 1 and not self._engine.partial_backward
-            fixed_shape = alike and alone and costs_little(self._plan)
-        pieces, fixed_items = self._pieces(physical_batch_size, fixed_shape)
+            fixed_shape = same_shape and alone and costs_little(self._plan)
+        microbatches, fixed_items = self._microbatches(physical_batch_size, fixed_shape)
         self._loop = loop = self._loop + 1
         for batch, piece in load_microbatches(
-            self._train_set, pieces, options, self._units.stacked, fixed_items
+            self._train_set, microbatches, options, self._units.stacked, fixed_items
         ):
             if self._ended():
                 return
@@ -167,7 +167,7 @@ class Delivery:
         """Whether `PrivateTraining.finish` has been called."""
         return self._steps.gate.ended
 
-    def _pieces(
+    def _microbatches(
         self, physical_records: int | None, fixed_shape: bool
     ) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
         """What cuts batches, and how many items of the data set each piece has, where that is
@@ -183,8 +183,9 @@ class Delivery:
                 )
             slots = Slots.of(self._plan, physical_records)
             engine.physical_records = slots.rows
-            pieces = SlotSampler(self.queue, slots, self._group_coins, self._units.rows.per_record)
-            return pieces, self._units.items_of(slots.rows)
+            rows = self._units.rows.per_record
+            sampler = SlotSampler(self.queue, slots, self._group_coins, rows)
+            return sampler, self._units.items_of(slots.rows)
         engine.physical_records = min(engine.capacity, physical_records or engine.capacity)
         groups = engine.number_of_groups(self._plan.batch_size / self._ranks.size, physical_records)
         together = [self._ranks.most] if engine.totals.travels else []

@@ -29,21 +29,18 @@ from dpoptim.gradients.oracle import (
 )
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.training.comparison import TOLERANCE
+from dpoptim.training.isolation_words import (
+    ALONE,
+    WHOLE,
+    basis_of,
+    first_sentence,
+    message_of,
+)
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import put_back, quiet
 
 MOST_TRIALS = 16
-PASSED = Assumption(
-    "trusted",
-    "the model treats records independently (it did on random inputs, against batches of one)",
-)
-ALONE = "records cannot see each other: every microbatch has one record"
-WHOLE = (
-    "records cannot see each other in the model: its forward pass is vectorised, with a row of "
-    "parameters for each"
-)
-PARTS = "in {} records cannot see each other: vectorised, with a row of parameters for each"
 
 
 class IsolationWarning(UserWarning):
@@ -323,40 +320,3 @@ def with_places(
                 return told, None
             found = again
     return isolation, failure
-
-
-def first_sentence(message: str) -> str:
-    return message.split(". Fix: ", maxsplit=1)[0].rstrip(".")
-
-
-def basis_of(isolation: Isolation) -> tuple[Assumption, ...]:
-    """What may be said of a way that passed its trial."""
-    if isolation.alone:
-        return (Assumption("enforced", ALONE),)
-    if isolation.enforced:
-        return (Assumption("enforced", WHOLE),)
-    if isolation.by_vmap:
-        return (Assumption("enforced", PARTS.format(some(isolation.by_vmap))), PASSED)
-    return (PASSED,)
-
-
-def some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
-
-
-def message_of(trials: Trials, isolation: Isolation, failure: Failure | None) -> str:
-    """What to tell of a way that is slower than rules; empty if there is nothing to tell."""
-    if failure is None or (isolation.tier == "rules" and not isolation.by_vmap):
-        return ""
-    what = {
-        "alone": "records pass alone, one in each microbatch",
-        "vmap": "the whole model is vectorised, with a row of parameters for each record",
-        "rules": f"{some(isolation.by_vmap)} are vectorised, with a row of parameters for each "
-        "record",
-    }[isolation.tier]
-    return (
-        f"{what}, because with rules for layers {failure.reason}. On {trials.sample.rows} made-up "
-        f"records a pass takes about {trials.factor(isolation):.2g} times as long as an ordinary "
-        f"one. Say isolation={isolation.tier!r} to choose for yourself."
-    )

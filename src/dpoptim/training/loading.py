@@ -68,7 +68,7 @@ def load_microbatches(
     if type(dataset) is TensorDataset and options.collate_fn is None:
         whole = WholeBatches(dataset, stacked)
         if options.plain:
-            for indices in sampler.pieces():
+            for indices in sampler.microbatches():
                 yield whole.batch(torch.from_numpy(indices)), sampler.drawn.popleft()
             return
         dataset, collate_fn = whole, as_read

@@ -1,4 +1,4 @@
-"""Poisson batches cut to pieces that memory holds, with "this is the last piece" travelling
+"""Poisson batches cut to microbatches that memory holds, with "this is the last piece" travelling
 along.
 """
 
@@ -125,11 +125,11 @@ class BatchQueue:
 
 
 class MicrobatchSampler(IndexSampler[list[int]]):
-    """Deals batches into groups and groups into pieces, noting each piece in ``drawn`` in the
-    order of delivery. What it yields are the items to load. All rows of a person are in one piece,
+    """Deals batches into groups and groups into microbatches, noting each in ``drawn`` in the
+    order of delivery. What it yields are the items to load. All rows of a person are in one,
     next to each other.
 
-    Data-loader workers run ahead of training, so pieces are cut before they are delivered; the
+    Data-loader workers run ahead of training, so batches are cut before they are delivered; the
     loader keeps the order, so the first note always belongs to the next delivery.
 
     Args:
@@ -137,8 +137,8 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         groups: that each is dealt into, a public number.
         coins: decide each record's group.
         most: records that memory holds; None: all.
-        pieces_of_all: from the pieces of a batch in this process to the most in any; what is
-            missing is made up by pieces of record 0, which count as zero.
+        microbatches_of_all: from the number of a batch's microbatches in this process to the most
+            in any; what is missing is made up by some of record 0, which count as zero.
     """
 
     def __init__(
@@ -147,26 +147,26 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         groups: int,
         coins: KeyStream,
         most: int | None,
-        pieces_of_all: Callable[[int], int] = lambda pieces: pieces,
+        microbatches_of_all: Callable[[int], int] = lambda own: own,
     ) -> None:
         self.batches, self.size, self._coins = batches, most, coins
-        self._pieces_of_all = pieces_of_all
+        self._microbatches_of_all = microbatches_of_all
         self._groups = groups
-        # Blocks must not be cut by the size of others, so pieces that hold few groups have blocks
-        # of one.
+        # Blocks must not be cut by the size of others, so microbatches that hold few groups have
+        # blocks of one.
         roomy = most is None or most >= 2 * BLOCK_GROUPS * EXPECTED_GROUP
         self._block = BLOCK_GROUPS if roomy else 1
         self.drawn: deque[Microbatch] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        for indices in self.pieces():
+        for indices in self.microbatches():
             yield indices.tolist()
 
-    def pieces(self) -> Iterator[Indices]:
-        for shape, pieces in self._dealt():
+    def microbatches(self) -> Iterator[Indices]:
+        for shape, microbatches in self._dealt():
             # The step must happen in any case.
-            count = self._pieces_of_all(max(1, len(pieces)))
-            for number, piece in enumerate(pieces, 1):
+            count = self._microbatches_of_all(max(1, len(microbatches)))
+            for number, piece in enumerate(microbatches, 1):
                 sizes = tuple(tuple(map(len, block)) for block in piece)
                 items, present = present_rows(
                     np.concatenate([group for block in piece for group in block])
@@ -175,13 +175,13 @@ class MicrobatchSampler(IndexSampler[list[int]]):
                     Microbatch(sizes, null=False, last=number == count, present=present)
                 )
                 yield items
-            for number in range(len(pieces) + 1, count + 1):
+            for number in range(len(microbatches) + 1, count + 1):
                 # record 0 is delivered, and counts as zero
                 self.drawn.append(Microbatch(((1,),), null=True, last=number == count))
                 yield np.zeros(math.prod(shape[1:]), dtype=np.int64)
 
     def _dealt(self) -> Iterator[tuple[tuple[int, ...], list[list[list[Indices]]]]]:
-        """Each batch's shape and its pieces, of blocks of groups."""
+        """Each batch's shape and its microbatches, of blocks of groups."""
         ahead = self.batches.ahead()
         batches = min(TOGETHER, max(1, RECORDS_TOGETHER // (self._groups * EXPECTED_GROUP)))
         while together := list(islice(ahead, batches)):

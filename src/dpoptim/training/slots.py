@@ -54,18 +54,18 @@ class Slots:
 
     Attributes:
         rows: of each physical batch, in records.
-        pieces: physical batches.
+        microbatches: physical batches.
     """
 
     rows: int
-    pieces: int
+    microbatches: int
 
     @classmethod
     def of(cls, plan: Plan, physical_records: int | None) -> "Slots":
         """For a plan's batches, in as few physical batches as memory allows."""
         needed = slots_needed(plan)
-        pieces = 1 if physical_records is None else math.ceil(needed / physical_records)
-        return cls(math.ceil(needed / pieces), pieces)
+        microbatches = 1 if physical_records is None else math.ceil(needed / physical_records)
+        return cls(math.ceil(needed / microbatches), microbatches)
 
 
 def slots_needed(plan: Plan) -> int:
@@ -147,23 +147,23 @@ class SlotSampler:
         self.drawn: deque[Microbatch] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        for items in self.pieces():
+        for items in self.microbatches():
             yield items.tolist()
 
-    def pieces(self) -> Iterator[Indices]:
+    def microbatches(self) -> Iterator[Indices]:
         size = self._slots.rows
         groups = tuple(map(tuple, consecutive_groups(size)))
         for batch in self.batches.ahead():
-            pieces = max(self._slots.pieces, math.ceil(len(batch) / size))
-            words = np.empty(pieces * size, dtype=np.uint64)
+            microbatches = max(self._slots.microbatches, math.ceil(len(batch) / size))
+            words = np.empty(microbatches * size, dtype=np.uint64)
             self._coins.words(words)
-            placed = np.full((pieces * size, *batch.shape[1:]), NO_ROW, dtype=np.int64)
+            placed = np.full((microbatches * size, *batch.shape[1:]), NO_ROW, dtype=np.int64)
             placed[np.argsort(words, kind="stable")[: len(batch)]] = batch
-            for number, piece in enumerate(np.split(placed, pieces), 1):
+            for number, piece in enumerate(np.split(placed, microbatches), 1):
                 items, present = present_rows(piece)
                 if present is None:
                     present = torch.from_numpy(piece != NO_ROW)[:, None].expand(size, self._rows)
                 self.drawn.append(
-                    Microbatch(groups, null=False, last=number == pieces, present=present)
+                    Microbatch(groups, null=False, last=number == microbatches, present=present)
                 )
                 yield items

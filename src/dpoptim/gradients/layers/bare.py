@@ -21,8 +21,8 @@ def for_records(x: Any, rows: int | None) -> Any:
     """
     if not isinstance(x, SharedParameter):
         return x
-    count = x.shape[0] if x.alike else rows
-    if count is None or x.dim() == 0 or (x.shape[0] != 1 and not x.alike):
+    count = x.shape[0] if x.rows_are_equal else rows
+    if count is None or x.dim() == 0 or (x.shape[0] != 1 and not x.rows_are_equal):
         raise UnsupportedUseError(x.owner.label, "a layer of its own", x.parameters)
     return x.per_record(count, x.dim())
 

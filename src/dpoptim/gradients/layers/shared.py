@@ -97,7 +97,7 @@ class SharedParameter(torch.Tensor):
         return shared
 
     @property
-    def alike(self) -> bool:
+    def rows_are_equal(self) -> bool:
         """Whether all rows are equal: there is one for each record."""
         return self.copies > 0 and self.copies == self.shape[0]
 
@@ -156,7 +156,7 @@ class SharedParameter(torch.Tensor):
         value, make = self.plain(), self.make
         records = self.owner.records_on(rows) or rows
         if value.dim() == axes and value.shape[0] == rows and rows != 1:
-            of_one = 1 if self.alike else rows // records  # all runs are equal
+            of_one = 1 if self.rows_are_equal else rows // records  # all runs are equal
             value, original = value[:of_one], make
             make = lambda values: original(values)[:of_one]  # noqa: E731
         shape = joint or torch.Size((rows, *torch.broadcast_shapes(value.shape, [1] * axes)[1:]))
