@@ -1,0 +1,198 @@
+"""The constants behind the estimators' defaults, chosen on made-up tables alone.
+
+Each table is drawn anew, of its own shape, with columns in [-1, 1] that take up all or a small
+part of their bounds; none of the tables of ``benchmarks/tables.py`` is looked at. A setting's
+regret on a table and epsilon is the best setting's score less its own, in points, means of
+all seeds; of all settings the one with the least mean regret is chosen.
+
+Run: ``python benchmarks/choose_defaults.py --out benchmarks/results`` writes choose_defaults.csv.
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from dpoptim.estimators import (
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPSGDClassifier,
+    DPSGDRegressor,
+    linear_fit,
+    networks,
+    solving,
+)
+
+EPSILONS = (1.0, 4.0)
+SHAPES = ((200, 12), (1_500, 20), (4_000, 60), (12_000, 15))
+NETWORK_SHAPES = ((600, 12), (4_000, 20))
+Table = tuple[str, np.ndarray, np.ndarray]
+Settings = dict[str, float]
+
+
+def columns(n: int, d: int, rng: np.random.Generator) -> np.ndarray:
+    """Correlated, skewed and even columns by thirds, each in [-1, 1]."""
+    factors = rng.normal(size=(n, 3)) @ rng.normal(size=(3, d)) / 2 + 0.7 * rng.normal(size=(n, d))
+    kind = np.arange(d) % 3
+    x = np.where(kind == 0, factors / 4, np.where(kind == 1, np.exp(0.6 * factors) / 4 - 1, 0.0))
+    even = 2 * (np.argsort(np.argsort(factors, 0), 0) / n) - 1
+    return np.clip(np.where(kind == 2, even, x), -1, 1)
+
+
+def tables(shapes: tuple[tuple[int, int], ...], classes: bool) -> Iterator[Table]:
+    """Two of each shape: for classes of 2 and of 5, for numbers of much and of little noise."""
+    for seed, ((n, d), few) in enumerate(product(shapes, (True, False))):
+        rng = np.random.default_rng(1_000 + seed)
+        x = columns(n + 2_000, d, rng)
+        z = (x - x.mean(0)) / x.std(0)
+        outputs = (2 if few else 5) if classes else 1
+        signal = z @ rng.normal(size=(d, outputs)) * rng.choice([0.3, 1.0, 2.0]) / math.sqrt(d)
+        # what no linear model finds
+        signal = signal + 0.4 * np.tanh(2 * z[:, : 2 * outputs : 2] * z[:, 1 : 2 * outputs : 2])
+        if classes:
+            y = (2 * signal + rng.gumbel(size=signal.shape)).argmax(1)
+        else:
+            noisy = signal[:, 0] + (0.3 if few else 1.0) * rng.normal(size=len(x))
+            y = np.clip(noisy / rng.choice([3.0, 6.0]), -1, 1)
+        yield f"{n} x {d}, {'few' if few else 'many'}", x, y
+
+
+def linear_classifier(settings: Settings) -> Any:
+    steps = dict.fromkeys(("softmax", "logistic"), settings["largest_step"])
+    return (
+        patch.object(linear_fit, "CLIPPED_SHARE", settings["clipped_share"]),
+        patch.dict(solving.MOMENTUM_STEP, steps),
+        patch.object(solving, "TOLERANCE", settings["tolerance"]),
+        {},
+    )
+
+
+def linear_regressor(settings: Settings) -> Any:
+    return (
+        patch.object(linear_fit, "CLIPPED_SHARE", settings["clipped_share"]),
+        patch.dict(solving.MOMENTUM_STEP, {"squared": settings["largest_step"]}),
+        patch.object(solving, "SQUARED_STEPS", int(settings["steps"])),
+        {"solver": "momentum-gd"},
+    )
+
+
+def auto_regressor(settings: Settings) -> Any:
+    return (patch.object(solving, "SHARP", settings["sharp"]), {})
+
+
+def network(settings: Settings) -> Any:
+    arguments = {"hidden_layer_sizes": (32,), "random_state": 0, **settings}
+    return (patch.object(networks, "RATE", arguments.pop("rate")), arguments)
+
+
+STUDIES: Mapping[str, tuple[Any, bool, Any, dict[str, tuple[float, ...]]]] = {
+    "DPLogisticRegression": (
+        DPLogisticRegression,
+        True,
+        linear_classifier,
+        {
+            "clipped_share": (0.03, 0.1, 0.3),
+            "largest_step": (16, 64, 256),
+            "tolerance": (0.2, 0.4),
+        },
+    ),
+    "DPLinearRegression, gradients": (
+        DPLinearRegression,
+        False,
+        linear_regressor,
+        {
+            "clipped_share": (0.1, 0.2, 0.4),
+            "largest_step": (1, 4, 8, 16),
+            "steps": (60, 120),
+        },
+    ),
+    "DPLinearRegression, auto": (
+        DPLinearRegression,
+        False,
+        auto_regressor,
+        {"sharp": (0.0, 0.01, 0.02, 0.04, 0.08, 1e9)},
+    ),
+    "DPSGDClassifier": (
+        DPSGDClassifier,
+        True,
+        network,
+        {"rate": (0.25, 0.5, 1, 2), "clip_norm": (0.3, 1), "epochs": (20, 40)},
+    ),
+    "DPSGDRegressor": (
+        DPSGDRegressor,
+        False,
+        network,
+        {"rate": (0.25, 0.5, 1, 2), "clip_norm": (0.3, 1), "epochs": (20, 40)},
+    ),
+}
+
+
+def scores(
+    estimator: Any, classes: bool, arrange: Any, settings: Settings, held: Table, seeds: int
+) -> list[float]:
+    """Points on 2,000 new rows at each epsilon, means over noise seeds."""
+    _, x, y = held
+    *patches, arguments = arrange(settings)
+    delta = min(1e-5, (len(x) - 2_000) ** -1.1)
+    known: dict[str, Any] = {"classes": np.unique(y).tolist()} if classes else {"target_bound": 1.0}
+    found = []
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        for epsilon in EPSILONS:
+            values = [
+                estimator(epsilon, delta, noise_seed=seed, **known, **arguments)
+                .fit(x[2_000:], y[2_000:])
+                .score(x[:2_000], y[:2_000])
+                for seed in range(seeds)
+            ]
+            # a model that explains less than nothing is of no use, however much less
+            found.append(100 * max(0.0, float(np.mean(values))))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for choose_defaults.csv")
+    parser.add_argument("--only", choices=tuple(STUDIES), help="one estimator")
+    parser.add_argument("--seeds", type=int, default=2)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in STUDIES if options.only is None else (options.only,):
+        estimator, classes, arrange, grid = STUDIES[name]
+        shapes = NETWORK_SHAPES if arrange is network else SHAPES
+        held = list(tables(shapes, classes))
+        settings = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+        measured = np.array(
+            [
+                [
+                    point
+                    for each in held
+                    for point in scores(estimator, classes, arrange, setting, each, options.seeds)
+                ]
+                for setting in settings
+            ]
+        )
+        regrets = measured.max(0) - measured
+        order = np.argsort(regrets.mean(1))
+        for place in order:
+            said = " ".join(f"{key}={value:g}" for key, value in settings[place].items())
+            rows.append((name, said, regrets[place].mean(), regrets[place].max()))
+        for _, said, mean, worst in rows[-len(order) :][:5]:
+            print(f"{name}: {said}: regret {mean:.2f}, at most {worst:.2f} points", flush=True)
+    with (options.out / "choose_defaults.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("estimator", "setting", "mean_regret", "worst_regret"))
+        writer.writerows((*row[:2], *(f"{value:.3f}" for value in row[2:])) for row in rows)
+
+
+if __name__ == "__main__":
+    main()
