@@ -19,12 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
-from dpoptim import gate
 from dpoptim.audit.two_worlds import audit_two_worlds
 from dpoptim.clipping import Clipping
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.replicated import ReplicatedTotals
-from dpoptim.gate import Gate
+from dpoptim.gate import Gate, planned
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
@@ -380,7 +379,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         "noise of standard deviation sigma / sqrt(W)": (
             "noise",
             patch.object(
-                gate,
+                planned,
                 "add_normal",
                 lambda stream, out, std: add_normal(stream, out, std / math.sqrt(2)),
             ),

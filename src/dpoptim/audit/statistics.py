@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpoptim import gate as gate_module
 from dpoptim.accounting import gdp_epsilon
 from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
+from dpoptim.gate import adaptive as gate_module
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.preprocessing import (
     DPClassCounts,

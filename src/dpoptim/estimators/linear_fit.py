@@ -24,6 +24,7 @@ from dpoptim.solvers.budget import Budget
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default
 CLIPPED_SHARE = 0.1
+SQUARED_SHARE = 0.2  # of a squared loss
 
 
 class LinearFit(KnowsOpacus, BaseEstimator):
@@ -56,7 +57,7 @@ class LinearFit(KnowsOpacus, BaseEstimator):
         default = (
             CLIPPED_SHARE * largest
             if np.isfinite(largest)
-            else CLIPPED_SHARE * radius * self._scale()
+            else SQUARED_SHARE * radius * self._scale()
         )
         clip_norm = (
             default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)

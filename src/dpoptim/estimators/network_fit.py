@@ -31,6 +31,7 @@ from dpoptim.estimators.table import (
 from dpoptim.methods import TrainingMethod
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan
+from dpoptim.planning.heuristic import learning_rate, noise_to_signal
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
 from dpoptim.training.attach import attach
@@ -50,6 +51,8 @@ class NetworkFit(KnowsOpacus, BaseEstimator):
 
     privacy_: Guarantee
     network_: nn.Sequential
+    # the default learning rate over that of `dpoptim plan`; chosen by benchmarks/choose_defaults.py
+    _rate = 1.0
 
     @torch.random.fork_rng(devices=[])  # the caller's generator stays as it is
     def _train(
@@ -88,7 +91,7 @@ class NetworkFit(KnowsOpacus, BaseEstimator):
             )
         optimizer = torch.optim.SGD(
             network.parameters(),
-            lr=real_number("learning_rate", self.learning_rate),
+            lr=self._learning_rate(plan, sum(each.numel() for each in network.parameters())),
             momentum=real_number("momentum", self.momentum),
         )
         average = TailAverage(network, plan.steps // 2)
@@ -147,6 +150,15 @@ class NetworkFit(KnowsOpacus, BaseEstimator):
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
         )
+
+    def _learning_rate(self, plan: Plan, parameters: int) -> float:
+        """As told, or by the heuristic of `dpoptim plan` from public numbers."""
+        if self.learning_rate is not None:
+            return real_number("learning_rate", self.learning_rate)
+        noise = noise_to_signal(plan.noise_multiplier, parameters, plan.batch_size)
+        momentum = real_number("momentum", self.momentum)
+        rate = learning_rate(noise, plan.batch_size, plan.steps, momentum)
+        return self._rate * rate / real_number("clip_norm", self.clip_norm)
 
     def epsilon_after(
         self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float

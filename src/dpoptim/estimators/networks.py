@@ -72,7 +72,8 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
             the labels, and is refused.
         batch_size: expected batch. None: a fifteenth of the rows, at least 512.
         epochs: expected passes over the rows.
-        learning_rate, momentum: of SGD.
+        learning_rate, momentum: of SGD. No learning rate: by the heuristic of `dpoptim plan`, from
+            public numbers.
         clip_norm: bound on each record's gradient.
         method: how it is trained, by its name in ``dpoptim methods``: ``"dp-sgd"``,
             ``"dp-ftrl"``, ``"dice-sgd"``, ``"value-sgd"``, or one that was registered.
@@ -122,7 +123,7 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
         class_weight: Mapping[Any, float] | None = None,
         batch_size: int | None = None,
         epochs: float = 40,
-        learning_rate: float = 1.0,
+        learning_rate: float | None = None,
         momentum: float = 0.9,
         clip_norm: float = 1.0,
         method: str = "dp-sgd",
@@ -204,6 +205,8 @@ class DPSGDRegressor(RegressorMixin, NetworkFit):
         (2000,)
     """
 
+    _rate = 0.25
+
     def __init__(
         self,
         epsilon: float = 1.0,
@@ -215,9 +218,9 @@ class DPSGDRegressor(RegressorMixin, NetworkFit):
         target_bound: float | None = None,
         batch_size: int | None = None,
         epochs: float = 40,
-        learning_rate: float = 0.1,
+        learning_rate: float | None = None,
         momentum: float = 0.9,
-        clip_norm: float = 1.0,
+        clip_norm: float = 0.3,
         method: str = "dp-sgd",
         method_options: Mapping[str, Any] | None = None,
         neighboring: str = "zero-out",
