@@ -19,12 +19,12 @@ COMMANDS = {
     "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
+    "choose_defaults.csv": "python benchmarks/choose_defaults.py --out {out}",
     "correlated_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "das_emoji.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emoji --out {{out}}",
     "das_emotion.csv": f"{REPRODUCE} das-table5 --tweets {{tweets}}/emotion --out {{out}}",
     "das_fashion_mnist.csv": f"{REPRODUCE} das-table6 --out {{out}}",
     "das_networks.csv": f"{REPRODUCE} das-table7 --out {{out}}",
-    "defaults.csv": "python benchmarks/defaults.py --out {out}",
     "dice_bias.csv": f"{REPRODUCE} dice-bias --out {{out}}",
     "dice_fig2.csv": f"{REPRODUCE} dice-fig2 --out {{out}}",
     "dice_fig3.csv": f"{REPRODUCE} dice-fig3 --out {{out}}",
@@ -52,7 +52,7 @@ COMMANDS = {
     "srgd_exponents.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "srgd_rates.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "step_time.csv": "python benchmarks/step_time.py --alone --out {out}",
-    "tables.csv": "python benchmarks/tables.py --only ours --out {out}",  # and `--only diffprivlib`
+    "tables.csv": "python benchmarks/tables.py --out {out}",  # and `--peer-python` for diffprivlib
 }
 
 

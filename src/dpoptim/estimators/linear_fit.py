@@ -24,7 +24,7 @@ from dpoptim.solvers.budget import Budget
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default
 CLIPPED_SHARE = 0.1
-SQUARED_SHARE = 0.2  # of a squared loss
+SQUARED_SHARE = 0.1  # of a squared loss
 
 
 class LinearFit(KnowsOpacus, BaseEstimator):

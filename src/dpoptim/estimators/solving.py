@@ -46,7 +46,7 @@ SPIDER_ROUNDS = 50
 # Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so
 # it takes steps far beyond 1/smoothness; with momentum 0.9 a squared loss diverges above 3.8.
 # These, `TOLERANCE` and the shares in `linear_fit` are from benchmarks/choose_defaults.py.
-MOMENTUM_STEP = {"softmax": 256.0, "logistic": 256.0, "squared": 3.0, "huber": 1.0}
+MOMENTUM_STEP = {"softmax": 256.0, "logistic": 256.0, "squared": 1.0, "huber": 1.0}
 NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
 # noise in X^T X over its average eigenvalue, at most; on five tables sums won below 0.02,
 # gradients above 0.03
