@@ -217,7 +217,7 @@ def momentum_settings(
     only the smoothness bounds it.
     """
     if not is_cross_entropy(model):
-        return steps or 60, math.inf
+        return steps or SQUARED_STEPS, math.inf
     count = steps or full_batch_steps(model, n, budget)
     return count, full_batch_rate(model, n, budget, count, clip_norm)
 
