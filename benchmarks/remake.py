@@ -16,6 +16,11 @@ from pathlib import Path
 
 REPRODUCE = "dpoptim reproduce"
 COMMANDS = {
+    **{
+        f"accuracy_{name}.csv": f"python benchmarks/accuracy.py {name} --out {{out}} "
+        "--tweets {tweets}/emotion --e2e {e2e}"
+        for name in ("mechanisms", "optimizers", "scattering", "views")
+    },
     "amplified_errors.csv": "python benchmarks/correlated_errors.py --out {out}",
     "audit_peers.csv": "python benchmarks/audit_peers.py --out {out}/audit_peers.csv",
     "convolutions.csv": "python benchmarks/convolutions.py --out {out}",
@@ -51,7 +56,7 @@ COMMANDS = {
     "plan_ranks.csv": "python benchmarks/plan_ranks.py --out {out}",
     "srgd_exponents.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "srgd_rates.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
-    "step_time.csv": "python benchmarks/step_time.py --alone --out {out}",
+    "step_time.csv": "python benchmarks/step_time.py --out {out}",
     "tables.csv": "python benchmarks/tables.py --out {out}",  # and `--peer-python` for diffprivlib
 }
 

@@ -8,14 +8,14 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["plain", "ours", "ours, noise"])
+@pytest.mark.parametrize("column", ["plain", "ours", "ours, noise"])
 @pytest.mark.parametrize("workload", ["softmax 785-10", "MLP 784-256-10"])
-def test_a_step_runs(workload: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_runs(workload: str, column: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import step_time
     from workloads import WORKLOADS
 
-    step = step_time.VARIANTS[variant](WORKLOADS[workload])
+    step = step_time.COLUMNS[column].make(WORKLOADS[workload])
     step()
     step()
 

@@ -111,8 +111,8 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     sampled_stream: r"train_set is a stream.*samples records by index.*Fix: dpoptim\.DPFTRL",
     shuffled_stream: r'train_set is a stream.*order="shuffled".*Fix: dpoptim\.DPFTRL',
     stream_twice: r"train_set is a stream.*more than once.*Fix: dpoptim\.DPFTRL",
-    lambda loop: loop.run(max_physical_batch_size=4): r"batches\(physical_batch_size=",
-    lambda loop: dpoptim.DPSGD(max_grad_norm=1.0): r"DPSGD\(clip_norm=",  # type: ignore[call-arg]
+    lambda loop: loop.run(max_physical_batch_size=4): r"is here physical_batch_size=",
+    lambda loop: dpoptim.DPSGD(max_grad_norm=1.0): r"is here clip_norm=",  # type: ignore[call-arg]
 }
 
 

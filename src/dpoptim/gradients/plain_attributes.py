@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpoptim.gradients.values import Values, address
-from dpoptim.torch_internals import version_of
+from dpoptim.torch_internals import is_functorch_tensor, version_of
 
 Holder = Tensor | NDArray[Any]
 
@@ -49,6 +49,8 @@ class PlainAttributes:
         parts: tuple[list[tuple[str, Tensor]], ...] = ([], [])
         size = 0
         for place, holder in enumerate(self._holders):
+            if is_transformed(holder):
+                continue
             size += holder.nbytes
             values = holder if isinstance(holder, Tensor) else torch.from_numpy(holder)
             parts[size > READ_ALWAYS].append((str(place), values))
@@ -111,6 +113,13 @@ def holds_numbers(value: Any) -> bool:
     )
 
 
+def is_transformed(value: Holder) -> bool:
+    """Whether it is left of a call under torch.func, as recurrent layers keep one of each weight:
+    it has no memory of its own, and is compared by which object it is.
+    """
+    return isinstance(value, Tensor) and is_functorch_tensor(value)
+
+
 def parts_of(value: Any) -> Iterator[Any]:
     """What a container or an object holds."""
     if isinstance(value, Mapping):
@@ -132,6 +141,8 @@ def version(holder: Holder) -> tuple[int, int]:
     """What changes with most writes into a tensor: not with those through ``.data``, nor in
     arrays.
     """
+    if is_transformed(holder):
+        return 0, 0
     if isinstance(holder, Tensor):
         return (0 if holder.is_inference() else version_of(holder), address(holder))
     return 0, holder.ctypes.data

@@ -122,6 +122,7 @@ class Values:
 
 
 def address(tensor: Tensor) -> int:
+    """Where its values lie in this process; 0 where they are not one dense piece."""
     tensor = local_part(tensor)
     return tensor.data_ptr() if tensor.layout == torch.strided else 0
 

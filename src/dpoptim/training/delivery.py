@@ -208,7 +208,8 @@ def queue_of(
     bring = partial(units.bring, ranks.own_stream(seed, "rows of persons" + later))
     if sharded:
         coins = ranks.own_stream(seed, "poisson coins" + later)
-        return BatchQueue(plan.sampler.shard(units.count), coins, units.count, plan.steps, bring)
+        own = plan.sampler.shard(units.count)
+        return BatchQueue(own, coins, units.count, plan.steps, bring, together=1)
     coins, deal = (
         ranks.common_stream(seed, "poisson coins" + later),
         ranks.dealer(seed, "ranks of records" + later),

@@ -1,4 +1,4 @@
-"""Poisson batches cut to microbatches that memory holds, with "this is the last piece" travelling
+"""Poisson batches cut to microbatches that memory holds, with "this ends the step" travelling
 along.
 """
 
@@ -60,6 +60,8 @@ class BatchQueue:
         units: in the data set.
         steps: of the run.
         bring: what the units of a batch bring to it; see `Units.bring`. None: themselves.
+        together: batches that may be drawn in one go. 1: only those that are asked for, so that a
+            checkpoint has none of later steps, and goes on where records lie elsewhere.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class BatchQueue:
         units: int,
         steps: int,
         bring: Callable[[Indices], Indices] | None = None,
+        together: int = TOGETHER,
     ) -> None:
+        self.together = together
         self._position = Position()
         drawn = sampler.batches(coins, units, self._position)
         self._drawn = drawn if bring is None else map(bring, drawn)
@@ -183,7 +187,8 @@ class MicrobatchSampler(IndexSampler[list[int]]):
     def _dealt(self) -> Iterator[tuple[tuple[int, ...], list[list[list[Indices]]]]]:
         """Each batch's shape and its microbatches, of blocks of groups."""
         ahead = self.batches.ahead()
-        batches = min(TOGETHER, max(1, RECORDS_TOGETHER // (self._groups * EXPECTED_GROUP)))
+        fitting = max(1, RECORDS_TOGETHER // (self._groups * EXPECTED_GROUP))
+        batches = min(self.batches.together, fitting)
         while together := list(islice(ahead, batches)):
             yield from [(indices.shape, self._deal(indices)) for indices in together]
 

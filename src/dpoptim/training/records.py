@@ -3,7 +3,7 @@ others of that form.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,8 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
         changed = change(path, np.asarray(record))
         return changed.tolist() if isinstance(changed, np.ndarray) else changed
     if isinstance(record, tuple | list):
-        # The last one of several is what is to be predicted, as in (x, y).
-        unnamed = [*range(len(record) - 1), "label" if len(record) > 1 else 0][: len(record)]
         fields = getattr(record, "_fields", None)
-        values = map(below, unnamed if fields is None else fields, record)
+        values = map(below, places_in(record) if fields is None else fields, record)
         return type(record)(values) if fields is None else type(record)(*values)
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         names = [field.name for field in dataclasses.fields(record) if field.init]
@@ -40,6 +38,12 @@ def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ())
             record, **{name: below(name, getattr(record, name)) for name in names}
         )
     return change(path, record)
+
+
+def places_in(record: Sequence[Any]) -> list[object]:
+    """The last one of several is what is to be predicted, as in (x, y)."""
+    last = len(record) - 1
+    return [*range(last), "label"] if last > 0 else [*range(len(record))]
 
 
 def is_row_of_numbers(record: Any) -> bool:
