@@ -37,6 +37,8 @@ COMMANDS = {
     "dice_table.csv": (
         f"{REPRODUCE} dice-table2 --tweets {{tweets}}/emotion --e2e {{e2e}} --out {{out}}"
     ),
+    "distributed.csv": "python benchmarks/distributed.py --out {out}",
+    "distributed_model.csv": "python benchmarks/distributed.py --out {out}",
     "error_feedback.csv": "python benchmarks/error_feedback.py --out {out}",
     "fang_fig1.csv": f"{REPRODUCE} fang-fig1 --out {{out}}",
     "fang_fig2.csv": f"{REPRODUCE} fang-fig2 --out {{out}}",
