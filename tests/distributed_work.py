@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.audit.two_worlds import audit_two_worlds
 from dpoptim.clipping import Clipping
+from dpoptim.distributed import process_group
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.gate import Gate, planned
@@ -229,6 +231,17 @@ def one_raises(rank: int, where: str, wrapped: bool) -> str:
                     private._steps.done += 1  # a step that it did not share
 
     return caught(run)
+
+
+def ends(rank: int, destroys: bool) -> tuple[bool, bool]:
+    """Whether the group for agreement is there after a run, and once the process has ended."""
+    train(plan_for(dpoptim.DPSGD(clip_norm=1.0)), wrapped=True)
+    (control,) = (weakref.ref(group) for group in process_group._control_groups.values())
+    there = control() is not None
+    if destroys:
+        dist.destroy_process_group()
+    process_group.close_control_groups()
+    return there, control() is not None
 
 
 def dies(rank: int) -> str:

@@ -77,3 +77,9 @@ def test_a_rank_that_is_killed_is_named_by_the_survivors() -> None:
         assert survivor.startswith("RankError: ")
         assert "rank 2 gave no sign of life" in survivor
         assert "The time-out is 0:00:08" in survivor
+
+
+@pytest.mark.parametrize("destroys", [False, True])
+def test_no_thread_of_a_group_is_left_when_python_ends(destroys: bool) -> None:
+    """One that still held a tensor would end the process by SIGABRT, now and then."""
+    assert run_ranks(2, work.ends, destroys) == [(True, False)] * 2

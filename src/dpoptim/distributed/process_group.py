@@ -5,12 +5,13 @@ agreement. So a rank that fails in the middle of a sum can still say so, and the
 it once their own sum has timed out.
 """
 
+import atexit
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -61,8 +62,12 @@ class ProcessGroup:
         self._broken = False
         self._over = False  # whether a rank has left, or all have
         with self._connected("making a group for agreement"):
-            self._control = control_group(group)
+            control_group(group)
         self._secret: bytes = self.from_first(fresh_secret)
+
+    @property
+    def _control(self) -> dist.ProcessGroup:
+        return _control_groups[self.group]  # held there alone, so that it can be closed there
 
     # ---- agreement ------------------------------------------------------------------------------
 
@@ -287,6 +292,7 @@ class ProcessGroup:
             raise
         except RuntimeError as error:  # what torch.distributed raises, whatever the backend
             self._broken = True
+            _lost_groups.add(self.group)
             raise RankError(
                 f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was "
                 "reserved stays charged. Fix: see the error of that rank; then start all again, "
@@ -319,6 +325,7 @@ class ProcessGroup:
 
 
 _control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+_lost_groups: WeakSet[dist.ProcessGroup] = WeakSet()  # whose threads may wait for a lost rank
 
 
 def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -334,6 +341,20 @@ def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
             group_desc="dpoptim",
         )
     return _control_groups[group]
+
+
+@atexit.register
+def close_control_groups() -> None:
+    """End the threads of the groups made here while Python still runs.
+
+    A thread of gloo lets go of a tensor a moment after it has woken who waits for it, and needs
+    Python for it: where Python is gone by then, the process aborts though all had gone well.
+    """
+    for callers in [*_control_groups]:
+        if callers not in _lost_groups:
+            group = _control_groups.pop(callers)
+            if group in dist.distributed_c10d._world.pg_map:
+                dist.destroy_process_group(group)
 
 
 def time_out(group: dist.ProcessGroup) -> timedelta:
