@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.audit.two_worlds import audit_two_worlds
 from dpoptim.clipping import Clipping
-from dpoptim.distributed import process_group
+from dpoptim.distributed import control_groups
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.gate import Gate, planned
@@ -236,11 +236,11 @@ def one_raises(rank: int, where: str, wrapped: bool) -> str:
 def ends(rank: int, destroys: bool) -> tuple[bool, bool]:
     """Whether the group for agreement is there after a run, and once the process has ended."""
     train(plan_for(dpoptim.DPSGD(clip_norm=1.0)), wrapped=True)
-    (control,) = (weakref.ref(group) for group in process_group._control_groups.values())
+    (control,) = (weakref.ref(group) for group in control_groups.control_groups.values())
     there = control() is not None
     if destroys:
         dist.destroy_process_group()
-    process_group.close_control_groups()
+    control_groups.close_control_groups()
     return there, control() is not None
 
 

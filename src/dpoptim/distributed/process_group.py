@@ -5,13 +5,11 @@ agreement. So a rank that fails in the middle of a sum can still say so, and the
 it once their own sum has timed out.
 """
 
-import atexit
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -20,6 +18,12 @@ from torch import Tensor, nn
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
+from dpoptim.distributed.control_groups import (
+    control_group,
+    control_groups,
+    lost_groups,
+    time_out,
+)
 from dpoptim.distributed.ranks import key_stream, part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.signs import (
@@ -67,7 +71,7 @@ class ProcessGroup:
 
     @property
     def _control(self) -> dist.ProcessGroup:
-        return _control_groups[self.group]  # held there alone, so that it can be closed there
+        return control_groups[self.group]
 
     # ---- agreement ------------------------------------------------------------------------------
 
@@ -292,7 +296,7 @@ class ProcessGroup:
             raise
         except RuntimeError as error:  # what torch.distributed raises, whatever the backend
             self._broken = True
-            _lost_groups.add(self.group)
+            lost_groups.add(self.group)
             raise RankError(
                 f"rank {self.rank} lost the others while {doing}: {self._missing()}. What was "
                 "reserved stays charged. Fix: see the error of that rank; then start all again, "
@@ -322,42 +326,3 @@ class ProcessGroup:
             f"{named(missing)} gave no sign of life for {ROLL_CALL.seconds} s (dead, or waiting "
             "for one that is)"
         )
-
-
-_control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-_lost_groups: WeakSet[dist.ProcessGroup] = WeakSet()  # whose threads may wait for a lost rank
-
-
-def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same processes on the CPU, made once: torch finds its processes by a name
-    that it uses again.
-    """
-    if group not in _control_groups:
-        _control_groups[group] = dist.new_group(
-            dist.get_process_group_ranks(group),
-            timeout=time_out(group),
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="dpoptim",
-        )
-    return _control_groups[group]
-
-
-@atexit.register
-def close_control_groups() -> None:
-    """End the threads of the groups made here while Python still runs.
-
-    A thread of gloo lets go of a tensor a moment after it has woken who waits for it, and needs
-    Python for it: where Python is gone by then, the process aborts though all had gone well.
-    """
-    for callers in [*_control_groups]:
-        if callers not in _lost_groups:
-            group = _control_groups.pop(callers)
-            if group in dist.distributed_c10d._world.pg_map:
-                dist.destroy_process_group(group)
-
-
-def time_out(group: dist.ProcessGroup) -> timedelta:
-    """How long the caller lets ranks wait for each other."""
-    backends = [group._get_backend(device) for device in group._device_types]
-    return backends[0].options._timeout

@@ -1,0 +1,46 @@
+"""Groups of the ranks on the CPU, for agreement: beside each group of the caller's."""
+
+import atexit
+from datetime import timedelta
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch.distributed as dist
+
+# held here alone, so that they can be closed here
+control_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+lost_groups: WeakSet[dist.ProcessGroup] = WeakSet()  # whose threads may wait for a lost rank
+
+
+def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same processes on the CPU, made once: torch finds its processes by a name
+    that it uses again.
+    """
+    if group not in control_groups:
+        control_groups[group] = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=time_out(group),
+            backend="gloo",
+            use_local_synchronization=True,
+            group_desc="dpoptim",
+        )
+    return control_groups[group]
+
+
+@atexit.register
+def close_control_groups() -> None:
+    """End the threads of the groups made here while Python still runs.
+
+    A thread of gloo lets go of a tensor a moment after it has woken who waits for it, and needs
+    Python for it: where Python is gone by then, the process aborts though all had gone well.
+    """
+    for callers in [*control_groups]:
+        if callers not in lost_groups:
+            group = control_groups.pop(callers)
+            if group in dist.distributed_c10d._world.pg_map:
+                dist.destroy_process_group(group)
+
+
+def time_out(group: dist.ProcessGroup) -> timedelta:
+    """How long the caller lets ranks wait for each other."""
+    backends = [group._get_backend(device) for device in group._device_types]
+    return backends[0].options._timeout
