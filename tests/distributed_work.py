@@ -107,7 +107,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 WAYS: dict[str, dict[str, Any]] = {
     "bare": {},
     "wrapped": {"wrapped": True},
-    "pieces": {"physical_batch_size": 4, "wrapped": True},
+    "microbatches": {"physical_batch_size": 4, "wrapped": True},
     "several": {"several": True},
 }
 
@@ -504,7 +504,7 @@ def saved_part(rank: int, method: str, path: str, noise_multiplier: float) -> st
             optimizer.step()
             if private.steps_done == 3:
                 if rank == 0:  # as if workers had run ahead on this rank alone
-                    private._delivery.queue.draw_ahead(3)
+                    private._loader.queue.draw_ahead(3)
                 private.save(path)
                 return private.reservation
     return None
@@ -558,7 +558,7 @@ def part_in_shards(
             optimizer.step()
             if first and private.steps_done == 2:
                 if rank == 0:  # as if workers had run ahead on this rank alone
-                    private._delivery.queue.draw_ahead(ahead)
+                    private._loader.queue.draw_ahead(ahead)
                 private.save(path)
                 break
     return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -194,7 +194,7 @@ def released_noise(entries: int = 7_000, steps: int = 3) -> Tensor:
 
 def largest_shift(worlds: int = 3) -> float:
     """How far one record moves the released sum, in clip norms: whole gradients far beyond the
-    bound, every record on the last rank, in several pieces.
+    bound, every record on the last rank, in several microbatches.
     """
     x, y = records(8)
     x, last = x.float(), dist.get_rank() == dist.get_world_size() - 1
@@ -273,7 +273,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         return (*found[:5], *raw)
 
     def again(self: MicrobatchSampler) -> Any:
-        """Pieces that only keep other ranks company count."""
+        """Microbatches that only stand in for another rank's count."""
         for items in honest_pieces(self):
             self.drawn[-1] = replace(self.drawn[-1], null=False)
             yield items
@@ -305,7 +305,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
             "sums",
             [patch.object(ShardedTotals, "write_means", by_shard)],
         ),
-        "pieces that stand in for none count": (
+        "microbatches that stand in for none count": (
             "sums",
             [patch.object(MicrobatchSampler, "microbatches", again)],
         ),

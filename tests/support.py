@@ -56,13 +56,13 @@ def by_engine(
     *,
     capacity: int,
     reduction: str = "mean",
-    pieces: int = 1,
+    microbatches: int = 1,
 ) -> list[Tensor]:
-    """The engine's sums, the batch delivered in ``pieces``."""
+    """The engine's sums, the batch delivered in ``microbatches``."""
     engine = Engine(model, clipping, capacity=capacity, reduction=reduction)
     engine.attach()
     try:
-        for part_x, part_t in zip(x.chunk(pieces), target.chunk(pieces), strict=True):
+        for part_x, part_t in zip(x.chunk(microbatches), target.chunk(microbatches), strict=True):
             engine.begin_microbatch(len(part_x))
             reduced(record_loss(model(part_x), part_t), reduction).backward()
         assert all(p.grad is None for p in model.parameters())

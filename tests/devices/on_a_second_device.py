@@ -88,7 +88,12 @@ def test_sums_are_those_of_the_cpu(
     clipping = Clipping(0.5, style)
     expected = by_engine(copy.deepcopy(model), x, target, clipping, capacity=ROWS)
     sums = by_engine(
-        moved(model, device), x.to(device), target.to(device), clipping, capacity=ROWS, pieces=2
+        moved(model, device),
+        x.to(device),
+        target.to(device),
+        clipping,
+        capacity=ROWS,
+        microbatches=2,
     )
     assert {total.device.type for total in sums} == {device.type}
     differences = [a.cpu() - b for a, b in zip(sums, expected, strict=True)]
@@ -130,7 +135,9 @@ def test_a_model_on_two_devices(style: str, device: torch.device) -> None:
     found = []
     for where in (device, "cpu"):
         torch.manual_seed(0)
-        sums = by_engine(Split(where), x, target, Clipping(0.5, style), capacity=ROWS, pieces=3)
+        sums = by_engine(
+            Split(where), x, target, Clipping(0.5, style), capacity=ROWS, microbatches=3
+        )
         found.append([total.cpu() for total in sums])
     assert joint_norm([a - b for a, b in zip(*found, strict=True)]) < 1e-5 * joint_norm(found[1])
 
@@ -419,7 +426,7 @@ def test_estimators_stay_on_the_cpu(kind: type[BaseEstimator], device: torch.dev
 def test_noise_of_large_tensors_is_drawn_there(
     dtype: torch.dtype, default: bool, device: torch.device
 ) -> None:
-    """The draws that the same operations make on the CPU, in pieces; small tensors get those of
+    """The draws that the same operations make on the CPU, in parts; small tensors get those of
     the CPU's own noise.
     """
     sizes = (1000, (1 << 18) + 5)

@@ -30,7 +30,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 def test_without_noise_sharded_models_train_as_in_one_process(
     size: int, cases: list[tuple[str, str, dict[str, Any]]]
 ) -> None:
-    """Same coins, no noise, float32: whole, per block, with adapters, in pieces, under autocast."""
+    """Same coins, no noise, float32: whole, per block, with adapters, microbatches, autocast."""
     alone = work.without_noise(0, cases)
     for results in run_ranks(size, work.without_noise, cases):
         for case, result, expected in zip(cases, results, alone, strict=True):

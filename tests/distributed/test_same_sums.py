@@ -14,7 +14,7 @@ def alone() -> dict:
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_without_noise_any_number_of_ranks_trains_the_same_model(size: int, alone: dict) -> None:
-    """Same coins, no noise: every method, bare and wrapped, whole and in pieces, with one
+    """Same coins, no noise: every method, bare and wrapped, whole and in microbatches, with one
     optimizer and several.
     """
     everyone = run_ranks(size, work.without_noise, list(work.METHODS), list(work.WAYS))

@@ -65,9 +65,15 @@ def test_equals_whole_model_vmap(
     clipping = Clipping(median_norm(truth), style)  # half of the records are clipped
     expected = clipped(truth, clipping, ROWS, reduction)
     tolerance = joint_norm(expected) * (3e-5 if dtype == torch.float32 else 1e-7)
-    for pieces in (1, 3):
+    for microbatches in (1, 3):
         sums = by_engine(
-            model, x, target, clipping, capacity=ROWS, reduction=reduction, pieces=pieces
+            model,
+            x,
+            target,
+            clipping,
+            capacity=ROWS,
+            reduction=reduction,
+            microbatches=microbatches,
         )
         assert all(s.dtype == torch.float64 for s in sums)
         assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) <= tolerance
@@ -128,7 +134,7 @@ def test_rows_beyond_capacity_are_summed_in_float64() -> None:
     model = nn.Linear(7, 5)
     x, target = torch.randn(300, 7), torch.randn(300)
     expected = clipped(vmap_gradients(model, x, target), Clipping(0.5), 16)
-    sums = by_engine(model, x, target, Clipping(0.5), capacity=16, pieces=3)
+    sums = by_engine(model, x, target, Clipping(0.5), capacity=16, microbatches=3)
     assert joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) < 1e-5 * joint_norm(
         expected
     )

@@ -41,9 +41,9 @@ def sums_of(
     engine.attach()
     try:
         for part in range(rows) if isolation.alone else [slice(None)]:
-            piece = slice(part, part + 1) if isinstance(part, int) else part
+            rows = slice(part, part + 1) if isinstance(part, int) else part
             engine.begin_microbatch(1 if isolation.alone else rows)
-            loss(model, tuple(t[piece] for t in batch)).backward()
+            loss(model, tuple(t[rows] for t in batch)).backward()
         assert all(p.grad is None for p in model.parameters())
         return [t.clone() for t in engine.split(engine.take())]
     finally:

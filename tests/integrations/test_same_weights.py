@@ -131,8 +131,8 @@ class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.automatic_optimization:
             return losses_from_labels(self.model, batch)
-        for piece in batch:
-            self.private.backward(losses_from_labels(self.model, piece))
+        for microbatch in batch:
+            self.private.backward(losses_from_labels(self.model, microbatch))
         self.optimizers().step()
         return None
 

@@ -177,11 +177,11 @@ def test_a_refused_charge_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyP
 
 def test_pieces_that_memory_holds_change_nothing() -> None:
     x = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 5
-    whole, pieces = (
+    whole, parts = (
         released_means(plan_of(noise_multiplier=0), x, physical_batch_size=size)
         for size in (None, 2)
     )
-    assert torch.allclose(whole, pieces, rtol=1e-9)
+    assert torch.allclose(whole, parts, rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same.")

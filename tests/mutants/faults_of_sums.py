@@ -199,7 +199,7 @@ def rows_clipped_apart() -> AbstractContextManager[Any]:
 def person_in_two_microbatches() -> AbstractContextManager[Any]:
     honest = MicrobatchSampler.microbatches
 
-    def pieces(self: MicrobatchSampler) -> Iterator[Indices]:
+    def microbatches(self: MicrobatchSampler) -> Iterator[Indices]:
         for items in honest(self):
             note = self.drawn.pop()
             if note.present is None:
@@ -212,7 +212,7 @@ def person_in_two_microbatches() -> AbstractContextManager[Any]:
                 self.drawn.append(replace(note, present=present, last=last))
                 yield items
 
-    return patch.object(MicrobatchSampler, "microbatches", pieces)
+    return patch.object(MicrobatchSampler, "microbatches", microbatches)
 
 
 def absent_rows_counted() -> AbstractContextManager[Any]:
@@ -326,14 +326,14 @@ def permutation(coins: KeyStream, records: int) -> Indices:
 def empty_skipped() -> AbstractContextManager[Any]:
     honest = MicrobatchSampler.microbatches
 
-    def pieces(self: MicrobatchSampler) -> Iterator[Indices]:
+    def microbatches(self: MicrobatchSampler) -> Iterator[Indices]:
         for indices in honest(self):
             if self.drawn[-1].null:
                 self.drawn.pop()
             else:
                 yield indices
 
-    return patch.object(MicrobatchSampler, "microbatches", pieces)
+    return patch.object(MicrobatchSampler, "microbatches", microbatches)
 
 
 def placeholder_counted() -> AbstractContextManager[Any]:

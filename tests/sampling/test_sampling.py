@@ -1,5 +1,5 @@
-"""What is sampled is what is accounted: independent coins, private sizes, pieces that add up to
-the batch.
+"""What is sampled is what is accounted: independent coins, private sizes, microbatches that add up
+to the batch.
 """
 
 import itertools
@@ -66,15 +66,15 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
     n, q, steps = 200, 0.2, 30
     sampler = PoissonSampling(q)
     queue = BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps)
-    pieces = MicrobatchSampler(
+    sampler = MicrobatchSampler(
         queue, number_of_groups(n * q, size) if dealt else 1, KeyStream(), size
     )
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
-    for (rows,), piece in load_microbatches(data, pieces, LoaderOptions()):
-        assert len(rows) == piece.records <= (size or n)
+    for (rows,), microbatch in load_microbatches(data, sampler, LoaderOptions()):
+        assert len(rows) == microbatch.records <= (size or n)
         batches[-1] += rows.tolist()
-        if piece.last:
+        if microbatch.last:
             batches.append([])
     coins = KeyStream.from_seed(3, "coins")
     assert [sorted(batch) for batch in batches[:-1]] == [
@@ -83,12 +83,15 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
 
 
 def test_empty_batches_become_null_pieces() -> None:
-    pieces = MicrobatchSampler(
+    sampler = MicrobatchSampler(
         BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, KeyStream(), None
     )
-    delivered = list(load_microbatches(TensorDataset(torch.arange(5)), pieces, LoaderOptions()))
+    delivered = list(load_microbatches(TensorDataset(torch.arange(5)), sampler, LoaderOptions()))
     assert len(delivered) == 10
-    assert all(piece.null and piece.last and piece.records == 1 for _, piece in delivered)
+    assert all(
+        microbatch.null and microbatch.last and microbatch.records == 1
+        for _, microbatch in delivered
+    )
 
 
 def test_a_records_group_does_not_depend_on_the_others() -> None:
@@ -121,7 +124,7 @@ def test_groups_seldom_outgrow_what_one_product_may_sum() -> None:
         for _ in range(40):
             sizes += [len(group) for group in into_groups(coins, np.arange(expected), groups)]
     assert max(sizes) <= GROUP_ROWS
-    assert number_of_groups(64, 16) == 8  # small pieces get small groups
+    assert number_of_groups(64, 16) == 8  # small microbatches get small groups
 
 
 def test_a_drawn_batch_is_delivered_until_it_is_released() -> None:

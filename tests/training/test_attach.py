@@ -342,7 +342,7 @@ def test_a_forward_pass_that_writes_into_parameters_is_refused() -> None:
                 model.layer.weight.clamp_(-1, 1)  # after the step, anything goes
 
 
-@pytest.mark.parametrize("way", ["a later piece", "leaving the loop", "another loop"])
+@pytest.mark.parametrize("way", ["a later microbatch", "leaving the loop", "another loop"])
 def test_writes_into_parameters_are_found_however_the_batch_ends(way: str) -> None:
     _, data = problem()
     model = WritesIntoItsWeights().eval()
@@ -354,7 +354,7 @@ def test_writes_into_parameters_are_found_however_the_batch_ends(way: str) -> No
                 for i, (x, y) in enumerate(private.batches(physical_batch_size=100)):
                     model.train(i == 0)
                     F.cross_entropy(model(x), y).backward()
-                    if way != "a later piece":
+                    if way != "a later microbatch":
                         break
                     if private.steps_done:
                         optimizer.step()

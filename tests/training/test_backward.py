@@ -48,10 +48,10 @@ def trained(
     step: Callable[[Any, Tensor, Tensor], None], promise: dpoptim.Plan, **options: Any
 ) -> Tensor:
     model, data = problem()
-    pieces = options.pop("physical_batch_size", None)
+    size = options.pop("physical_batch_size", None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with dpoptim.attach(promise, model, optimizer, data, noise_seed=1, **options) as private:
-        for x, y in private.batches(physical_batch_size=pieces):
+        for x, y in private.batches(physical_batch_size=size):
             step(private, model(x), y)
             optimizer.step()
     return parameters(model)
@@ -61,9 +61,9 @@ def test_a_vector_gives_what_a_declared_reduction_gives() -> None:
     def bare(private: Any, output: Tensor, y: Tensor) -> None:
         F.cross_entropy(output, y, reduction="sum").backward()
 
-    for pieces in (None, 3):
-        ours = trained(vector, plan(), physical_batch_size=pieces)
-        theirs = trained(bare, plan(), physical_batch_size=pieces, loss_reduction="sum")
+    for size in (None, 3):
+        ours = trained(vector, plan(), physical_batch_size=size)
+        theirs = trained(bare, plan(), physical_batch_size=size, loss_reduction="sum")
         assert torch.equal(ours, theirs)
     no_clipping = dpoptim.DPSGD(clip_norm=1e6)
     mean = trained(

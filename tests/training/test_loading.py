@@ -34,10 +34,12 @@ def test_tensors_are_read_alike_item_by_item_as_a_whole_and_by_workers() -> None
     for stacked in (1, 2):
         data = TensorDataset(torch.randn(40, stacked, 3), torch.arange(40))
         expected = loaded(Items(data), stacked)
-        assert sum(piece.last for _, piece in expected) == STEPS < len(expected)
+        assert sum(microbatch.last for _, microbatch in expected) == STEPS < len(expected)
         for workers in (0, 1):
             found = loaded(data, stacked, num_workers=workers)
-            assert [piece for _, piece in found] == [piece for _, piece in expected]
+            assert [microbatch for _, microbatch in found] == [
+                microbatch for _, microbatch in expected
+            ]
             for (ours, _), (theirs, _) in zip(found, expected, strict=True):
                 assert isinstance(ours, list)
                 assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -169,9 +169,9 @@ def test_a_data_set_of_dicts_is_measured_as_it_will_run() -> None:
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(plan(), model, optimizer, Records()) as private:
-        piece = next(private.batches(physical_batch_size=size))
+        microbatch = next(private.batches(physical_batch_size=size))
         with LiveTensors() as live:
-            of_dict(model, piece).backward()
+            of_dict(model, microbatch).backward()
     assert live.peak <= limit
 
 

@@ -31,8 +31,8 @@ from dpoptim.distributed.signs import (
     COUNT,
     FAILED,
     LEFT,
-    PIECE,
-    PIECES,
+    MICROBATCH,
+    MOST_MICROBATCHES,
     RELEASE,
     named,
     portable,
@@ -116,8 +116,8 @@ class ProcessGroup:
             raise answer
         return answer
 
-    def begin_piece(self, step: int, piece: int) -> None:
-        self._meet(PIECE, step * PIECES + piece, f"run a part of step {step}")
+    def begin_microbatch(self, step: int, microbatch: int) -> None:
+        self._meet(MICROBATCH, step * MOST_MICROBATCHES + microbatch, f"run a part of step {step}")
 
     def begin_release(self, step: int) -> None:
         self._meet(RELEASE, step, f"release step {step}")

@@ -115,8 +115,8 @@ class Ranks(Protocol):
         """The largest of the ranks' numbers."""
         ...
 
-    def begin_piece(self, step: int, piece: int) -> None:
-        """All ranks are about to run this piece of this step, whose passes they go through
+    def begin_microbatch(self, step: int, microbatch: int) -> None:
+        """All ranks are about to run this microbatch of this step, whose passes they go through
         together.
 
         Raises:
@@ -200,7 +200,7 @@ class OneProcess:
     def most(self, number: int) -> int:
         return number
 
-    def begin_piece(self, step: int, piece: int) -> None:
+    def begin_microbatch(self, step: int, microbatch: int) -> None:
         pass
 
     def begin_release(self, step: int) -> None:

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 
 from dpoptim.errors import RankError
 
-ARRIVED, RELEASE, LEFT, FAILED, PIECE, COUNT = 1, 2, 3, 4, 5, 6  # what a rank is about to do
-
-
-PIECES = 1 << 20  # of a step, at most
+ARRIVED, RELEASE, LEFT, FAILED, MICROBATCH, COUNT = 1, 2, 3, 4, 5, 6  # what a rank is about to do
+MOST_MICROBATCHES = 1 << 20  # of a step, at most
 
 
 def named(ranks: Sequence[int]) -> str:
@@ -17,9 +15,9 @@ def named(ranks: Sequence[int]) -> str:
 
 def told(kind: int, at: int) -> str:
     """What a rank's sign says, in words without counts that are private."""
-    if kind in (PIECE, COUNT):
+    if kind in (MICROBATCH, COUNT):
         return "is about to run a part of " + (
-            f"step {at // PIECES}" if kind == PIECE else "a step"
+            f"step {at // MOST_MICROBATCHES}" if kind == MICROBATCH else "a step"
         )
     said = {LEFT: "left the run", FAILED: "left it with an error, and says why itself"}
     return f"{said.get(kind, 'releases')} (step {at})"

@@ -25,7 +25,6 @@ from dpoptim.gradients.placement import InPlace, Placement
 from dpoptim.gradients.products import Groups, consecutive_groups, margin
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 from dpoptim.gradients.single_record_hooks import hooks_for
-from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.gradients.tied import merge
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.trained_parameters import TrainedParameters
@@ -137,12 +136,6 @@ class Engine:
         if self.hooks is not None:
             self.hooks.undo()
         self.hooks = self.state = None
-
-    def number_of_groups(self, expected_batch: float, physical_batch_size: int | None) -> int:
-        """How many groups a logical batch is to be dealt into, see `begin_microbatch`; by public
-        numbers.
-        """
-        return number_of_groups(expected_batch, physical_batch_size)
 
     # ---- one logical batch ----------------------------------------------------------------------
 

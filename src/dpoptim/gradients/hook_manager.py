@@ -91,7 +91,7 @@ class HookManager:
         return state
 
     def see_microbatch(self, rows: int) -> None:
-        """A batch, or a piece of one, is delivered."""
+        """A microbatch is delivered."""
         self.rows = self._delivered = rows
         self._iterate_spectral_norms()
 

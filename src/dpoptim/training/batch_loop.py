@@ -61,7 +61,7 @@ class BatchLoop(PublicFigures):
         """
         options = LoaderOptions(
             num_workers,
-            self._delivery.collate(collate_fn),
+            self._loader.collate(collate_fn),
             pin_memory,
             prefetch_factor,
             persistent_workers,
@@ -70,7 +70,7 @@ class BatchLoop(PublicFigures):
             timeout,
         )
         self._require_attached()
-        return self._delivery.batches(physical_batch_size, options, fixed_shape)
+        return self._loader.batches(physical_batch_size, options, fixed_shape)
 
     @knows_opacus
     def steps(

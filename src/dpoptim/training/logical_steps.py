@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from dpoptim.errors import PrivacyError
 
 
-class Delivery(Protocol):
+class StepCounts(Protocol):
     """What `LogicalStep` needs to know of a training."""
 
     @property
@@ -31,7 +31,7 @@ class LogicalSteps:
         total: steps of the plan.
     """
 
-    def __init__(self, training: Delivery, microbatches: Iterator[Any], total: int) -> None:
+    def __init__(self, training: StepCounts, microbatches: Iterator[Any], total: int) -> None:
         self._training, self._microbatches, self._total = training, microbatches, total
         self._given = training.steps_done
 
@@ -57,7 +57,7 @@ class LogicalStep:
     optimizer once.
     """
 
-    def __init__(self, training: Delivery, microbatches: Iterator[Any], number: int) -> None:
+    def __init__(self, training: StepCounts, microbatches: Iterator[Any], number: int) -> None:
         self._training, self._microbatches, self.number = training, microbatches, number
         self._used = False
 

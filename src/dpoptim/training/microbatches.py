@@ -170,10 +170,10 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         for shape, microbatches in self._dealt():
             # The step must happen in any case.
             count = self._microbatches_of_all(max(1, len(microbatches)))
-            for number, piece in enumerate(microbatches, 1):
-                sizes = tuple(tuple(map(len, block)) for block in piece)
+            for number, microbatch in enumerate(microbatches, 1):
+                sizes = tuple(tuple(map(len, block)) for block in microbatch)
                 items, present = present_rows(
-                    np.concatenate([group for block in piece for group in block])
+                    np.concatenate([group for block in microbatch for group in block])
                 )
                 self.drawn.append(
                     Microbatch(sizes, null=False, last=number == count, present=present)
@@ -200,17 +200,17 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         return list(self._cut(blocks))
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
-        """Pieces of whole blocks where they fit; a block that does not fit into memory by itself
+        """Microbatches of whole blocks where they fit; a block that does not fit into memory by itself
         is cut.
         """
-        piece: list[list[Indices]] = []
+        microbatch: list[list[Indices]] = []
         for whole in blocks:
             for block in [whole] if self._fits([whole]) else self._single_groups(whole):
-                if piece and not self._fits([*piece, block]):
-                    yield piece
-                    piece = []
-                piece.append(block)
-        yield piece
+                if microbatch and not self._fits([*microbatch, block]):
+                    yield microbatch
+                    microbatch = []
+                microbatch.append(block)
+        yield microbatch
 
     def _fits(self, blocks: list[list[Indices]]) -> bool:
         return (

@@ -20,8 +20,8 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.plan import Plan
 from dpoptim.training.attached import Attached
+from dpoptim.training.batch_loader import BatchLoader, queue_of
 from dpoptim.training.batch_loop import BatchLoop
-from dpoptim.training.delivery import Delivery, queue_of
 from dpoptim.training.earlier_part import EarlierPart
 from dpoptim.training.foreign import explain
 from dpoptim.training.hold_out_scores import HoldOutScores
@@ -92,7 +92,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             part_of=plan.event_of_part,
         )
         self._steps = Steps(plan, self._engine, queue, gate, ranks)
-        self._delivery = Delivery(
+        self._loader = BatchLoader(
             plan,
             train_set,
             request.collate_fn,
@@ -179,7 +179,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         elif self._steps.state != "idle":
             raise PrivacyError(
                 "private.save was called in the middle of a step. Fix: save after optimizer.step() "
-                "for the last piece of a batch, such as where private.finished_step is true."
+                "for the last microbatch of a batch, such as where private.finished_step is true."
             )
         refuse_changed_parameters(self._engine, everything=True)
         parts: list[Tensor] = []
@@ -240,7 +240,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         """Take everything off model and optimizer. Called by leaving the ``with``; harmless when
         repeated.
         """
-        self._delivery.restore_randomness()
+        self._loader.restore_randomness()
         self._attached.take_off()
 
     def _attach_again(self) -> None:

@@ -26,7 +26,7 @@ from dpoptim.training.basis import (
     caveats_of,
     in_order,
 )
-from dpoptim.training.delivery import Delivery
+from dpoptim.training.batch_loader import BatchLoader
 from dpoptim.training.isolation import Chosen
 from dpoptim.training.loss_check import LossCheck
 from dpoptim.training.progress import show_progress
@@ -49,7 +49,7 @@ class PublicFigures:
     _ranks: Ranks
     _ledger: Ledger
     _owns_ledger: bool
-    _delivery: Delivery
+    _loader: BatchLoader
     _chosen: Chosen
     _loss: LossCheck | None
     _reduction: Reduction | None
@@ -174,7 +174,7 @@ class PublicFigures:
     def _all_caveats(self) -> dict[str, bool]:
         """What must be said of the guarantee, of all parts of the run."""
         found = caveats_of(
-            self._engine, seeded=self._seeded, collate=self._delivery.collates_unchecked
+            self._engine, seeded=self._seeded, collate=self._loader.collates_unchecked
         )
-        found["varies"], found["left"] = self._delivery.shapes_vary, self._left
+        found["varies"], found["left"] = self._loader.shapes_vary, self._left
         return {key: value or self._caveats.get(key, False) for key, value in found.items()}

@@ -159,10 +159,12 @@ class SlotSampler:
             self._coins.words(words)
             placed = np.full((microbatches * size, *batch.shape[1:]), NO_ROW, dtype=np.int64)
             placed[np.argsort(words, kind="stable")[: len(batch)]] = batch
-            for number, piece in enumerate(np.split(placed, microbatches), 1):
-                items, present = present_rows(piece)
+            for number, microbatch in enumerate(np.split(placed, microbatches), 1):
+                items, present = present_rows(microbatch)
                 if present is None:
-                    present = torch.from_numpy(piece != NO_ROW)[:, None].expand(size, self._rows)
+                    present = torch.from_numpy(microbatch != NO_ROW)[:, None].expand(
+                        size, self._rows
+                    )
                 self.drawn.append(
                     Microbatch(groups, null=False, last=number == microbatches, present=present)
                 )

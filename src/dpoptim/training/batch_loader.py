@@ -11,6 +11,7 @@ from dpoptim.arguments import whole_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.summation_groups import number_of_groups
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
@@ -22,7 +23,7 @@ from dpoptim.training.steps import Steps
 from dpoptim.training.units import Units
 
 
-class Delivery:
+class BatchLoader:
     """Hands out the batches of the steps that remain, and tells engine and steps of each.
 
     Args:
@@ -138,7 +139,7 @@ class Delivery:
             fixed_shape = same_shape and alone and costs_little(self._plan)
         microbatches, fixed_items = self._microbatches(physical_batch_size, fixed_shape)
         self._loop = loop = self._loop + 1
-        for batch, piece in load_microbatches(
+        for batch, microbatch in load_microbatches(
             self._train_set, microbatches, options, self._units.stacked, fixed_items
         ):
             if self._ended():
@@ -156,7 +157,7 @@ class Delivery:
                     "loop, start it again: private.batches() goes on with the same batch."
                 )
             self._gradients.drop()
-            self._steps.begin(piece)
+            self._steps.begin(microbatch)
             yield batch
         if self._steps.state == "complete" and not self._ended():
             raise PrivacyError(
@@ -170,7 +171,7 @@ class Delivery:
     def _microbatches(
         self, physical_records: int | None, fixed_shape: bool
     ) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
-        """What cuts batches, and how many items of the data set each piece has, where that is
+        """What cuts batches, and how many items of the data set each microbatch has, where that is
         public.
         """
         engine = self._engine
@@ -187,7 +188,7 @@ class Delivery:
             sampler = SlotSampler(self.queue, slots, self._group_coins, rows)
             return sampler, self._units.items_of(slots.rows)
         engine.physical_records = min(engine.capacity, physical_records or engine.capacity)
-        groups = engine.number_of_groups(self._plan.batch_size / self._ranks.size, physical_records)
+        groups = number_of_groups(self._plan.batch_size / self._ranks.size, physical_records)
         together = [self._ranks.most] if engine.totals.travels else []
         return (
             MicrobatchSampler(self.queue, groups, self._group_coins, physical_records, *together),
