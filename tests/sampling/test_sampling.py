@@ -62,16 +62,16 @@ def test_capacity_is_passed_with_negligible_probability() -> None:
 
 @pytest.mark.parametrize("size", [None, 1, 7, 1000])
 @pytest.mark.parametrize("dealt", [True, False])
-def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None:
+def test_microbatches_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None:
     n, q, steps = 200, 0.2, 30
     sampler = PoissonSampling(q)
     queue = BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps)
-    sampler = MicrobatchSampler(
+    dealer = MicrobatchSampler(
         queue, number_of_groups(n * q, size) if dealt else 1, KeyStream(), size
     )
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
-    for (rows,), microbatch in load_microbatches(data, sampler, LoaderOptions()):
+    for (rows,), microbatch in load_microbatches(data, dealer, LoaderOptions()):
         assert len(rows) == microbatch.records <= (size or n)
         batches[-1] += rows.tolist()
         if microbatch.last:
@@ -82,7 +82,7 @@ def test_pieces_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -> None
     ]
 
 
-def test_empty_batches_become_null_pieces() -> None:
+def test_empty_batches_become_null_microbatches() -> None:
     sampler = MicrobatchSampler(
         BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, KeyStream(), None
     )

@@ -200,7 +200,7 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         return list(self._cut(blocks))
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
-        """Microbatches of whole blocks where they fit; a block that does not fit into memory by itself
+        """Microbatches of whole blocks where they fit; a block too large for memory by itself
         is cut.
         """
         microbatch: list[list[Indices]] = []
