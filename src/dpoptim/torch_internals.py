@@ -8,7 +8,7 @@ touched.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ __all__ = [
     "layer_norm_backward",
     "local_part",
     "module_hooks",
+    "never_compiled",
     "onednn_linear",
     "pre_forward_hooks",
     "put_first",
@@ -51,6 +52,7 @@ __all__ = [
     "version_of",
 ]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 OUTSIDE_BACKWARD = -1  # what `graph_task` is there
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """A number for the backward pass that this thread is in; later passes have larger ones."""
@@ -61,6 +63,17 @@ names it so.
 convolution_backward = torch.ops.aten.convolution_backward
 layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 group_norm_backward = torch.ops.aten.native_group_norm_backward
+
+
+def never_compiled(function: Function) -> Function:
+    """`torch.compiler.disable` without importing the compiler, which takes over a second: neither
+    the function nor what it calls is compiled.
+    """
+    inside: Any = torch._C._dynamo.eval_frame
+    skip = inside._FrameAction.SKIP
+    inside.set_code_exec_strategy(function.__code__, inside._FrameExecStrategy(skip, skip))
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
 
 
 def after_backward(callback: Callable[[], None]) -> None:

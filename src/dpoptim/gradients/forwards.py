@@ -9,6 +9,7 @@ from torch import nn
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE
+from dpoptim.torch_internals import never_compiled
 
 
 class OwnForward:
@@ -30,7 +31,7 @@ class PerSampleForward(OwnForward):
         super().__init__(module, forward)
         self._original = module.forward
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or AS_THEY_ARE.get():
             return self._original(*args, **kwargs)
@@ -62,7 +63,7 @@ class StillForward(OwnForward):
 class FrozenForward(OwnForward):
     """That of an instance without hooks: it may be saved."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
 
