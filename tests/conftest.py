@@ -6,6 +6,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+
+# Read when PyTorch is loaded. Workers share the cores: threads that wait for each other by
+# spinning take their time from those that they wait for (eight times, seen with two threads).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 from hypothesis import settings
 
