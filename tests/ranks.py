@@ -20,7 +20,9 @@ import torch.distributed as dist
 
 SECONDS = 60  # for everything; a test that needs them has failed
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["ranks", "distributed_work", "shard_work", "fully_sharded_work"])
+context.set_forkserver_preload(
+    ["ranks", "command_work", "distributed_work", "shard_work", "fully_sharded_work"]
+)
 
 
 def start_server() -> None:

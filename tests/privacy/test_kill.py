@@ -13,8 +13,8 @@ import pytest
 import dpoptim
 from dpoptim.accounting.events import event_to_json
 
-# One process imports and plans; every run is a fork of it, so that twenty runs do not pay for
-# twenty imports of torch.
+# One process imports and plans; every run is a fork of it, so that twelve runs do not pay for
+# twelve imports of torch.
 NURSERY = """
 import os, sys, torch, dpoptim
 from torch.utils.data import TensorDataset
@@ -51,7 +51,7 @@ for line in sys.stdin:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL (POSIX)")
 def test_sigkill_at_a_random_step_never_undercounts(tmp_path: Path) -> None:
-    """Twenty runs on one ledger, each killed somewhere between its start and its hundredth
+    """Twelve runs on one ledger, each killed somewhere between its start and its hundredth
     step.
     """
     path = tmp_path / "ledger.sqlite"
@@ -71,7 +71,7 @@ def test_sigkill_at_a_random_step_never_undercounts(tmp_path: Path) -> None:
     ) as nursery:
         assert nursery.stdin is not None
         assert nursery.stdout is not None
-        for _ in range(20):
+        for _ in range(12):
             nursery.stdin.write("run\n")
             word, process = nursery.stdout.readline().split()
             assert word == "ready"

@@ -1,13 +1,11 @@
-"""``dpoptim train`` under torchrun, as it is: one run directory, one charge, the model of one
-process; and on in any number.
+"""``dpoptim train`` in many processes: one run directory, one charge, the model of one process;
+and on in any number.
 """
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,34 @@ import pytest
 import torch
 
 import dpoptim
+from command_work import command
+from ranks import run_ranks
 
-TRAIN = ["-m", "dpoptim", "train", "--data", "digits", "--no-compare", "--noise-seed", "3"]
+TRAIN = ["train", "--data", "digits", "--no-compare", "--noise-seed", "3"]
 
 
-def start(folder: Path, ranks: int, *options: str) -> subprocess.Popen[str]:
+def finished(
+    folder: Path, ranks: int, *options: str, stop_at: Path | None = None
+) -> tuple[int, str, str]:
+    """The highest exit code, and what all ranks said."""
+    given = (str(folder), [*TRAIN, *options], stop_at and str(stop_at))
+    codes, said, errors = zip(*run_ranks(ranks, command, *given), strict=True)
+    return max(codes), "".join(said), "".join(errors)
+
+
+def by_torchrun(folder: Path, ranks: int, *options: str) -> tuple[int, str, str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *(launcher if ranks > 1 else []), *TRAIN, *options]
     source = str(Path(dpoptim.__file__).parents[1])
-    return subprocess.Popen(
-        command,
+    ran = subprocess.run(
+        [sys.executable, *launcher, "-m", "dpoptim", *TRAIN, *options],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        timeout=240,
+        check=False,
     )
-
-
-def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, errors = process.communicate(timeout=240)
-    return process.returncode, out, errors
+    return ran.returncode, ran.stdout, ran.stderr
 
 
 def weights(folder: Path) -> torch.Tensor:
@@ -53,7 +58,7 @@ def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
     certificates = []
     for ranks in (1, 2):
         out = ["--out", f"run{ranks}", "--ledger", f"{ranks}.sqlite", "--method", method, *steps]
-        code, said, errors = finished(start(tmp_path, ranks, *out))
+        code, said, errors = finished(tmp_path, ranks, *out)
         assert code == 0, errors
         assert said.count("certificate.json") == 1  # rank 0 alone reports
         folder = tmp_path / f"run{ranks}"
@@ -77,15 +82,10 @@ def test_two_processes_make_the_run_of_one(method: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_stopped_in_two_processes_goes_on_in_three(tmp_path: Path) -> None:
     options = ["--out", "run", "--ledger", "l.sqlite", "--budget", "2.5,1e-4", "--epochs", "60"]
-    process = start(tmp_path, 2, *options, "--save-every", "0")
-    checkpoint, waited = tmp_path / "run" / "private.checkpoint", 0.0
-    while not checkpoint.exists() and process.poll() is None and waited < 120:
-        time.sleep(0.1)
-        waited += 0.1
-    process.send_signal(signal.SIGTERM)
-    finished(process)
+    checkpoint = tmp_path / "run" / "private.checkpoint"
+    finished(tmp_path, 2, *options, "--save-every", "0", stop_at=checkpoint)
     assert checkpoint.exists()
-    code, said, errors = finished(start(tmp_path, 3, *options, "--resume"))
+    code, said, errors = finished(tmp_path, 3, *options, "--resume")
     assert code == 0, errors
     assert "guarantee" in said
     assert not checkpoint.exists()
@@ -96,10 +96,10 @@ def test_a_run_stopped_in_two_processes_goes_on_in_three(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_rank_0_refuses_ends_all(tmp_path: Path) -> None:
+def test_under_torchrun_what_rank_0_refuses_ends_all(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()
-    code, said, errors = finished(start(tmp_path, 2, "--out", "run"))
+    code, said, errors = by_torchrun(tmp_path, 2, "--out", "run")
     assert code != 0
     assert "--out run is not empty" in errors
     assert "rank 0 failed in dpoptim train" in errors
