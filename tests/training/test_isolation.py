@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
+from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
 
@@ -265,3 +266,39 @@ def test_numbers_that_may_be_masks_are_ones_where_nothing_else_works() -> None:
 class NotFinite(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * math.nan
+
+
+class Turned(nn.Module):
+    """A layer whose output batches of several change a little, as where rounding turns a ReLU:
+    with the weights that it begins with, or with any.
+    """
+
+    def __init__(self, *, by_rounding: bool) -> None:
+        super().__init__()
+        self.layer, self.by_rounding = nn.Linear(D, 3), by_rounding
+        self.first = self.layer.weight.detach().clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        at_kink = not self.by_rounding or torch.equal(self.layer.weight.detach(), self.first)
+        return self.layer(x) * (1.002 if len(x) > 1 and at_kink else 1.0)
+
+
+def test_what_rounding_turns_is_tried_with_other_weights() -> None:
+    model = Turned(by_rounding=True)
+    assert choose_isolation(model, data()).isolation == Isolation.of("rules")
+    assert torch.equal(model.layer.weight, model.first)
+    assert dpoptim.check(model, losses_of, data()[:4]).loss_reduction == "none"
+
+
+def losses_of(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def test_what_records_turn_is_not() -> None:
+    with pytest.raises(SamplesInteractError):
+        dpoptim.check(
+            nn.Linear(D, 3),
+            lambda m, b: losses_of(m, b) * (1 + 0.005 * (len(b[0]) > 1)),
+            data()[:4],
+        )
+    assert choose_isolation(Turned(by_rounding=False), data()).isolation != Isolation.of("rules")

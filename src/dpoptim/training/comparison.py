@@ -1,6 +1,7 @@
 """The engine's clipped sum of a batch, held against its records taken one at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from dpoptim.gradients.oracle import (
     worst_mismatch,
 )
 from dpoptim.gradients.rows_of_records import RowsOfRecords
+from dpoptim.training.quiet import other_weights
 
 TOLERANCE = {  # of the bound, for each record
     torch.bfloat16: 3e-2,
@@ -27,6 +29,27 @@ TOLERANCE = {  # of the bound, for each record
     torch.float32: 1e-4,
     torch.float64: 1e-6,
 }
+# A batch rounds otherwise than a record alone, and a ReLU that this turns moves a large network's
+# gradient by a few tolerances: one wide ResNet in six. What differs by more is no rounding; what
+# differs by less has to agree with other weights, so many times.
+NEAR, AGAIN = 100.0, 2
+
+
+def settled(shares: Sequence[float], again: Callable[[int], Sequence[float]]) -> bool:
+    """Whether two sums agree but for rounding.
+
+    Args:
+        shares: distances in tolerances.
+        again: the same with other weights, by a seed.
+
+    **Guarantee.** Nothing passes that fails by more than `NEAR` tolerances, or that fails with
+    other weights, too.
+    """
+    if all(share <= 1 for share in shares):
+        return True
+    return all(share <= NEAR for share in shares) and all(
+        share <= 1 for seed in range(AGAIN) for share in again(seed)
+    )
 
 
 class Comparison:
@@ -64,8 +87,7 @@ class Comparison:
         Raises:
             SamplesInteractError: none does.
         """
-        gradients = [g[self._order] for g in gradients_alone(self.model, self.loss, self.alone)]
-        bounds = clipping_and_not(gradients)
+        gradients = self._gradients()
         worst, refused = "", None
         for way in self._ways:
             try:
@@ -74,10 +96,12 @@ class Comparison:
                         # apart, but not what the loss says: each record would be normalised by
                         # itself, say
                         continue
-                    found = (self._mismatch(gradients, C, candidate, way) for C in bounds)
-                    worst = next(filter(None, found), "")
-                    if not worst:
+                    found = self._mismatches(gradients, candidate, way)
+                    if settled(
+                        [share for _, share in found], partial(self._elsewhere, candidate, way)
+                    ):
                         return candidate
+                    worst = next(name for name, share in found if not share <= 1)
             except SamplesInteractError:
                 raise
             except PrivacyError as error:
@@ -134,12 +158,28 @@ class Comparison:
         explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
+    def _gradients(self) -> list[Tensor]:
+        return [g[self._order] for g in gradients_alone(self.model, self.loss, self.alone)]
+
+    def _elsewhere(self, reduction: Reduction, way: Isolation, seed: int) -> list[float]:
+        """Distances with other weights, in tolerances."""
+        with other_weights(self.model, seed):
+            return [share for _, share in self._mismatches(self._gradients(), reduction, way)]
+
+    def _mismatches(
+        self, gradients: list[Tensor], reduction: Reduction, way: Isolation
+    ) -> list[tuple[str, float]]:
+        """The parameter where engine and truth differ most, and by how many tolerances, under a
+        bound that clips and one that does not.
+        """
+        return [
+            self._mismatch(gradients, clip_norm, reduction, way)
+            for clip_norm in clipping_and_not(gradients)
+        ]
+
     def _mismatch(
         self, gradients: list[Tensor], clip_norm: float, reduction: Reduction, way: Isolation
-    ) -> str:
-        """The parameter where engine and truth differ most under this bound; empty if they
-        agree.
-        """
+    ) -> tuple[str, float]:
         clipping = Clipping(clip_norm)
         named = trainable(self.model)
         truth = clipped_sums(gradients, clipping, self.rows, reduction)
@@ -150,7 +190,7 @@ class Comparison:
         )
         worst, distance = worst_mismatch(named, ours, truth)
         allowed = clip_norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
-        return "" if distance <= allowed else worst
+        return worst, distance / allowed
 
 
 def clipping_and_not(gradients: list[Tensor]) -> tuple[float, float]:

@@ -5,10 +5,12 @@ all; then ``vmap`` for the modules in which these failed, for what surrounds the
 whole model; then records alone.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from dpoptim.gradients.oracle import (
     trainable,
 )
 from dpoptim.gradients.refusals import watch_batch_statistics
-from dpoptim.training.comparison import TOLERANCE
+from dpoptim.training.comparison import TOLERANCE, settled
 from dpoptim.training.isolation_words import (
     ALONE,
     WHOLE,
@@ -38,7 +40,7 @@ from dpoptim.training.isolation_words import (
 )
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
-from dpoptim.training.quiet import put_back, quiet
+from dpoptim.training.quiet import other_weights, put_back, quiet
 
 MOST_TRIALS = 16
 
@@ -239,7 +241,8 @@ class Trials:
         """Why this way does not give each record its own gradient; None if it does."""
         start = time.perf_counter()
         try:
-            wrong = [name for bound in self._bounds for name in self._mismatches(bound, isolation)]
+            shares = self._shares(isolation)
+            agrees = settled(list(shares.values()), partial(self._elsewhere, isolation))
         except SamplesInteractError:
             raise
         except PrivacyError as error:
@@ -252,8 +255,9 @@ class Trials:
         except Exception as error:  # whatever the user's model raises when it is run in another way
             return Failure(quoted(error))
         self.seconds[isolation] = time.perf_counter() - start
-        if not wrong:
+        if agrees:
             return None
+        wrong = [name for name, share in shares.items() if not share <= 1]
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in wrong))
         return Failure(f"the gradient of {wrong[-1]!r} was not each record's own", modules)
 
@@ -290,16 +294,26 @@ class Trials:
         terms = [(out * w).sum() for out, w in zip(sample.outputs(model), weights, strict=True)]
         return torch.stack([term.to(terms[0].device, terms[0].dtype) for term in terms]).sum()
 
-    def _mismatches(self, bound: float, isolation: Isolation) -> list[str]:
-        """The parameters whose sums are not what they should be under this bound."""
-        clipping, rows = Clipping(bound), self.sample.rows
-        named = trainable(self.model)
-        truth = clipped_sums(self._gradients, clipping, rows, "sum")
-        batch = self._part(range(rows))
-        ours = engine_sums(self.model, self._loss, batch, rows, clipping, "sum", isolation)
-        allowed = bound * rows * max(TOLERANCE[p.dtype] for p in named.values())
-        pairs = zip(named, ours, truth, strict=True)
-        return [name for name, a, b in pairs if not float((a - b).norm()) <= allowed]
+    def _elsewhere(self, isolation: Isolation, seed: int) -> list[float]:
+        """Distances with other weights, in tolerances."""
+        with other_weights(self.model, seed):
+            return list(Trials(self.model, self.sample)._shares(isolation).values())
+
+    def _shares(self, isolation: Isolation) -> dict[str, float]:
+        """Of each parameter, how many tolerances its sums are from what they should be, under the
+        worse bound.
+        """
+        named, rows = trainable(self.model), self.sample.rows
+        batch, shares = self._part(range(rows)), dict.fromkeys(named, 0.0)
+        for bound in self._bounds:
+            clipping = Clipping(bound)
+            truth = clipped_sums(self._gradients, clipping, rows, "sum")
+            ours = engine_sums(self.model, self._loss, batch, rows, clipping, "sum", isolation)
+            allowed = bound * rows * max(TOLERANCE[p.dtype] for p in named.values())
+            for name, a, b in zip(named, ours, truth, strict=True):
+                share = float((a - b).norm()) / allowed
+                shares[name] = share if math.isnan(share) else max(shares[name], share)
+        return shares
 
 
 def with_places(

@@ -12,6 +12,8 @@ from dpoptim.torch_internals import SpectralNormalised
 from dpoptim.training.fixed_noise import FixedNoise
 
 COPIED_PARAMETERS = 1 << 26
+MOVED = 1e-2  # of itself, a parameter
+LARGE_PRIME = 9973  # sines of larger numbers are not exact
 
 
 @contextmanager
@@ -41,6 +43,29 @@ def put_back(model: nn.Module) -> Iterator[None]:
             for t, value in before.items():
                 if not torch.equal(t, value):
                     t.copy_(value)
+
+
+@contextmanager
+def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
+    """Move every parameter by up to a hundredth of itself, and put it back exactly.
+
+    Where a comparison failed because rounding turned a ReLU or a maximum, it passes with other
+    weights; where records see each other, it fails again. No random generator takes part, as noise
+    may be fixed.
+    """
+    moved = [p for p in model.parameters() if p.is_floating_point()]
+    before = [p.detach().clone() for p in moved]
+    try:
+        with torch.no_grad():
+            for p in moved:
+                numbers = torch.arange(p.numel(), device=p.device) % LARGE_PRIME
+                waves = (numbers * (seed + 1.0)).sin()
+                p.mul_((1 + MOVED * waves).view_as(p).to(p.dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            for p, value in zip(moved, before, strict=True):
+                p.copy_(value)
 
 
 @contextmanager
