@@ -2,6 +2,7 @@
 asked to explore.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -22,6 +23,13 @@ os.environ.pop("COLUMNS", None)  # consoles keep the width that they find when t
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)  # pytest --hypothesis-profile=explore
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_loaded_stays() -> None:
+    """The collector of garbage need not look through all of PyTorch again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from dpoptim.audit import DETECTORS
+from dpoptim.audit.method_detectors import named_audits
 from mutants.mutants import MUTANTS, Mutant, catch, mutant_table
 
+# the others take audits by their names, which test_methods.py runs with as many trials
+OWN = [name for name, detect in DETECTORS.items() if getattr(detect, "func", None) != named_audits]
 
-@pytest.mark.parametrize("name", DETECTORS)
+
+@pytest.mark.parametrize("name", OWN)
 def test_the_library_passes(name: str) -> None:
+    assert len(OWN) > 15
     assert DETECTORS[name]() == ""
 
 

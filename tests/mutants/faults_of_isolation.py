@@ -10,7 +10,7 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.gradients.values import Values
-from dpoptim.training import delivery, loss_check
+from dpoptim.training import batch_loader, loss_check
 
 
 @contextmanager
@@ -66,4 +66,4 @@ def empty_slots_counted() -> AbstractContextManager[Any]:
 
 def seeds_of_the_program() -> AbstractContextManager[Any]:
     """Generators stay as the program seeded them while batches are delivered."""
-    return patch.object(delivery, "secret_randomness", lambda stream: nullcontext())
+    return patch.object(batch_loader, "secret_randomness", lambda stream: nullcontext())
