@@ -16,6 +16,7 @@ from dpoptim.data import (
     load_table,
     schema_without_file,
 )
+from dpoptim.data.columns import read_columns
 
 
 def plain(
@@ -125,7 +126,7 @@ def test_csv(tmp_path: Path) -> None:
         ("a,y\n1,0\nnan,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\ninf,1\n", "y", "record 2 .*NaN or infinite"),
         ("a,y\n1,0\n2,0\n", "y", "fewer than two values"),
-        ("a,a,y\n1,2,0\n", "y", "two columns named 'a'"),
+        ("a,a,y\n1,2,0\n", "y", "two columns of one name: a"),
         ("y\n1\n0\n", "y", "no column beside the label"),
         ("a,y\n1e39,0\n2,1\n", "y", "record 1 .*NaN or infinite"),
     ],
@@ -133,6 +134,25 @@ def test_csv(tmp_path: Path) -> None:
 def test_bad_csv_files(tmp_path: Path, text: str, target: str | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         plain(write_csv(tmp_path / "t.csv", text), target, public=True)
+
+
+@pytest.mark.parametrize("text", ["71.5,no\n18.25,yes\n", "71.5;no\n", "71.5,71.5\n", "71.5\tno\n"])
+@pytest.mark.parametrize("target", [None, "y"])
+def test_a_first_line_that_may_be_a_record_is_not_quoted(
+    tmp_path: Path, text: str, target: str | None
+) -> None:
+    path = write_csv(tmp_path / "t.csv", text)
+    reads = [lambda: plain(path, target), lambda: list(read_columns(path, ["age", "y"]))]
+    for read in reads:
+        with pytest.raises(ValueError, match="t.csv") as caught:
+            read()
+        assert "71.5" not in str(caught.value)
+
+
+def test_a_wrong_separator_is_named(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", "age;y\n1;2\n")
+    with pytest.raises(ValueError, match="Fix: its first line has ';' in it"):
+        list(read_columns(path, ["age", "y"]))
 
 
 def test_encodings(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from dpoptim.data.reading import decoding, kind_of, opened
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones
+SEPARATORS = r"[;|\t]"  # of other files than ours
 # text as in the file, or numbers with NaN for what is missing
 Values = Sequence[str] | NDArray[Any]
 
@@ -66,8 +68,7 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> Iterator[Chu
     absent = [name for name in wanted if name not in held]
     if absent:
         raise ValueError(
-            f"{path} has no column {', '.join(map(repr, absent[:3]))}; it has {abridged(known)}. "
-            "Fix: add the column, or name another one."
+            f"{path} has no column {', '.join(map(repr, absent[:3]))}{instead(wanted, known)}"
         )
     if kind_of(path) in arrow_files.ENDINGS:
         first = 1
@@ -92,7 +93,8 @@ def read_csv(path: Path, wanted: Sequence[str]) -> Iterator[Chunk]:
             if wrong is not None:
                 raise ValueError(
                     f"{path}, record {first + wrong}: {len(records[wrong])} columns where the "
-                    f"header has {len(header)}."
+                    f"header has {len(header)}. Fix: put quotation marks around what has a comma "
+                    "in it, and close each one."
                 )
             columns = list(zip(*records, strict=True))
             yield Chunk(first, {name: columns[places[name]] for name in wanted})
@@ -155,17 +157,46 @@ class csv_rows:  # noqa: N801, a context manager, named as a function
 def header_of(path: Path, rows: Iterator[list[str]]) -> list[str]:
     row = next(rows, None)
     if row is None:
-        raise ValueError(f"{path} is empty; its first line must name the columns.")
+        raise ValueError(f"{path} is empty. Fix: its first line must name the columns.")
     names = [name.strip() for name in row]
     if any("\udc80" <= character <= "\udcff" for name in names for character in name):
         raise ValueError(f"{path} is not UTF-8 text; save it as UTF-8.")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"{path} has two columns named {twice!r}; rename one.")
+        raise ValueError(
+            f"{path} has two columns of one name: {abridged([twice])}. Fix: rename one."
+        )
     return names
 
 
+def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
+    """What a table has in the place of a column, and the fix. Where none of the wanted is there,
+    its first line may be a record, and is not quoted.
+    """
+    if set(wanted) & set(known):
+        return f"; it has {abridged(known)}. Fix: add the column, or name another one."
+    other = re.search(SEPARATORS, "".join(known))
+    if other is not None:
+        return (
+            f". Fix: its first line has {other.group()!r} in it; save it with commas between "
+            "columns."
+        )
+    return ", nor any other that was asked for. Fix: its first line must name the columns."
+
+
 def abridged(names: Sequence[str], most: int = 12) -> str:
-    """The names, or the first of them where they are many."""
+    """The names, or the first of them where they are many; not where one is a number, since the
+    first line of the file may be a record then.
+    """
+    if any(is_number(part) for name in names for part in re.split(SEPARATORS, name)):
+        return f"{len(names)} others, not shown as the first line may be a record"
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

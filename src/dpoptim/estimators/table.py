@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite, column_or_1d, validate_data
+from sklearn.utils.validation import assert_all_finite, column_or_1d
 
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.data.unquoted import checked_table, number_array
 from dpoptim.solvers.objective import held_in_memory
 
 Floats = NDArray[np.float64]
@@ -155,7 +156,7 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
             "target_bound is missing: a public bound on |y|, to which targets are clipped. Fix: "
             "the largest value that y can take in principle, which must not be read off the data."
         )
-    targets = column_or_1d(y, warn=True).astype(np.float64)
+    targets = number_array("y", column_or_1d(y, warn=True))
     assert_all_finite(targets, input_name="y")
     if len(targets) != rows:
         raise ValueError(UNEQUAL)
@@ -174,6 +175,6 @@ def table(x: Any, *, reset: bool, estimator: Any) -> Any:
         elif not np.array_equal(getattr(estimator, "feature_names_in_", names), names):
             raise ValueError("the columns must be those of fit, in the same order.")
         return x
-    return validate_data(
+    return checked_table(
         estimator, x, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=1
     )

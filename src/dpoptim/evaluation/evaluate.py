@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.data.unquoted import number_array
 from dpoptim.estimators.scope import public_number_of_records
 from dpoptim.estimators.table import stated_delta
 from dpoptim.evaluation.intervals import Interval, of_a_mean, of_r2, of_the_area
@@ -141,7 +142,7 @@ def evaluate_classifier(
         True
     """
     names = np.asarray(classes)
-    scores, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(y)
+    scores, labels = number_array("probabilities", probabilities), np.asarray(y)
     if (
         len(names) < 2
         or scores.ndim != 2
@@ -238,7 +239,7 @@ def evaluate_regressor(
         positive_number("target_bound", target_bound),
         real_number("confidence", confidence),
     )
-    found, true = np.asarray(predictions, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    found, true = number_array("predictions", predictions), number_array("y", y)
     if found.ndim != 1 or found.shape != true.shape:
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")
     if not 0 < level < 1:

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import real_number
+from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.table import stated_delta
 from dpoptim.opacus_words import KnowsOpacus
@@ -67,7 +68,7 @@ class PrivateStep(TransformerMixin, ChargedFit, ABC):
 
     def _numbers(self, x: Any, *, reset: bool) -> Floats:
         """``x`` as floats of shape (n, columns); NaN stands for a missing value."""
-        found: Floats = validate_data(
+        found: Floats = checked_table(
             self,
             x,
             reset=reset,

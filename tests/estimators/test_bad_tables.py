@@ -1,0 +1,114 @@
+"""Mistakes with tables: each is an error that names the fix, quotes no value and costs nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpoptim import Ledger
+from dpoptim.estimators import (
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPSGDClassifier,
+    DPSGDRegressor,
+)
+from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
+from dpoptim.preprocessing import DPImputer, DPMinMaxScaler, DPStandardScaler
+
+VALUE = 0.8125  # of a record
+PRIVATE = ("0.8125", "patient 7")
+ROWS = 60
+
+
+def numbers() -> np.ndarray:
+    return np.full((ROWS, 2), VALUE)
+
+
+def with_text() -> np.ndarray:
+    x = numbers().astype(object)
+    x[40, 1] = "patient 7"
+    return x
+
+
+def with_gap() -> np.ndarray:
+    x = numbers()
+    x[40, 1] = np.nan
+    return x
+
+
+LABELS = np.arange(ROWS) % 2
+TEXTS = np.where(np.arange(ROWS) == 40, "patient 7", LABELS.astype(str))
+DATES = np.full((ROWS, 2), np.datetime64("2020-01-01"))
+TABLES: dict[str, tuple[Callable[[], Any], str]] = {
+    "text": (with_text, r"not a number, in column 1\. Fix: DPOneHot"),
+    "one axis": (lambda: numbers()[:, 0], "Fix: X\\[:, None\\]"),
+    "dates": (lambda: DATES, "dates or times. Fix"),
+    "complex": (lambda: numbers() * 1j, "Complex data not supported. Fix"),
+    "unequal rows": (lambda: [[VALUE], [VALUE, VALUE]], "Fix: rows of numbers, of equal lengths"),
+    "none": (lambda: numbers()[:0], "minimum of 1 is required"),
+}
+CLASSES: dict[str, Any] = {"classes": [0, 1]}
+BOUND: dict[str, Any] = {"target_bound": 1.0}
+FITS: dict[str, Callable[[Any, Any, Ledger], Any]] = {
+    "linear classifier": lambda x, y, ledger: DPLogisticRegression(ledger=ledger, **CLASSES).fit(
+        x, y
+    ),
+    "linear regressor": lambda x, y, ledger: DPLinearRegression(ledger=ledger, **BOUND).fit(x, y),
+    "network classifier": lambda x, y, ledger: DPSGDClassifier(ledger=ledger, **CLASSES).fit(x, y),
+    "network regressor": lambda x, y, ledger: DPSGDRegressor(ledger=ledger, **BOUND).fit(x, y),
+    "scaler": lambda x, y, ledger: DPStandardScaler(0, 1, ledger=ledger).fit(x),
+    "quantiles": lambda x, y, ledger: DPMinMaxScaler(0, 1, ledger=ledger).fit(x),
+    "imputer": lambda x, y, ledger: DPImputer(0, 1, ledger=ledger).fit(x),
+}
+
+
+def said_of(fit: Callable[[Ledger], Any], match: str) -> None:
+    ledger = Ledger(epsilon=1.0, delta=1e-5, neighboring="zero-out")
+    with pytest.raises((ValueError, TypeError), match=match) as caught:
+        fit(ledger)
+    shown = f"{caught.value} {caught.value.__cause__}"
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert not any(private in shown for private in PRIVATE), shown
+    assert ledger.entries() == []
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("fit", FITS)
+def test_a_bad_table(fit: str, table: str) -> None:
+    x, match = TABLES[table]
+    said_of(lambda ledger: FITS[fit](x(), LABELS, ledger), match)
+
+
+@pytest.mark.parametrize("fit", [name for name in FITS if " " in name])
+def test_gaps_are_for_an_imputer(fit: str) -> None:
+    said_of(lambda ledger: FITS[fit](with_gap(), LABELS, ledger), "Fix: DPImputer before it")
+
+
+@pytest.mark.parametrize(
+    ("fit", "y", "match"),
+    [
+        ("linear classifier", TEXTS, "none of the declared classes. Fix"),
+        ("network classifier", TEXTS, "none of the declared classes. Fix"),
+        ("linear classifier", LABELS + VALUE, "Unknown label type"),
+        ("linear regressor", TEXTS, "y holds what is not a number. Fix"),
+        ("network regressor", TEXTS, "y holds what is not a number. Fix"),
+        ("linear regressor", np.where(LABELS > 0, np.nan, VALUE), "y contains NaN"),
+        ("linear classifier", LABELS[:-1], "equally many rows"),
+    ],
+)
+def test_bad_targets(fit: str, y: Any, match: str) -> None:
+    said_of(lambda ledger: FITS[fit](numbers(), y, ledger), match)
+
+
+def test_scores_of_what_is_not_a_number() -> None:
+    said_of(
+        lambda ledger: evaluate_regressor(TEXTS, TEXTS, target_bound=1.0, epsilon=1.0),
+        "predictions holds what is not a number",
+    )
+    said_of(
+        lambda ledger: evaluate_classifier(
+            with_text(), LABELS, classes=[0, 1], epsilon=1.0, ledger=ledger
+        ),
+        "probabilities holds what is not a number",
+    )
