@@ -233,6 +233,28 @@ def one_raises(rank: int, where: str, wrapped: bool) -> str:
     return caught(run)
 
 
+def on_one_rank(rank: int, path: str) -> dict[str, str]:
+    """Rank 0 alone saves, ends the run, or asks what one rank may ask alone; what each hears."""
+    plan = plan_for(METHODS["flat"](), noise_multiplier=1.0)
+    asked: dict[str, Callable[[Any], Any]] = {
+        "save": lambda private: private.save(path),
+        "finish": lambda private: private.finish(),
+        "no refund": lambda private: private.why_no_refund,
+    }
+
+    def look(private: Any, ask: Callable[[Any], Any]) -> None:
+        if rank == 0 and private.steps_done == 2:
+            ask(private)
+
+    def run(ask: Callable[[Any], Any]) -> None:
+        train(plan, look=lambda private: look(private, ask), ledger=dpoptim.Ledger())
+
+    return {
+        name: caught(lambda ask=ask: run(ask)) if name != "no refund" else str(run(ask))
+        for name, ask in asked.items()
+    }
+
+
 def ends(rank: int, destroys: bool) -> tuple[bool, bool]:
     """Whether the group for agreement is there after a run, and once the process has ended."""
     train(plan_for(dpoptim.DPSGD(clip_norm=1.0)), wrapped=True)
@@ -670,7 +692,9 @@ def other_ways(rank: int) -> dict[str, Tensor]:
             else {}
         )
         plan = plan_for(METHODS["flat"](), n=N // 2 if persons else N, batch_size=10, steps=4)
-        with dpoptim.attach(plan, ran, optimizer, data, noise_seed=5, **persons) as private:
+        # the wrapper is called either way
+        attached = model if name == "adapters" else ran
+        with dpoptim.attach(plan, attached, optimizer, data, noise_seed=5, **persons) as private:
             for a, b in private.batches(physical_batch_size=6):
                 with torch.autocast("cpu", enabled=name == "autocast"):
                     losses = F.cross_entropy(called(a).float(), b, reduction="none")

@@ -70,6 +70,17 @@ def test_a_rank_that_leaves_early_or_is_ahead_ends_the_run() -> None:
     assert "is about to release step 3, but rank 0 releases (step 2)" in second
 
 
+def test_a_call_of_all_that_one_rank_makes_alone_is_named(tmp_path: Path) -> None:
+    """At once, on both; what one may ask alone disturbs nobody."""
+    first, second = run_ranks(2, work.on_one_rank, str(tmp_path / "run"), time_out=TIME_OUT)
+    assert "is about to save step 2, but rank 1 releases (step 2)" in first["save"]
+    assert "rank 0 calls private.save (step 2)" in second["save"]
+    assert "is about to end the run after step 2, but rank 1 releases" in first["finish"]
+    assert "rank 0 calls private.finish (step 2)" in second["finish"]
+    assert first["no refund"] == second["no refund"] == "None"
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_rank_that_is_killed_is_named_by_the_survivors() -> None:
     first, second, third = run_ranks(3, work.dies, time_out=TIME_OUT)
     assert third == "died"

@@ -19,8 +19,9 @@ class LedgerOfRanks(Ledger):
         ledger: rank 0's, where the run is charged; that of the others is not looked at.
         from_first: asks on rank 0 alone; see `Ranks.from_first`.
 
-    What a person may print (`entries`, `remaining`, `spent`, `describe`) tells what was known at
-    the run's last entry, and asks nobody: one rank may print it alone.
+    What a person may print (`entries`, `remaining`, `spent`, `why_nothing_is_returned`,
+    `describe`) tells what was known at the run's last entry, and asks nobody: one rank may print it
+    alone.
 
     **Guarantee.** One reservation a run, however many processes it has; it is on disk before any
     of them goes on.
@@ -40,7 +41,7 @@ class LedgerOfRanks(Ledger):
         # its own store stays empty
         super().__init__(None, dataset=settings[0], neighboring=settings[1])
         self.budget, self._durable, self._place = settings[2:]
-        self._known: tuple[list[Reservation], Remaining]
+        self._known: tuple[list[Reservation], Remaining, dict[str, str]]
         self._look()
 
     def reserve(
@@ -83,7 +84,7 @@ class LedgerOfRanks(Ledger):
         self._ask(lambda: self._real.end(reservation_id, part, released=released, resumed=resumed))
 
     def why_nothing_is_returned(self, reservation_id: str) -> str:
-        return str(self._from_first(lambda: self._real.why_nothing_is_returned(reservation_id)))
+        return self._known[2][reservation_id]
 
     def note_checkpoint(
         self,
@@ -132,4 +133,10 @@ class LedgerOfRanks(Ledger):
         return answer
 
     def _look(self) -> None:
-        self._known = self._from_first(lambda: (self._real.entries(), self._real.remaining()))
+        """All ranks together: what one of them may be asked for alone."""
+
+        def known() -> tuple[list[Reservation], Remaining, dict[str, str]]:
+            entries, ask = self._real.entries(), self._real.why_nothing_is_returned
+            return entries, self._real.remaining(), {each.id: ask(each.id) for each in entries}
+
+        self._known = self._from_first(known)

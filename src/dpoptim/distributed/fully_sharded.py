@@ -1,6 +1,6 @@
 """Models under ``fully_shard`` (FSDP2): where their parameters are, and what travels."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any, Self
@@ -30,6 +30,8 @@ class FullySharded:
     Raises:
         PrivacyError: it is sharded in a way that is not supported, by name.
     """
+
+    hooks: Collection[int] = ()
 
     def __init__(self, model: nn.Module) -> None:
         reason = fsdp.unsupported(model)

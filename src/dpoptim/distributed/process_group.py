@@ -30,10 +30,12 @@ from dpoptim.distributed.signs import (
     ARRIVED,
     COUNT,
     FAILED,
+    FINISH,
     LEFT,
     MICROBATCH,
     MOST_MICROBATCHES,
     RELEASE,
+    SAVE,
     named,
     portable,
     told,
@@ -122,6 +124,12 @@ class ProcessGroup:
     def begin_release(self, step: int) -> None:
         self._meet(RELEASE, step, f"release step {step}")
 
+    def begin_save(self, step: int) -> None:
+        self._meet(SAVE, step, f"save step {step}")
+
+    def begin_finish(self, step: int) -> None:
+        self._meet(FINISH, step, f"end the run after step {step}")
+
     def _meet(self, kind: int, place: int, about: str) -> None:
         """Go on if all ranks are about to do the same."""
         signs = self._say(kind, place)
@@ -142,8 +150,8 @@ class ProcessGroup:
         ]
         raise RankError(
             f"rank {self.rank} is about to {about}, but {'; '.join(others)}. Nothing of the step "
-            "was released. Fix: every rank must go through the same steps, and leave the run after "
-            "the same one."
+            "was released. Fix: every rank must go through the same steps, call private.save and "
+            "private.finish where the others do, and leave the run after the same step."
         )
 
     def leave(self, step: int, *, failed: bool) -> None:
@@ -151,12 +159,14 @@ class ProcessGroup:
             return
         signs = self._say(FAILED if failed else LEFT, step, quietly=failed)
         self._over = True
-        others = [rank for rank, sign in enumerate(signs) if sign != (LEFT, step)]
+        others = [
+            f"rank {rank} {told(*sign)}" for rank, sign in enumerate(signs) if sign != (LEFT, step)
+        ]
         if others and not failed:
             raise RankError(
-                f"rank {self.rank} leaves the run after step {step}, but {named(others)} failed, "
-                "or goes on, or left after another step: the run does not count as completed. Fix: "
-                "leave it on all ranks after the same step."
+                f"rank {self.rank} leaves the run after step {step}, but {'; '.join(others)}: the "
+                "run does not count as completed. Fix: leave it on all ranks after the same step, "
+                "with all their calls of private.save and private.finish before that."
             )
 
     def _say(self, kind: int, step: int, *, quietly: bool = False) -> list[tuple[int, int]]:

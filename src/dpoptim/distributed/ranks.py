@@ -132,6 +132,14 @@ class Ranks(Protocol):
         """
         ...
 
+    def begin_save(self, step: int) -> None:
+        """All ranks are about to save this step; as `begin_release`."""
+        ...
+
+    def begin_finish(self, step: int) -> None:
+        """All ranks are about to end the run after this step; as `begin_release`."""
+        ...
+
     def lost(self, error: BaseException | None) -> RankError | None:
         """The error that names who is missing, of one that a wrapper's own communication raised
         (see `wrapping`); None of others.
@@ -204,6 +212,12 @@ class OneProcess:
         pass
 
     def begin_release(self, step: int) -> None:
+        pass
+
+    def begin_save(self, step: int) -> None:
+        pass
+
+    def begin_finish(self, step: int) -> None:
         pass
 
     def lost(self, error: BaseException | None) -> RankError | None:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from dpoptim.errors import RankError
 
-ARRIVED, RELEASE, LEFT, FAILED, MICROBATCH, COUNT = 1, 2, 3, 4, 5, 6  # what a rank is about to do
+# what a rank is about to do
+ARRIVED, RELEASE, LEFT, FAILED, MICROBATCH, COUNT, SAVE, FINISH = 1, 2, 3, 4, 5, 6, 7, 8
 MOST_MICROBATCHES = 1 << 20  # of a step, at most
 
 
@@ -19,7 +20,12 @@ def told(kind: int, at: int) -> str:
         return "is about to run a part of " + (
             f"step {at // MOST_MICROBATCHES}" if kind == MICROBATCH else "a step"
         )
-    said = {LEFT: "left the run", FAILED: "left it with an error, and says why itself"}
+    said = {
+        LEFT: "left the run",
+        FAILED: "left it with an error, and says why itself",
+        SAVE: "calls private.save",
+        FINISH: "calls private.finish",
+    }
     return f"{said.get(kind, 'releases')} (step {at})"
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import OneProcess, Ranks
@@ -15,6 +16,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import InPlace, Placement
 from dpoptim.gradients.totals import MakeTotals
+from dpoptim.torch_internals import running_wrapper
 
 
 def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
@@ -125,7 +127,7 @@ def wrapping_of(model: nn.Module) -> Wrapping:
 
 class OwnSynchronisation(InPlace):
     """What `DistributedDataParallel` would send by itself: off while attached, as it was
-    afterwards.
+    afterwards; also where the bare model was attached, and a wrapper of it is called.
 
     Args:
         model: wrapped or bare.
@@ -137,7 +139,8 @@ class OwnSynchronisation(InPlace):
     def __init__(self, model: nn.Module) -> None:
         self._wrapper = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
         self.module: nn.Module = model if self._wrapper is None else self._wrapper.module
-        self._before: tuple[bool, bool] | None = None
+        self._before: dict[nn.parallel.DistributedDataParallel, tuple[bool, bool]] = {}
+        self._watch: RemovableHandle | None = None
 
     def gathered(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -158,22 +161,38 @@ class OwnSynchronisation(InPlace):
         return dict(whole(saved))
 
     def switch_off(self) -> Self:
-        if (wrapper := self._wrapper) is None:
-            return self
+        if self._wrapper is not None:
+            self._silence(self._wrapper)
+        if dist.is_available() and dist.is_initialized():
+            self._watch = self.module.register_forward_pre_hook(self._silence_caller)
+            self.hooks = (self._watch.id,)
+        return self
+
+    def _silence_caller(self, module: nn.Module, inputs: Any) -> None:
+        """Before a forward pass: what calls it decides afterwards whether to send."""
+        caller = running_wrapper()
+        if caller is not None and caller.module is module and caller not in self._before:
+            self._silence(caller)
+
+    def _silence(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         if getattr(wrapper, "_delay_all_reduce_params", None):
             raise PrivacyError(
                 "the DistributedDataParallel wrapper delays gradients of some parameters "
                 "(delay_all_reduce_named_params), which it sends whatever attach says. Fix: wrap "
                 "the model without it."
             )
-        self._before = wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync
+        self._before[wrapper] = (
+            wrapper.require_backward_grad_sync,
+            wrapper.require_forward_param_sync,
+        )
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = False
-        return self
 
     def restore(self) -> None:
         """Harmless when repeated."""
-        if self._wrapper is not None and self._before is not None:
-            self._wrapper.require_backward_grad_sync, self._wrapper.require_forward_param_sync = (
-                self._before
-            )
-        self._before = None
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch, self.hooks = None, ()
+        for wrapper, (backward, forward) in self._before.items():
+            wrapper.require_backward_grad_sync = backward
+            wrapper.require_forward_param_sync = forward
+        self._before = {}

@@ -2,7 +2,7 @@
 for forward and backward passes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -13,9 +13,12 @@ class Placement(Protocol):
     """What an engine must know of it.
 
     Attributes:
+        hooks: of its own on the model, by id, while it is attached.
         used: from what modules hold in forward passes to what they hold otherwise, which
             optimizers move; empty where these are the same.
     """
+
+    hooks: Collection[int]
 
     @property
     def used(self) -> Mapping[nn.Parameter, nn.Parameter]: ...
@@ -33,6 +36,8 @@ class Placement(Protocol):
 
 class InPlace:
     """Parameters are always where they are."""
+
+    hooks: Collection[int] = ()
 
     @property
     def used(self) -> Mapping[nn.Parameter, nn.Parameter]:

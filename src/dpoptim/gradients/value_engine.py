@@ -24,6 +24,7 @@ from dpoptim.gradients.feed_forward import (
 from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
+from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.products import (
     UNIT_ROUNDOFF,
     Groups,
@@ -68,7 +69,7 @@ class ValueEngine(Engine):
 
     Args:
         model: see `layers_of`.
-        clipping, capacity, totals: as for `Engine`.
+        clipping, capacity, totals, placement: as for `Engine`.
         paper: whether to use the paper's bound (softmax cross-entropy only) instead of measured
             slopes.
 
@@ -86,9 +87,17 @@ class ValueEngine(Engine):
         capacity: int,
         paper: bool,
         totals: MakeTotals = Totals,
+        placement: Placement | None = None,
     ) -> None:
         self._layers = layers_of(model)
-        super().__init__(model, clipping, capacity=capacity, reduction="sum", totals=totals)
+        super().__init__(
+            model,
+            clipping,
+            capacity=capacity,
+            reduction="sum",
+            totals=totals,
+            placement=placement,
+        )
         if self._trained.stored_narrow is not None:
             raise PrivacyError(
                 f"parameter {self._trained.stored_narrow!r} is stored in bfloat16 or float16, "
@@ -314,7 +323,8 @@ class ValueEngine(Engine):
         return shown.clone()  # in-place operations and hooks on it are the loss's
 
     def _refuse_changed_model(self) -> None:
-        same = layers_of(self.model, [handle.id for handle in self._handles]) == self._layers
+        ours = {*self._placement.hooks, *(handle.id for handle in self._handles)}
+        same = layers_of(self.model, ours) == self._layers
         if not same or [(id(p), p.dtype) for p in self.model.parameters()] != self._attached:
             raise PrivacyError(
                 "the model's layers, their options or parameters were changed after attaching; the "

@@ -46,8 +46,12 @@ class Attached:
 
     def put_on(self) -> None:
         """Add the hooks to the model, then to the optimizers."""
-        self._engine.attach()
-        self._wrapping.switch_off()
+        self._wrapping.switch_off()  # first: the engine tells hooks that come later from others
+        try:
+            self._engine.attach()
+        except BaseException:
+            self._wrapping.restore()
+            raise
         with self._wrapping.gathered():
             show_the_batch_axis(
                 self._engine.model, self._chosen.sample if self._engine.hooks else None

@@ -76,7 +76,14 @@ def engine_for(
                 "or the model bare, or in DistributedDataParallel."
             )
         paper = method.value_bound == "paper"
-        return ValueEngine(model, method.rule, capacity=capacity, paper=paper, totals=totals)
+        return ValueEngine(
+            model,
+            method.rule,
+            capacity=capacity,
+            paper=paper,
+            totals=totals,
+            placement=placement,
+        )
     if chosen.isolation.alone and rows.per_record > 1:
         raise ValueError(
             'isolation="alone" is not for records of several rows. Fix: isolation="vmap".'

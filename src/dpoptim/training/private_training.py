@@ -159,7 +159,10 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             path: an older checkpoint there is replaced, anything else refused; readable by its
                 owner alone.
 
+        Of several processes, all call it after the same step; rank 0 writes.
+
         Raises:
+            RankError: another process does something else; named.
             PrivacyError: in the middle of a step, or something was changed that may not be.
             LedgerError: the ledger, which is told of the file first, cannot be written.
             ValueError: a state dict holds what could not be read back. OSError: the file cannot be
@@ -182,6 +185,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 "for the last microbatch of a batch, such as where private.finished_step is true."
             )
         refuse_changed_parameters(self._engine, everything=True)
+        self._ranks.begin_save(self.steps_done)
         parts: list[Tensor] = []
         contents = {
             "identity": self._prepared.identity,
@@ -217,6 +221,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             PrivacyError: there is nothing to give back to, or no way to (`why_no_refund`); the run
                 goes on.
             LedgerError: the ledger cannot be written; the run is over, and charged in full.
+            RankError: of several processes, not all call it after the same step; named.
 
         **Guarantee.** With ``refund``, the budget's (epsilon, delta) still holds for everything
         that was released on the ledger and will be, also if whether to end here was read off the
@@ -229,6 +234,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
                 f"private.finish(refund=True): nothing can be given back: {self.why_no_refund}. "
                 "Fix: private.finish(), which leaves the whole run charged."
             )
+        self._ranks.begin_finish(self.steps_done)
         self._steps.end(refund=refund)
 
     @property
