@@ -48,7 +48,6 @@ __all__ = [
     "put_first",
     "pytree",
     "require",
-    "running_wrapper",
     "saved_tensors_hooks_are_set",
     "version_of",
 ]
@@ -85,16 +84,6 @@ def after_backward(callback: Callable[[], None]) -> None:
 def version_of(tensor: Tensor) -> int:
     """How often a tensor has been written in place; not through ``.data``."""
     return tensor._version
-
-
-def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
-    """The wrapper whose forward pass runs; None also where PyTorch does not tell, and a gradient
-    that a wrapper writes is then refused.
-    """
-    found: nn.parallel.DistributedDataParallel | None = getattr(
-        nn.parallel.DistributedDataParallel, "_active_ddp_module", None
-    )
-    return found
 
 
 def local_part(tensor: Tensor) -> Tensor:

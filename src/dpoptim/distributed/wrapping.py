@@ -16,7 +16,6 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import InPlace, Placement
 from dpoptim.gradients.totals import MakeTotals
-from dpoptim.torch_internals import running_wrapper
 
 
 def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
@@ -196,3 +195,13 @@ class OwnSynchronisation(InPlace):
             wrapper.require_backward_grad_sync = backward
             wrapper.require_forward_param_sync = forward
         self._before = {}
+
+
+def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
+    """The wrapper whose forward pass runs; None also where PyTorch does not tell, and a gradient
+    that a wrapper writes is then refused.
+    """
+    found: nn.parallel.DistributedDataParallel | None = getattr(
+        nn.parallel.DistributedDataParallel, "_active_ddp_module", None
+    )
+    return found
