@@ -249,8 +249,8 @@ PLACES = [
 
 def one_by_one(weight: Lazy) -> torch.Tensor:
     """All gradients, formed one after the other."""
-    form = weight.singly.one_by_one()
-    formed = [form(record) for record in range(weight.records)]
+    (piece,) = weight.singly.one_by_one()
+    formed = [piece.form(record) for record in range(weight.records)]
     assert all(each.data_ptr() % ALIGNMENT == 0 for each in formed)
     return weight.singly.in_order(torch.stack(formed))
 

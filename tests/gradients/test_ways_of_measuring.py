@@ -18,11 +18,15 @@ from dpoptim.gradients.batch_invariant import ALIGNMENT
 from dpoptim.gradients.choose_formula import PublicSizes
 from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import convolution as convolution_module
+from dpoptim.gradients.layers.kernels import ByPatches
 from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, squared_norm_of_parts
+from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, read_part, squared_norm_of_parts
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.sequence_outer import SequenceOuter
+from dpoptim.gradients.sparse import Rows
+from dpoptim.gradients.sums import Sums
+from dpoptim.gradients.tied import TiedHead
 from support import CASES, LIBRARIES, Case, by_engine, clipped, joint_norm, vmap_gradients
 
 ROWS = 8  # unlike every other axis of the cases
@@ -324,6 +328,54 @@ def test_record_by_record_a_record_adds_the_same_in_any_company(
     assert torch.equal(sums[0], sums[2])
 
 
+@pytest.mark.parametrize("library", LIBRARIES, indirect=True)
+def test_record_by_record_sums_do_not_depend_on_threads(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, whatever is dealt to whom; nor does cutting layers into pieces change
+    more than rounding.
+    """
+    torch.manual_seed(0)
+    g, a, out = torch.randn(5, 33, 48), torch.randn(5, 33, 32), torch.randn(5, 33, 32)
+    table = Rows(torch.randint(0, 48, (5, 33)), out, 48)
+    conv = nn.Conv2d(3, 4, 3)
+    x, back = torch.randn(5, 3, 7, 7), torch.randn(5, 4, 5, 5)
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    before = torch.get_num_threads()
+    for piece in (1 << 18, 20 * 32):
+        monkeypatch.setattr(sequence_outer_module, "PIECE", piece)
+        for threads in (1, 2, 4, 16):
+            layers = {
+                0: SequenceOuter(g, a),
+                1: TiedHead(g.flip(1), a, table=table),
+                2: ByPatches(conv, x, back),
+                3: SequenceOuter(g[:, :, :7], a),
+            }
+            assert len(layers[0].one_by_one()) == (3 if piece < 48 * 32 else 1)
+            sizes = [48 * 32, 48 * 32, 4 * 27, 7 * 32]
+            sums = [Sums([torch.zeros(size, dtype=torch.float64)]) for size in sizes]
+
+            def weigh(part: slice, squared: dict[str, Tensor]) -> dict[str, Tensor]:
+                return {unit: each.rsqrt()[None] for unit, each in squared.items()}
+
+            torch.set_num_threads(threads)
+            try:
+                units = ["all", "all", "kernel", "all"]
+                with torch.no_grad():
+                    add_record_by_record(layers, units, sums, [[3], [2]], LONG_BLOCK, weigh)
+                assert torch.get_num_threads() == threads
+            finally:
+                torch.set_num_threads(before)
+            found[piece, threads] = [each.settle()[0] for each in sums]
+    whole, cut = (found[piece, 1] for piece in (1 << 18, 20 * 32))
+    assert all(0.1 < float(each.norm()) <= 5 for each in whole)
+    for one, other in zip(whole, cut, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for (piece, _), each in found.items():
+        of_one = found[piece, 1]
+        assert all(torch.equal(one, other) for one, other in zip(of_one, each, strict=True))
+
+
 def test_float32_models_are_measured_in_float32_whatever_the_default_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -412,9 +464,10 @@ def test_one_record_is_formed_alike_however_the_batch_lies(
                 each.expand(records, *each.shape[1:]).permute(order).contiguous().permute(back)
                 for each in (g, a)
             )
-            form = SequenceOuter(slopes, inputs).one_by_one()
-            formed = [form(record) for record in range(records)]
-            assert all(each.data_ptr() % ALIGNMENT == 0 for each in formed)
+            pieces = SequenceOuter(slopes, inputs).one_by_one()
+            parts = [[piece.form(record) for piece in pieces] for record in range(records)]
+            assert all(each.data_ptr() % ALIGNMENT == 0 for part in parts for each in part)
+            formed = [torch.cat(part) for part in parts]
             seen |= {each.numpy().tobytes() for each in formed}
     assert len(seen) == 1
     torch.testing.assert_close(formed[0].view(p, d), g[0].T @ a[0], rtol=1e-4, atol=1e-3)
@@ -460,6 +513,11 @@ def test_a_large_layer_that_runs_for_one_record_leaves_the_norms_of_others(
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-9, atol=0)
 
 
+def norm_of(parts: list[Tensor], block: int) -> Tensor:
+    read = torch.cat([read_part(part, block=block) for part in parts])
+    return squared_norm_of_parts(parts, read, block=block)
+
+
 @pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])
 def test_short_layers_are_read_alike_beside_others(block: int) -> None:
     """What another layer adds for the sake of one record must not raise what all others measure:
@@ -467,10 +525,7 @@ def test_short_layers_are_read_alike_beside_others(block: int) -> None:
     """
     for entries in (1, 20, 1000, 1024, 1100):
         part = torch.randn(entries)
-        alone, beside = (
-            squared_norm_of_parts(parts, block=block)
-            for parts in ([part], [torch.zeros(2000), part])
-        )
+        alone, beside = (norm_of(parts, block) for parts in ([part], [torch.zeros(2000), part]))
         assert abs(float(alone / beside) - 1) <= 1e-12
         assert float(alone) >= float(part.double().square().sum())
 
@@ -481,9 +536,9 @@ def test_norms_of_parts_are_never_read_low_and_hardly_high(block: int, size: flo
     torch.manual_seed(0)
     parts = [torch.randn(entries) * size for entries in (3000, 1, 700)]
     truth = sum(float(part.double().square().sum()) for part in parts)
-    assert truth <= float(squared_norm_of_parts(parts, block=block)) <= truth * 1.001
+    assert truth <= float(norm_of(parts, block)) <= truth * 1.001
     parts[1][0] = math.nan
-    assert math.isnan(float(squared_norm_of_parts(parts, block=block)))
+    assert math.isnan(float(norm_of(parts, block)))
 
 
 @pytest.mark.parametrize("library", LIBRARIES, indirect=True)

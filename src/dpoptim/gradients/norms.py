@@ -54,21 +54,27 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     return squared
 
 
-def squared_norm_of_parts(parts: Sequence[Tensor], *, block: int = NORM_BLOCK) -> Tensor:
-    """`row_squared_norms` of one record whose numbers lie in several places: dense vectors of
-    float32 -> float64, (1,).
+def read_part(part: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
+    """What is read of the squared norm of a dense vector of float32, for `squared_norm_of_parts`:
+    float64, (1,).
     """
+    return in_blocks(part[None], block) if part.is_cpu else in_float64(part[None])
+
+
+def squared_norm_of_parts(
+    parts: Sequence[Tensor], read: Tensor, *, block: int = NORM_BLOCK
+) -> Tensor:
+    """`row_squared_norms` of one record whose numbers lie in several places: float64, (1,).
+
+    Args:
+        parts: dense vectors of float32.
+        read: `read_part` of each, (P,).
+    """
+    squared = read.sum(0, keepdim=True)
     if not parts[0].is_cpu:
-        return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
-    blocks = torch.cat(
-        [piece.view(-1) for part in parts for piece in block_norms(part[None], block)]
-    )
+        return squared
     # By as much for short parts, whatever other parts there are.
-    squared = raised(
-        blocks.double().square_().sum(0, keepdim=True),
-        max(block, sum(part.shape[0] for part in parts)),
-        block,
-    )
+    raised(squared, max(block, sum(part.shape[0] for part in parts)), block)
     if not SAFE_SQUARES[0] < float(squared) < SAFE_SQUARES[1]:  # also where it is NaN
         return torch.cat([in_float64(part[None]) for part in parts]).sum(0, keepdim=True)
     return squared

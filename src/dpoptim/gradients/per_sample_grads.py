@@ -86,13 +86,27 @@ class PerSampleGrad(ABC):
         return None
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive entries of a parameter, whose gradients are formed for one record after the
+    other. How a parameter is cut is decided by public numbers.
+
+    Attributes:
+        start, entries: of the first, in the order of `OneByOne.in_order`, and how many.
+        form: maps a record to their gradient: float32, (entries,), dense, from a 64-byte boundary
+            on. It is asked by one thread at a time.
+    """
+
+    start: int
+    entries: int
+    form: Callable[[int], Tensor]
+
+
 class OneByOne(Protocol):
     """Gradients that can be formed for one record after the other."""
 
-    def one_by_one(self) -> Callable[[int], Tensor]:
-        """Returns what forms the gradient of one record: float32, (entries,), dense, from a
-        64-byte boundary on.
-        """
+    def one_by_one(self) -> list[Piece]:
+        """Returns the pieces that make up the gradient of one record."""
         ...
 
     def in_order(self, total: Tensor) -> Tensor:

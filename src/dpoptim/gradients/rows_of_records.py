@@ -9,7 +9,7 @@ factors, groups and sums are those of records from then on, and the theorem in `
 it stands.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.per_sample_grads import Bias, Dense, OneByOne, Outer, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Bias, Dense, OneByOne, Outer, PerSampleGrad, Piece
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
@@ -166,10 +166,15 @@ class SumOfRows:
     K: int
     keep: Tensor | None
 
-    def one_by_one(self) -> Callable[[int], Tensor]:
-        form = self.rows.one_by_one()
+    def one_by_one(self) -> list[Piece]:
         kept = None if self.keep is None else self.keep.tolist()
+        return [
+            replace(each, form=self._summed(each.form, kept)) for each in self.rows.one_by_one()
+        ]
 
+    def _summed(
+        self, form: Callable[[int], Tensor], kept: Sequence[bool] | None
+    ) -> Callable[[int], Tensor]:
         def of_record(record: int) -> Tensor:
             total: Tensor | None = None
             for row in range(self.K * record, self.K * (record + 1)):

@@ -13,6 +13,7 @@ from torch import Tensor
 from dpoptim.gradients.arithmetic import NARROW, multiplies_narrow, widened
 from dpoptim.gradients.batch_invariant import (
     LARGE,
+    WHOLE,
     aligned_records,
     gram,
     large,
@@ -32,13 +33,14 @@ from dpoptim.gradients.parts import (
     parts_of,
     sum_of_group,
 )
-from dpoptim.gradients.per_sample_grads import Dense, Outer, PerSampleGrad, zero_outside
+from dpoptim.gradients.per_sample_grads import Dense, Outer, PerSampleGrad, Piece, zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_rows
 from dpoptim.gradients.sums import Sums
 
 CLAIM_SLACK = 2.0**-20  # relative; more than forming and measuring round away
 # positions; a public constant, so that no record's claim depends on how long the others are
 CLAIM_BLOCK = LARGE
+PIECE = 1 << 18  # entries that a thread forms, measures and adds up at a time: they stay in cache
 
 
 @dataclass
@@ -121,12 +123,21 @@ class SequenceOuter(PerSampleGrad):
         g, a = (self.g[part], self.a[part]) if as_they_are else self.sides(part)
         return flat(record_products(g, a, room, together=at_once(self.entries)))
 
-    def one_by_one(self) -> Callable[[int], Tensor]:
-        """Returns what forms the gradient of one record, (entries,), on a 64-byte boundary."""
+    def one_by_one(self) -> list[Piece]:
+        """Pieces of a few rows of the weight each."""
         p, d = self.g.shape[2], self.a.shape[2]
-        onednn = onednn_multiplies(self.g.new_empty(0, dtype=self.dtype), p, d)
-        freely = large(self.g.shape[1], p, d)
-        left, right = self.g.unbind(), self.a.unbind()
+        rows = max(WHOLE, PIECE // d // WHOLE * WHOLE)
+        return [
+            Piece(start * d, min(rows, p - start) * d, self.form_rows(start, min(start + rows, p)))
+            for start in range(0, p, rows)
+        ]
+
+    def form_rows(self, start: int, stop: int) -> Callable[[int], Tensor]:
+        """Returns what forms these rows of one record's gradient: see `Piece`."""
+        rows, d = stop - start, self.a.shape[2]
+        onednn = onednn_multiplies(self.g.new_empty(0, dtype=self.dtype), rows, d)
+        freely = rows == self.g.shape[2] and large(self.g.shape[1], rows, d)
+        left, right = self.g[:, :, start:stop].unbind(), self.a.unbind()
 
         def form(record: int) -> Tensor:
             g, a = widened([left[record], right[record]])

@@ -78,12 +78,16 @@ class TiedHead(SequenceOuter):
         self._look_up(part, formed)
         return formed
 
-    def one_by_one(self) -> Callable[[int], Tensor]:
-        head = super().one_by_one()
+    def form_rows(self, start: int, stop: int) -> Callable[[int], Tensor]:
+        assert self.table is not None
+        head, index, g = super().form_rows(start, stop), self.table.index, self.table.g
 
         def form(record: int) -> Tensor:
             formed = head(record)
-            self._look_up(slice(record, record + 1), formed[None])
+            here = (index[record] >= start) & (index[record] < stop)
+            rows = g[record][here]
+            places = (index[record][here] - start)[:, None].expand_as(rows)
+            formed.view(stop - start, -1).scatter_add_(0, places, rows)
             return formed
 
         return form

@@ -96,7 +96,7 @@ class ConvolutionRule:
         ):
             singly = ByPatches(module, x, g)
         elif by_groups:
-            singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST))
+            singly = AFewAtOnce(form, len(g), together(entries, AT_LEAST), entries)
         weight = Lazy(form, len(g), entries, per_record, singly=singly)
         if module.bias is None:
             return {"weight": weight}
