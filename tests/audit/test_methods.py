@@ -30,7 +30,7 @@ SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
     "dp-ftrl, balls in bins": 0.6,  # 0.86 of 100,000
     "dice-sgd": 0.999,
     "adaptive-gd, norms": 0.55,  # 1,000 runs
-    "quantile": 0.45,  # 2,000 runs
+    "quantile": 0.99,
 }
 
 

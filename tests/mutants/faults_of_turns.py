@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
 from dpoptim.mechanisms import correlated
-from dpoptim.noise.correlated import BandedToeplitz
+from dpoptim.noise.correlated import BandedToeplitz, buffered
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import CyclicPoissonSampling, Position, balls_in_bins
 
@@ -27,6 +27,12 @@ def banded_sensitivity_left_out() -> Fault:
         return 1.0
 
     return patch.object(BandedToeplitz, "sensitivity", sensitivity)
+
+
+def passes_of_buffers_apart() -> Fault:
+    """Columns of a record's passes overlap, and are charged as if they did not."""
+    buffered.fitted.cache_clear()
+    return patch.object(buffered, "added_up", lambda column, separation: column)
 
 
 def records_in_neighbouring_turns() -> Fault:

@@ -359,6 +359,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "banded noise",
     ),
     Mutant(
+        "later passes of buffered noise not charged",
+        "noise.buffered.added_up",
+        _c.passes_of_buffers_apart,
+        "banded noise",
+    ),
+    Mutant(
         "records in neighbouring turns",
         f"{TURNS}.batches",
         _c.records_in_neighbouring_turns,

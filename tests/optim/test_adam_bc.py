@@ -77,7 +77,7 @@ def test_noise_that_changes_is_averaged_as_the_moment_is() -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [BandedToeplitz(3), BufferedToeplitz(2), BufferedToeplitz(2, True), ToeplitzSquareRoot()],
+    [BandedToeplitz(3), BufferedToeplitz(2), BufferedToeplitz(2, True, 3), ToeplitzSquareRoot()],
     ids=str,
 )
 def test_increments_are_as_noisy_as_stated(strategy: Strategy) -> None:

@@ -256,7 +256,12 @@ DETECTORS: dict[str, Detector] = {
         "dp-ftrl, two passes",
         "dp-ftrl, Honaker, two passes",
     ),
-    "banded noise": partial(named_audits, "dp-ftrl, best, two passes", "dp-ftrl, every turn"),
+    "banded noise": partial(
+        named_audits,
+        "dp-ftrl, best, two passes",
+        "dp-ftrl, two vectors, two passes",
+        "dp-ftrl, every turn",
+    ),
     "balls in bins": partial(named_audits, "dp-ftrl, balls in bins"),
     "solvers": partial(named_audits, "noisy-gd", "kl-spider", "adaptive-gd", "accelerated-srgd"),
     "norms": partial(named_audits, "adaptive-gd, norms"),

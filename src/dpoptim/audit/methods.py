@@ -45,8 +45,9 @@ AUDITS: dict[str, Audit] = {
     "dp-ftrl, normalised, two passes": lambda trials, seed: dp_ftrl(
         trials, seed, noise="toeplitz-normalised", passes=2
     ),
-    "dp-ftrl, best": lambda trials, seed: dp_ftrl(trials, seed, noise="best"),
-    "dp-ftrl, best, two passes": lambda trials, seed: dp_ftrl(trials, seed, noise="best", passes=2),
+    "dp-ftrl, best": dp_ftrl,
+    "dp-ftrl, best, two passes": partial(dp_ftrl, passes=2),
+    "dp-ftrl, two vectors, two passes": partial(dp_ftrl, passes=2, buffers=2),
     "dp-ftrl, sampled by turns": dp_ftrl_by_turns,
     "dp-ftrl, every turn": lambda trials, seed: dp_ftrl_by_turns(trials, seed, rate=1.0),
     "dp-ftrl, balls in bins": dp_ftrl_in_bins,

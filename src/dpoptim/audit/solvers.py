@@ -7,17 +7,10 @@ import numpy as np
 import torch
 
 from dpoptim.audit.adaptive import from_gradients, from_norms
-from dpoptim.audit.bounds import Errors, epsilon_lower_bound
-from dpoptim.audit.finding import (
-    CONFIDENCE,
-    DELTA,
-    MU,
-    STRONG,
-    Finding,
-    finding,
-    gaussian_finding,
-)
+from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.side_by_side import CanaryProblem, Floats, lowest, releases_kept, separate
+from dpoptim.audit.statistics import choices_seen
+from dpoptim.gate import choices
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.solvers import Budget, Objective, kl_spider, noisy_gd, proximal_point
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
@@ -125,38 +118,19 @@ def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:
     """The exponential mechanism for the clip norm, on data where one record shifts every count.
 
     The record goes from below all candidates to above them, as it also does when it is zeroed out.
-    In the lower seven octaves the count was the rank and falls one short of it; in the highest
-    octave it was one above and becomes the rank. So the scores of the one fall by 1, those of the
-    other rise by 1, and their odds change by ``e^epsilon``, all that the guarantee allows. The
-    chance changes by nearly as much where it is small, but then takes many runs to measure.
+    Below the edge the count was the rank and falls one short of it; at the candidate above it was
+    one above and becomes the rank. So the scores of the one fall by 1, that of the other rises by
+    1, and their odds change by ``e^epsilon``, all that the guarantee allows; so does the chance of
+    the other, as it is one candidate among hundreds. The odds are those that are drawn from
+    (`noise.choice` draws them exactly, and has tests of its own), so nothing is estimated.
     """
-    runs = max(2000, trials // 10)
-    low, edge, high = 1.0, 128.0, 256.0
-    chosen = []
-    for canary, start in ((0.5, 0), (1000.0, runs)):
-        values = torch.tensor([canary] + [0.5] * 5 + [edge] + [1000.0] * 5)
-        seeds = range(seed * 10**6 + start, seed * 10**6 + start + runs)
-        drawn = [
-            private_low_quantile(values, 0.5, epsilon=epsilon, low=low, high=high, noise_seed=s)[0]
-            for s in seeds
-        ]
-        chosen.append(np.array([value > edge for value in drawn]))
-    errors = Errors(int(chosen[0].sum()), runs, int((~chosen[1]).sum()), runs)
-    # of the 8 candidates above the edge against the 57 others
-    odds = 8 / 57 * np.exp([-epsilon / 2, epsilon / 2])
-    rates = odds / (1 + odds)
-    expected = expected_of(runs, rates)
-    lower, limit = (epsilon_lower_bound(each, 0.0, CONFIDENCE) for each in (errors, expected))
-
-    def needed() -> int:
-        trials = runs
-        while epsilon_lower_bound(expected_of(trials, rates), 0.0, CONFIDENCE) < STRONG * epsilon:
-            trials *= 2
-        return 2 * trials
-
-    return finding(epsilon, lower, limit, 2 * runs, needed=needed)
-
-
-def expected_of(runs: int, rates: Floats) -> Errors:
-    """The wrong guesses of an attack that says "present" at these rates in the two worlds."""
-    return Errors(round(runs * rates[0]), runs, round(runs * (1 - rates[1])), runs)
+    edge, octaves = 2.0**-0.125, 60
+    with choices_seen(choices) as seen:
+        for canary in (2.0**-octaves, 1000.0):
+            values = torch.tensor([canary] + [1e-30] * 5 + [edge] + [1000.0] * 5)
+            private_low_quantile(
+                values, 0.5, epsilon=epsilon, low=2.0**-octaves, high=1.0, noise_seed=seed
+            )
+    absent, present = (logits - np.logaddexp.reduce(logits) for logits in seen)
+    shown = float(np.abs(absent - present).max())
+    return finding(epsilon, shown, epsilon, 0)

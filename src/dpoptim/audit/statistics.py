@@ -10,6 +10,7 @@ neighbouring data, or something was read past the gate.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -159,7 +160,7 @@ def sharpest_choice() -> tuple[float, float]:
             others[:held] = place
             found = []
             for record in (math.nan, -1.0, 1.0):
-                with choices_seen() as seen:
+                with choices_seen(gate_module) as seen:
                     scaler = DPMinMaxScaler(-1, 1, quantile=0.25, **settings)
                     scaler.fit(np.vstack([others, [[record]]]))
                 found.append([logits - np.logaddexp.reduce(logits) for logits in seen])
@@ -170,15 +171,15 @@ def sharpest_choice() -> tuple[float, float]:
 
 
 @contextmanager
-def choices_seen() -> Iterator[list[Floats]]:
-    """The logarithms of the odds of each choice."""
+def choices_seen(gate: ModuleType) -> Iterator[list[Floats]]:
+    """The logarithms of the odds of each choice that this module of the gate's draws."""
     seen: list[Floats] = []
 
     def keep(stream: Any, odds: Sequence[Any]) -> int:
         seen.append(np.array([float(each) for each in odds]))
         return 0
 
-    with patch.object(gate_module, "exponential_choice", keep):
+    with patch.object(gate, "exponential_choice", keep):
         yield seen
 
 

@@ -23,6 +23,7 @@ from dpoptim.audit.two_worlds import (
     sampled_gaussians,
 )
 from dpoptim.methods import DPFTRL, DPSGD
+from dpoptim.noise.correlated.best import BUFFERS
 from dpoptim.plan import Plan
 from dpoptim.training.attach import attach
 
@@ -65,9 +66,11 @@ def two_worlds_finding(plan: Plan, seed: int, attack: Attack = BY_STEPS) -> Find
     return finding(result.claimed, result.lower_bound, result.limit, result.trials, needed=needed)
 
 
-def dp_ftrl(trials: int, seed: int, *, noise: Any, passes: int = 1) -> Finding:
+def dp_ftrl(
+    trials: int, seed: int, *, noise: Any = "best", passes: int = 1, buffers: int = BUFFERS
+) -> Finding:
     steps_per_pass = 6
-    method = DPFTRL(1.0, noise=noise, order="given")
+    method = DPFTRL(1.0, noise=noise, order="given", buffers=buffers)
     plan = method.plan(
         n=trials * steps_per_pass,
         batch_size=trials,

@@ -47,9 +47,12 @@ def best_strategy(
     if banded.bands == span:
         return banded  # nothing that fits is better
     candidates: list[BandedToeplitz | BufferedToeplitz] = [banded]
-    scaled = once and momentum == 0 and steps <= LONGEST_SCALED
-    candidates += [BufferedToeplitz(count, scaled) for count in (2, 3, 4) if count <= buffers]
-    if scaled and len(candidates) > 1:
+    scaled = momentum == 0 and steps <= LONGEST_SCALED
+    apart = separation if scaled and not once else None
+    candidates += [
+        BufferedToeplitz(count, scaled, apart) for count in (2, 3, 4) if count <= buffers
+    ]
+    if scaled and once and len(candidates) > 1:
         del candidates[0]  # its fit takes long, and few bands do not reach as far
     return min(
         candidates, key=lambda strategy: mean_error(strategy, steps, participations, separation)

@@ -21,6 +21,7 @@ further degree of freedom, and lowers the error by 2 to 3 %.)
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpoptim.noise.correlated.strategy import Floats
 
@@ -59,13 +60,17 @@ def fitted(steps: int, bands: int, separation: int, momentum: float) -> tuple[Fl
     column = np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
     errors, squares = np.arange(steps, 0, -1.0), np.ones(bands)
     column = np.round(descend(column, steps, errors, squares, momentum), DECIMALS)
-    rows, multipliers = best_rows(column, steps, separation, momentum)
+    place = np.arange(steps) % separation
+
+    def optimum() -> tuple[Floats, Floats]:
+        return best_rows(workload(inverse(column, steps), momentum), column**2, place)
+
+    rows, multipliers = optimum()
     for _ in range(ROUNDS - 1):
-        errors = np.cumsum(1 / rows)[::-1]
-        weights = multipliers[np.arange(steps) % separation]
+        errors, weights = np.cumsum(1 / rows)[::-1], multipliers[place]
         squares = np.array([weights[: steps - lag] @ rows[lag:] for lag in range(bands)])
         column = np.round(descend(column, steps, errors, squares, momentum), DECIMALS)
-        rows, multipliers = best_rows(column, steps, separation, momentum)
+        rows, multipliers = optimum()
     rows = np.exp(np.round(np.log(rows / rows[0]), DECIMALS))
     column.flags.writeable = rows.flags.writeable = False  # cached
     return column, rows
@@ -109,24 +114,30 @@ def descend(start: Floats, steps: int, errors: Floats, squares: Floats, momentum
 
 
 def best_rows(
-    column: Floats, steps: int, separation: int, momentum: float
+    response: Floats, squares: Floats, starts: NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
     """Return p of least error at sensitivity about 1, shape (steps,), and the constraints'
-    multipliers, (separation,).
+    multipliers.
+
+    Args:
+        response: of the errors to a unit noise, shape (steps,).
+        squares: what a record adds to the squared output in the steps from a start on.
+        starts: whose record starts in step 0, 1, ...; a record may start several times.
     """
-    response = workload(inverse(column, steps), momentum)
-    costs = np.cumsum(response**2)[::-1]
-    squares, place = column**2, np.arange(steps) % separation
-    multipliers = np.ones(separation)
+    steps, records = len(response), int(starts.max()) + 1
+    costs, multipliers = np.cumsum(response**2)[::-1], np.ones(records)
+
+    def rows_for(multipliers: Floats) -> tuple[Floats, Floats]:
+        weights = np.zeros(steps)
+        weights[: len(starts)] = multipliers[starts]
+        rows = np.sqrt(costs / convolved(weights, squares))
+        added = column_squares(squares, rows)[: len(starts)]
+        return rows, np.bincount(starts, weights=added, minlength=records)
+
     for _ in range(UPDATES):
-        rows = np.sqrt(costs / convolved(multipliers[place], squares))
-        sensitivities = np.bincount(
-            place, weights=column_squares(squares, rows), minlength=separation
-        )
-        multipliers = multipliers * sensitivities
+        multipliers = multipliers * rows_for(multipliers)[1]
         multipliers /= multipliers.sum()
-    rows = np.sqrt(costs / convolved(multipliers[place], squares))
-    sensitivities = np.bincount(place, weights=column_squares(squares, rows), minlength=separation)
+    rows, sensitivities = rows_for(multipliers)
     return rows / sensitivities.max(), multipliers
 
 

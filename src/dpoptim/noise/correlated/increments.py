@@ -8,9 +8,7 @@ import numpy as np
 from dpoptim.noise.correlated.banded import BandedToeplitz
 from dpoptim.noise.correlated.buffered import (
     BufferedToeplitz,
-    fitted,
     prefix_coefficients,
-    scaled_rows,
 )
 from dpoptim.noise.correlated.fitting import convolved, inverse
 from dpoptim.noise.correlated.independent import Independent
@@ -39,9 +37,7 @@ def _increments(
         column, rows = strategy.coefficients(steps)
         return np.sqrt(convolved(1 / rows, inverse(column, steps) ** 2))
     if isinstance(strategy, BufferedToeplitz):
-        first = np.diff(prefix_coefficients(*fitted(strategy.buffers, steps), steps), prepend=0.0)
-        if strategy.scaled:
-            return np.sqrt(convolved(1 / scaled_rows(strategy.buffers, steps), first**2))
-    else:
-        first = inverse_coefficients(steps)
-    return np.sqrt(np.cumsum(first**2))
+        weights, decays, rows = strategy.parameters(steps)
+        first = np.diff(prefix_coefficients(weights, decays, steps), prepend=0.0)
+        return np.sqrt(convolved(1 / rows, first**2))
+    return np.sqrt(np.cumsum(inverse_coefficients(steps) ** 2))
