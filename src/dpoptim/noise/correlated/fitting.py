@@ -132,7 +132,7 @@ def best_rows(
         weights[: len(starts)] = multipliers[starts]
         rows = np.sqrt(costs / convolved(weights, squares))
         added = column_squares(squares, rows)[: len(starts)]
-        return rows, np.bincount(starts, weights=added, minlength=records)
+        return rows, np.bincount(starts, added, records).astype(np.float64)
 
     for _ in range(UPDATES):
         multipliers = multipliers * rows_for(multipliers)[1]
