@@ -21,7 +21,9 @@ from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.preprocessing import DPMinMaxScaler, DPStandardScaler, PrivatePipeline
 from dpoptim.solvers import Budget, LinearProblem, Objective, select_stationary
+from dpoptim.tuning import DPSearchCV
 
 ROWS, FEATURES = 600, 4
 SIZES = {1: [600], 2: [399, 201], 3: [300, 3, 297]}
@@ -158,6 +160,35 @@ def charged(rank: int, path: str) -> dict[str, Any]:
     second = caught(lambda: fit.fit(x[own], labels[own]))
     entries = [(entry.state, entry.id) for entry in ledger.entries()] if rank == 0 else []
     return {"seen": seen, "privacy": fit.privacy_, "second": second, "entries": entries}
+
+
+def charging(rank: int, path: str) -> dict[str, Any]:
+    """What each rank hears that fits preprocessing, evaluates, or searches as one process would;
+    what the ledger that they share shows then.
+    """
+    x, labels, _ = table()
+    with dpoptim.Ledger(path, neighboring="zero-out") as ledger:
+        options: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "ledger": ledger}
+        scale = DPStandardScaler(lower=-4.0, upper=4.0)
+        fit = DPLogisticRegression(solver="momentum-gd", classes=["no", "yes", "maybe"])
+        asked: dict[str, Callable[[], Any]] = {
+            "scaler": lambda: DPStandardScaler(lower=-4.0, upper=4.0, **options).fit(x),
+            "quantiles": lambda: DPMinMaxScaler(-4.0, 4.0, quantile=0.1, **options).fit(x),
+            "evaluation": lambda: dpoptim.evaluation.evaluate_classifier(
+                np.full((ROWS, 3), 1 / 3), labels, classes=["no", "yes", "maybe"], **options
+            ),
+            "pipeline": lambda: PrivatePipeline([("scale", scale), ("fit", fit)], **options).fit(
+                x, labels
+            ),
+            "search": lambda: DPSearchCV(fit, {"l2": [0.1, 0.2]}, **options).fit(x, labels),
+        }
+        alone = ("scaler", "quantiles", "evaluation")  # on rank 0
+        said = {
+            name: "" if rank == 0 and name in alone and ask() is not None else caught(ask)
+            for name, ask in asked.items()
+        }
+        dist.barrier()
+        return said | {"charges": len(ledger.entries())}
 
 
 def differing(rank: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dpoptim.accounting.filters import selection_epsilon, selection_mu
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gate import FilteredGate
+from dpoptim.gate.one_process import refuse_other_ranks
 from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import Floats
 
@@ -44,6 +45,7 @@ def select_tails(
     present or not or with another value, moves a count by at most 1; under replace-one the gate
     takes twice the bound, which is therefore one half.
     """
+    refuse_other_ranks(label, ledger)
     price = min(mu / math.sqrt(2 * values.shape[1]) * (1 - 1e-9), LARGEST_MU)
     epsilon = selection_epsilon(price)
     while selection_mu(epsilon) > price:  # the two conversions round each to its own side

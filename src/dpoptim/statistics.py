@@ -17,6 +17,7 @@ from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, pa
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
 from dpoptim.gate import FilteredGate
+from dpoptim.gate.one_process import refuse_other_ranks
 from dpoptim.noise.stream import KeyStream
 
 Floats = NDArray[np.float64]
@@ -65,10 +66,12 @@ def release_sum(
             release.
 
     Raises:
-        LedgerError: the budget does not admit it; nothing is drawn.
+        LedgerError: the budget does not admit it; nothing is drawn. RankError: several processes
+            call it, and would each draw and charge.
 
     **Guarantee.** mu-GDP, charged before the noise is drawn.
     """
+    refuse_other_ranks(label, ledger)
     mu, delta = positive_number("mu", mu), check_delta(delta)
     relation = neighboring_name(parse_neighboring(neighboring))
     with Ledger(neighboring=relation) as own:

@@ -125,6 +125,20 @@ def test_rank_0_reserves_once_before_a_sum_travels(tmp_path: Path) -> None:
         assert any("no record is in the tables of two" in note for note in each["privacy"].notes)
 
 
+def test_a_release_that_each_rank_would_make_anew_is_charged_once_or_refused(
+    tmp_path: Path,
+) -> None:
+    first, second = run_ranks(2, work.charging, str(tmp_path / "ledger.sqlite"))
+    assert first["charges"] == second["charges"] == 3
+    for case in ("scaler", "quantiles", "evaluation"):
+        assert first[case] == ""
+        assert "on rank 1: each rank would draw noise, and charge" in second[case], case
+    for case, fix in (("pipeline", "preprocessing on rank 0"), ("search", "in one process")):
+        assert fix in first[case]
+        assert second[case] == first[case]
+        assert first[case].startswith("RankError: ")
+
+
 def test_ranks_that_differ_or_fail_are_named_on_all() -> None:
     first, second = run_ranks(2, work.differing, time_out=20.0)
     other = "RankError: rank 1 would train with another {} than"

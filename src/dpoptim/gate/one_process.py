@@ -2,7 +2,11 @@
 
 import os
 
-from dpoptim.errors import PrivacyError
+import torch.distributed as dist
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
+from dpoptim.errors import PrivacyError, RankError
 
 
 def refuse_fork(process: int) -> None:
@@ -14,4 +18,41 @@ def refuse_fork(process: int) -> None:
             "a run was taken over by a forked process: both would release its sums, on one "
             "charge. Fix: start it in the "
             "process that trains."
+        )
+
+
+def rank_of_several() -> int | None:
+    """This process's rank under `torch.distributed`; None where it is the only one."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return dist.get_rank() if several else None
+
+
+def refuse_other_ranks(what: str, ledger: Ledger | None) -> None:
+    """Refuse a release that every rank would make, and charge, anew.
+
+    Args:
+        what: public text. ledger: one that the ranks have in common is charged once.
+
+    Raises:
+        RankError: on all ranks but the first.
+    """
+    rank = rank_of_several()
+    if rank and not isinstance(ledger, LedgerOfRanks):
+        raise RankError(
+            f"{what} was called on rank {rank}: each rank would draw noise, and charge, of its "
+            "own. Fix: call it on rank 0 alone, and hand what it returned, or was fitted, on to "
+            "the others: torch.distributed.broadcast_object_list."
+        )
+
+
+def refuse_several_ranks(what: str, fix: str) -> None:
+    """Refuse what has several releases, of which some need all ranks and others one.
+
+    Raises:
+        RankError: on all ranks.
+    """
+    if rank_of_several() is not None:
+        raise RankError(
+            f"{what} was called in a process group of several ranks, each of which would draw "
+            f"noise, and charge, of its own. Fix: {fix}."
         )

@@ -17,6 +17,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.estimators.scope import ALONE, ON_TRUST, public_number_of_records, with_scope
 from dpoptim.estimators.table import stated_delta
+from dpoptim.gate.one_process import refuse_several_ranks
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.preprocessing.private_step import PrivateStep
 from dpoptim.statistics import price_of
@@ -88,8 +89,14 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
 
         Raises:
             ValueError: a last step without a budget, steps under different neighbouring relations,
-                or bad shares; before anything is spent.
+                or bad shares; before anything is spent. RankError: in a process group of several
+                ranks.
         """
+        refuse_several_ranks(
+            type(self).__name__,
+            "fit the steps by themselves, with budgets of their own: preprocessing on rank 0, the "
+            "estimator on all ranks",
+        )
         last, charged = self._steps_with_budgets()
         relation = last.neighboring
         n = public_number_of_records(getattr(last, "n", None), len(X), relation)

@@ -28,6 +28,7 @@ from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.estimators.scope import with_scope
 from dpoptim.estimators.table import stated_delta
 from dpoptim.gate import TrialsGate
+from dpoptim.gate.one_process import refuse_several_ranks
 from dpoptim.noise.stream import KeyStream
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, release_sum
 
@@ -113,8 +114,11 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
 
         Raises:
             ValueError: an estimator, a grid or a setting that the guarantee does not cover; before
-                anything is spent.
+                anything is spent. RankError: in a process group of several ranks.
         """
+        refuse_several_ranks(
+            type(self).__name__, "search in one process, and train with best_params_ in several"
+        )
         x, targets = np.asarray(X), np.asarray(y)
         relation = self._relation()
         candidates = self._candidates()
