@@ -21,6 +21,7 @@ from dpoptim.cli import app
 from dpoptim.documents import with_digest
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SHARE = {  # of the claimed epsilon that 8,000 trials certify at least
     "dp-sgd": 0.6,
     "dp-sgd, sampled": 0.55,
@@ -43,6 +44,14 @@ def test_the_claim_stands_and_the_attack_is_strong(name: str) -> None:
         assert found.lower_bound > 8 * found.claimed
     else:
         assert SHARE.get(name, 0.85) * found.claimed <= found.lower_bound <= found.claimed
+
+
+def test_the_committed_audits_are_of_every_method_and_nearly_tight() -> None:
+    document = json.loads((RESULTS / "audit.json").read_text())
+    for found in document["findings"]:
+        assert found["verdict"] == found["expected"]
+        assert found["lower_bound"] >= 0.85 * found["claimed"]
+    assert [found["method"] for found in document["findings"]] == list(audits())
 
 
 def run(*args: str, code: int = 0) -> str:

@@ -31,7 +31,7 @@ from dpoptim.gradients.sequence_outer import SequenceOuter, positions
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.tied import merge
 from dpoptim.noise.stream import KeyStream
-from dpoptim.sampling import PoissonSampling
+from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
 from dpoptim.training.microbatches import MicrobatchSampler
 from dpoptim.training.optimizer_hooks import OptimizerHooks
 
@@ -315,6 +315,26 @@ def empty_redrawn() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
 
 def too_often() -> Callable[[PoissonSampling, KeyStream, int], Indices]:
     return lambda self, coins, records: coins.coins(records, min(1.0, 1.5 * self.sample_rate))
+
+
+def last_left_out() -> AbstractContextManager[Any]:
+    """Of a batch that is too large the last records are left out, so that the first have another
+    chance than is charged.
+    """
+    return patch.object(
+        TruncatedPoissonSampling,
+        "draw",
+        lambda self, coins, records: PoissonSampling.draw(self, coins, records)[: self.most],
+    )
+
+
+def filled_up() -> AbstractContextManager[Any]:
+    """Batches that are too small are filled up, as hardware likes them."""
+    return patch.object(
+        TruncatedPoissonSampling,
+        "draw",
+        lambda self, coins, records: np.sort(permutation(coins, records)[: self.most]),
+    )
 
 
 def permutation(coins: KeyStream, records: int) -> Indices:

@@ -83,6 +83,7 @@ ADD_NORMAL, FACTORS, DRAW = (
     "clipping.Clipping.factors",
     "sampling.PoissonSampling.draw",
 )
+LARGEST = "sampling.TruncatedPoissonSampling.draw"
 EVENT, QUERY = "sampling.PoissonSampling.event", "mechanisms.IndependentNoise.query"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -249,6 +250,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "participation",
     ),
     Mutant("batches of a fixed size", DRAW, partial(_s.drawn_by, _s.fixed_size), "participation"),
+    Mutant("the last of a large batch left out", LARGEST, _s.last_left_out, "participation"),
+    Mutant("small batches filled up", LARGEST, _s.filled_up, "participation"),
     Mutant(
         "the same batch each step",
         DRAW,

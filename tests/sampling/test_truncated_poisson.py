@@ -1,7 +1,8 @@
-"""Batches of a largest size: coins alone choose who is left out, and the event knows of it."""
+"""Batches of a largest size: the event knows of it (that coins choose who is left out is
+what `audit.participation` tests).
+"""
 
 import dp_accounting
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,31 +11,9 @@ from torch.utils.data import TensorDataset
 import dpoptim
 from dpoptim.accounting.events import event_from_json, event_to_json
 from dpoptim.audit.families import attack
-from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
 
 ARGUMENTS = {"n": 300, "batch_size": 60, "steps": 5, "noise_multiplier": 1.0, "delta": 1e-6}
-
-
-def participations(sampler: TruncatedPoissonSampling, steps: int) -> np.ndarray:
-    drawn = sampler.batches(KeyStream.from_seed(1, "test"), sampler.n)
-    found = np.zeros((steps, sampler.n), dtype=bool)
-    for step in range(steps):
-        found[step, next(drawn)] = True
-    return found
-
-
-def test_no_batch_is_larger_and_nobody_is_left_out_more_than_others() -> None:
-    found = participations(TruncatedPoissonSampling(0.2, 50, 10), 20_000)
-    sizes = found.sum(1)
-    assert sizes.max() == 10
-    assert 0.4 < (sizes == 10).mean() < 0.8  # half of the batches and more would be that large
-    rates = found.mean(0)
-    spread = np.sqrt(rates.mean() * (1 - rates.mean()) / len(found))
-    assert abs(rates - rates.mean()).max() < 5 * spread
-    # of the records in full batches each is there in one of five
-    full = found[sizes == 10].mean(0)
-    assert abs(full - 0.2).max() < 5 * np.sqrt(0.16 / (sizes == 10).sum())
 
 
 def test_the_event_is_the_truncated_one_and_survives_json() -> None:

@@ -183,14 +183,17 @@ def noise() -> str:
 
 
 def participation() -> str:
-    """Batches of a hundred, and batches of one, of which a third are empty."""
-    large = audit_participation(
-        records=400, batch_size=100, steps=300, failure=FAILURE / 2, noise_seed=SEED
+    """Batches of a hundred; batches of one, of which a third are empty; and batches that may be no
+    larger than expected.
+    """
+    settings: tuple[dict[str, Any], ...] = (
+        {"records": 400, "batch_size": 100, "steps": 200},
+        {"records": 4, "batch_size": 1, "steps": 500},
+        {"records": 40, "batch_size": 20, "steps": 150, "largest_batch": 1.0},
     )
-    small = audit_participation(
-        records=4, batch_size=1, steps=500, failure=FAILURE / 2, noise_seed=SEED
-    )
-    return "; ".join(finding(result) for result in (large, small) if finding(result))
+    failure = FAILURE / len(settings)
+    found = [audit_participation(**each, failure=failure, noise_seed=SEED) for each in settings]
+    return "; ".join(finding(result) for result in found if finding(result))
 
 
 def charging() -> str:

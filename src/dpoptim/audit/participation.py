@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 from dpoptim.audit.noise import normal_pvalue, two_sided
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.methods import DPSGD
+from dpoptim.sampling.truncated_poisson import largest_batch_of
 from dpoptim.training.attach import attach
 
 __all__ = ["ParticipationResult", "audit_participation", "participation", "participation_pvalues"]
@@ -70,6 +71,7 @@ def audit_participation(
     records: int,
     batch_size: int,
     steps: int,
+    largest_batch: float | None = None,
     failure: float = 1e-6,
     noise_seed: int | None = None,
 ) -> ParticipationResult:
@@ -79,6 +81,7 @@ def audit_participation(
     Args:
         records, batch_size, steps: of the plan; an expected batch of one or two makes empty
             batches frequent.
+        largest_batch: as for `DPSGD`: whether who is left out is left to coins as well.
         failure: probability of a false alarm, at most (up to the approximations).
         noise_seed: as for ``attach``; it seeds the coins.
 
@@ -95,23 +98,35 @@ def audit_participation(
             "or more steps."
         )
     took_part = participation(
-        records=records, batch_size=batch_size, steps=steps, noise_seed=noise_seed
+        records=records,
+        batch_size=batch_size,
+        steps=steps,
+        largest_batch=largest_batch,
+        noise_seed=noise_seed,
     )
-    missing = steps - len(took_part)
-    return ParticipationResult(
-        participation_pvalues(took_part, batch_size / records), missing, failure
-    )
+    missing, sample_rate = steps - len(took_part), batch_size / records
+    if largest_batch is None:
+        pvalues = participation_pvalues(took_part, sample_rate)
+    else:
+        most = largest_batch_of(batch_size, largest_batch)
+        pvalues = truncated_pvalues(took_part, sample_rate, most)
+    return ParticipationResult(pvalues, missing, failure)
 
 
 def participation(
-    *, records: int, batch_size: int, steps: int, noise_seed: int | None = None
+    *,
+    records: int,
+    batch_size: int,
+    steps: int,
+    largest_batch: float | None = None,
+    noise_seed: int | None = None,
 ) -> NDArray[np.float64]:
     """How often each record counted in each step that was released: shape (steps, records), 0 or 1
     if all is well.
     """
     model = Canaries(records, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plan = DPSGD(clip_norm=1.0).plan(
+    plan = DPSGD(clip_norm=1.0, largest_batch=largest_batch).plan(
         n=records, batch_size=batch_size, steps=steps, noise_multiplier=0.0, delta=1e-6
     )
     with torch.no_grad():
@@ -155,6 +170,28 @@ def participation_pvalues(took_part: NDArray[np.float64], sample_rate: float) ->
         "records that come again": normal_pvalue(
             (again - records * (steps - 1) * q**2) / np.sqrt(max(spread_of_again, 1e-300))
         ),
+    }
+
+
+def truncated_pvalues(
+    took_part: NDArray[np.float64], sample_rate: float, most: int
+) -> dict[str, float]:
+    """p-values of batches of at most ``most`` records, of which coins have left out a part where
+    more were drawn.
+    """
+    steps, records = took_part.shape
+    sizes, counts = took_part.sum(1), took_part.sum(0)
+    at_least = bdtrc(np.arange(most) - 1.0, records, sample_rate)  # P(size >= 0), ...
+    at_least = np.append(at_least, bdtrc(most - 1.0, records, sample_rate))
+    mean = at_least[1:].sum()
+    variance = ((2 * np.arange(1, most + 1) - 1) * at_least[1:]).sum() - mean**2
+    return {
+        "each record counts once or not at all": float(np.isin(took_part, (0.0, 1.0)).all()),
+        "largest batch": float(sizes.max() <= most),
+        "full batches": binomial_pvalue((sizes == most).sum(), steps, at_least[most]),
+        "mean batch": normal_pvalue((sizes.sum() - steps * mean) / np.sqrt(steps * variance)),
+        "sample rate of record 0": binomial_pvalue(counts[0], steps, mean / records),
+        "sample rate of the last record": binomial_pvalue(counts[-1], steps, mean / records),
     }
 
 
