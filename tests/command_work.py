@@ -1,9 +1,14 @@
-"""``dpoptim`` in the ranks of `ranks.run_ranks`, which have imported everything already."""
+"""``dpoptim``, and scripts, in the processes of `ranks.run_ranks`, which have imported PyTorch
+already.
+"""
 
 import contextlib
 import io
 import os
+import runpy
 import signal
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -30,6 +35,25 @@ def command(
         except SystemExit as end:
             code = int(end.code or 0)
     return code, out.getvalue(), errors.getvalue()
+
+
+def script(rank: int, path: str, folder: str, environment: dict[str, str]) -> tuple[str, str]:
+    """What a script prints that is run by itself in a folder, and the name of a module that it
+    lacks.
+    """
+    os.chdir(folder)
+    os.environ |= environment
+    if "WORLD_SIZE" in environment:
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    with tempfile.TemporaryFile() as out:
+        os.dup2(out.fileno(), sys.stdout.fileno())  # what its own processes say, too
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except ModuleNotFoundError as error:
+            return "", error.name or "?"
+        sys.stdout.flush()
+        out.seek(0)
+        return out.read().decode(), ""
 
 
 def _stop_at(file: Path) -> None:

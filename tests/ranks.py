@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SECONDS = 60  # for everything; a test that needs them has failed
+SECONDS = 60.0  # for everything; a test that needs them has failed
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     ["ranks", "command_work", "distributed_work", "shard_work", "fully_sharded_work"]
@@ -39,7 +39,12 @@ def start_server() -> None:
 
 
 def run_ranks(
-    size: int, function: Callable[..., Any], *arguments: Any, time_out: float = 30.0
+    size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    time_out: float = 30.0,
+    group: bool = True,
+    seconds: float = SECONDS,
 ) -> list[Any]:
     """What ``function(rank, *arguments)`` returns on each rank, on gloo. Raises AssertionError
     with a rank's traceback.
@@ -47,10 +52,12 @@ def run_ranks(
     Args:
         function: of a module that a fresh process can import: `distributed_work`.
         time_out: of the process group, in seconds.
+        seconds: for everything.
+        group: whether to make one; otherwise, the processes know nothing of each other.
     """
     start_server()
     with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
+        store = str(Path(folder) / "store") if group else None
         ranks = []
         for rank in range(size):
             ours, theirs = context.Pipe()
@@ -61,7 +68,7 @@ def run_ranks(
             theirs.close()
             ranks.append((process, ours))
         try:
-            answers = [_answer(rank, ours) for rank, (_, ours) in enumerate(ranks)]
+            answers = [_answer(rank, ours, seconds) for rank, (_, ours) in enumerate(ranks)]
         finally:
             for process, ours in ranks:
                 process.join(5)
@@ -74,21 +81,21 @@ def run_ranks(
     return [answer for _, answer in answers]
 
 
-def _answer(rank: int, connection: Connection) -> tuple[bool, Any]:
+def _answer(rank: int, connection: Connection, seconds: float) -> tuple[bool, Any]:
     try:
-        if connection.poll(SECONDS):
+        if connection.poll(seconds):
             # tensors by value: their process is about to end
             return pickle.loads(connection.recv_bytes())
     except EOFError:
         return True, "died"
-    return False, f"rank {rank} did not answer within {SECONDS} s"
+    return False, f"rank {rank} did not answer within {seconds} s"
 
 
 def _work(
     answer: Connection,
     rank: int,
     size: int,
-    store: str,
+    store: str | None,
     time_out: float,
     function: Callable[..., Any],
     arguments: Any,
@@ -96,9 +103,10 @@ def _work(
     torch.set_num_threads(1)
     try:
         limit = timedelta(seconds=time_out)
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit
-        )
+        if store is not None:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit
+            )
         answer.send_bytes(pickle.dumps((True, function(rank, *arguments))))
     except BaseException:
         answer.send_bytes(pickle.dumps((False, f"--- rank {rank} ---\n{traceback.format_exc()}")))
