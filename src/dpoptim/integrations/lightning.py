@@ -2,16 +2,18 @@
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.errors import PrivacyError
+from dpoptim.errors import PrivacyError, RankError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.opacus_words import KnowsOpacus
@@ -83,7 +85,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         refuse_options(trainer)
         self.private = attach(
             self.plan,
-            pl_module,
+            pl_module if trainer.model is None else trainer.model,  # wrapped in several processes
             list(trainer.optimizers),
             self._train_set,
             loss=self._loss,
@@ -96,6 +98,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         self.loader.steps = self.private.steps(
             physical_batch_size=self._physical, num_workers=self._workers
         )
+        if trainer.world_size > 1:
+            self._call_directly(trainer, pl_module)
         own = vars(pl_module)
         own["private"] = self.private
         self._undo.append(lambda: own.pop("private", None))
@@ -107,6 +111,21 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
                 self._training_step, trainer, pl_module, pl_module.training_step
             )
             self._undo.append(lambda: own.pop("training_step", None))
+
+    def _call_directly(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Let the strategy call the module's steps as it does in one process. Its own way is
+        through the wrapper's forward pass, in place of the module's.
+        """
+        for name in ("training_step", "validation_step"):
+
+            def step(*rest: Any, name: str = name) -> Any:
+                plugin = trainer.precision_plugin
+                context = plugin.train_step_context if name[0] == "t" else plugin.val_step_context
+                with context():
+                    return getattr(module, name)(*rest)
+
+            vars(trainer.strategy)[name] = step
+            self._undo.append(functools.partial(vars(trainer.strategy).pop, name, None))
 
     def _training_step(
         self,
@@ -189,7 +208,8 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     ) -> None:
         self._leave()
         if self.private is not None:
-            self.private.detach()
+            with suppress(RankError):  # the Trainer raises what it was told of
+                self.private.__exit__(type(exception), exception, exception.__traceback__)
 
     def _leave(self) -> None:
         while self._undo:
@@ -197,13 +217,13 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
 
 
 def refuse_options(trainer: pl.Trainer) -> None:
-    """What a Trainer does to gradients that are clipped and noised already; and several processes,
-    whose strategies call the module through wrappers that send gradients by themselves.
+    """What a Trainer does to gradients that are clipped and noised already; and strategies of
+    several processes that keep the module otherwise than each process whole.
     """
-    if trainer.world_size > 1:
+    if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
         raise ValueError(
-            f"PrivateCallback is for one process, and this Trainer has {trainer.world_size}. Fix: "
-            "devices=1, num_nodes=1; or dpoptim.attach in a loop under torchrun, as "
+            f"{type(trainer.strategy).__name__} is not supported by PrivateCallback. Fix: "
+            "strategy='ddp'; or dpoptim.attach in a loop under torchrun, as "
             "docs/guides/many-processes.md has it."
         )
     if trainer.accumulate_grad_batches != 1:
