@@ -7,9 +7,10 @@ from typing import Any
 from unittest.mock import patch
 
 from dpoptim.accounting import ledger, ledger_refusals
+from dpoptim.accounting.filters import GaussianFilter
 from dpoptim.accounting.ledger_charge import Charge, PartOf
 from dpoptim.accounting.ledger_store import LedgerStore
-from dpoptim.gate import Gate
+from dpoptim.gate import FilteredGate, Gate
 
 
 def released_steps_returned() -> AbstractContextManager[Any]:
@@ -35,6 +36,25 @@ def killed_part_returned() -> AbstractContextManager[Any]:
 def ended_runs_go_on() -> AbstractContextManager[Any]:
     """A run is ended in the ledger, and its gate stays open for what was announced."""
     return patch.object(Gate, "close", lambda gate: None)
+
+
+def half_of_adaptive_releases_returned() -> AbstractContextManager[Any]:
+    """A run whose prices are chosen on the way gives back half of what it has released."""
+    honest = GaussianFilter.spent.fget
+    assert honest is not None
+    half = property(lambda spent: honest(spent) / 2**0.5)
+    return patch.object(GaussianFilter, "spent", half)
+
+
+def ended_adaptive_runs_go_on() -> AbstractContextManager[Any]:
+    """Such a run is ended in the ledger, and its gate stays open for the rest of its budget."""
+    honest = FilteredGate.finish
+
+    def finish(gate: FilteredGate) -> None:
+        honest(gate)
+        gate._ended = False
+
+    return patch.object(FilteredGate, "finish", finish)
 
 
 def two_processes_on_one_run() -> AbstractContextManager[Any]:

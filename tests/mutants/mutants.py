@@ -157,6 +157,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("an ended run goes on", "gate.Gate.close", _r.ended_runs_go_on, "refunds"),
     Mutant(
+        "an adaptive run gives back half of its releases",
+        "gate.FilteredGate.finish",
+        _r.half_of_adaptive_releases_returned,
+        "refunds, adaptive",
+    ),
+    Mutant(
+        "an ended adaptive run goes on",
+        "gate.FilteredGate.finish",
+        _r.ended_adaptive_runs_go_on,
+        "refunds, adaptive",
+    ),
+    Mutant(
         "two processes go on with one run",
         "Ledger._open",
         _r.two_processes_on_one_run,

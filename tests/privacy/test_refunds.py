@@ -6,7 +6,7 @@ What was really released is counted where noise is drawn; the references are for
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -491,3 +491,56 @@ def test_a_solver_that_stops_early_leaves_the_rest_and_keeps_its_own_guarantee()
     assert charged == pytest.approx(spent, rel=1e-6)
     assert ledger.entries()[0].state == "ended"
     assert result.guarantee.epsilon == pytest.approx(1.0, rel=1e-3)
+
+
+def test_what_adaptive_runs_give_back_leaks_no_more_than_the_filter_allows() -> None:
+    found = audit_refunds(canaries=50_000, adaptive=True)
+    assert 0.85 * found.claimed <= found.epsilon <= found.claimed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_adaptive_run_is_ended_by_the_process_that_releases_it(tmp_path: Path) -> None:
+    """A forked process may not give back what its parent still spends; once the parent has, every
+    process can spend it, once.
+    """
+    path = tmp_path / "l.sqlite"
+    ledger = Ledger(path, epsilon=2.0, delta=1e-5, neighboring="zero-out")
+    assert ledger.budget is not None
+    assert ledger.budget.order is not None
+    most = 2 * ledger.budget.limit / ledger.budget.order  # of all squared prices
+    held, price = filtered(math.sqrt(0.9 * most), ledger), math.sqrt(0.1 * most)
+    one = torch.zeros(1, dtype=torch.float64)
+    held.release_sum(one, norm_bound=1.0, mu=price)
+    whole = ledger.remaining()
+
+    def in_a_fork(act: Callable[[], None]) -> bool:
+        """Whether it was refused."""
+        if not (child := os.fork()):
+            try:
+                act()
+            except (PrivacyError, LedgerError):
+                os._exit(7)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+    def spend(share: float) -> Callable[[], None]:
+        def act() -> None:
+            other = filtered(math.sqrt(share * most), Ledger(path))
+            other.release_sum(one, norm_bound=1.0, mu=other.filter.mu)
+            other.finish()
+
+        return act
+
+    assert in_a_fork(held.finish)
+    assert in_a_fork(lambda: held.release_sum(one, norm_bound=1.0, mu=price) and None)
+    assert in_a_fork(spend(0.2))  # all but a tenth is held
+    assert ledger.remaining() == whole
+    held.release_sum(one, norm_bound=1.0, mu=price)  # the parent goes on as if nothing had been
+    held.finish()
+    assert in_a_fork(spend(0.81))  # two tenths were released
+    assert not in_a_fork(spend(0.79))
+    assert in_a_fork(spend(0.05))
+    assert 0.98 * ledger.remaining().limit <= ledger.remaining().reserved
+    assert ledger.remaining().left >= 0
+    ledger.verify()

@@ -248,6 +248,7 @@ DETECTORS: dict[str, Detector] = {
     "participation": participation,
     "charging": charging,
     "refunds": refunds,
+    "refunds, adaptive": partial(refunds, adaptive=True),
     "refusals": refusals,
     "isolation": isolation,
     "persons": persons,

@@ -16,7 +16,7 @@ from dpoptim.accounting import gdp_epsilon
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger, LedgerError
 from dpoptim.audit.bounds import Errors, gdp_lower_bound
 from dpoptim.errors import PrivacyError
-from dpoptim.gate import Gate
+from dpoptim.gate import FilteredGate, Gate
 from dpoptim.methods import DPSGD
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
@@ -66,6 +66,7 @@ def audit_refunds(
     delta: float = 1e-5,
     confidence: float = 0.95,
     seed: int = 0,
+    adaptive: bool = False,
 ) -> RefundResult:
     """Spend a whole budget on runs that are stopped, killed, taken up and ended.
 
@@ -74,6 +75,8 @@ def audit_refunds(
         epsilon, delta: the budget.
         confidence: of the lower bound.
         seed: of noise and stopping, so that a result repeats.
+        adaptive: by runs whose prices are chosen on the way (`FilteredGate`), as solvers' are; they
+            have no checkpoints. False: by planned ones.
     """
     present = torch.arange(canaries, dtype=torch.float64) % 2
     with Ledger(epsilon=epsilon, delta=delta) as ledger:
@@ -81,7 +84,7 @@ def audit_refunds(
         steps = STEPS
         while steps >= 1:
             try:
-                attacker.run(steps)
+                (attacker.run_adaptively if adaptive else attacker.run)(steps)
             except BudgetExceeded:
                 steps //= 2
         runs = len(ledger.entries())
@@ -124,15 +127,29 @@ class Attacker:
             n=10, batch_size=10, steps=steps, noise_multiplier=NOISE, delta=1e-5
         )
         first = gate = self._gate(plan)
-        self._until_it_looks_good(gate)
+        self._until_it_looks_good(gate, gate.releases)
         if steps >= 2 * AT_MOST and self._runs % 2:
             state = gate.secret_state()
             gate.note_checkpoint(DIGEST)
             self._take(gate)  # killed after this
             gate = self._gate(plan, resume=state)
-            self._until_it_looks_good(gate)
+            self._until_it_looks_good(gate, gate.releases - gate.released)
             self._all_of(first)  # which did not die after all
         gate.give_back()
+        self._all_of(gate)
+
+    def run_adaptively(self, steps: int) -> None:
+        """One run with a budget for so many releases: looked at, ended, and tried again."""
+        self._seed += 1
+        gate = FilteredGate(
+            mu=math.sqrt(steps) / NOISE,
+            neighboring="add-or-remove-one",
+            ledger=self._ledger,
+            noise=KeyStream.from_seed(self._seed, "audit of refunds"),
+            label="stopped when it looks good",
+        )
+        self._until_it_looks_good(gate, steps)
+        gate.finish()
         self._all_of(gate)
 
     def _gate(self, plan: Plan, resume: dict[str, object] | None = None) -> Gate:
@@ -150,19 +167,22 @@ class Attacker:
             part_of=plan.event_of_part,
         )
 
-    def _until_it_looks_good(self, gate: Gate) -> None:
+    def _until_it_looks_good(self, gate: Gate | FilteredGate, left: int) -> None:
         """A few releases, or fewer if the first canary looks as if it were there."""
-        for _ in range(min(LOOKS, gate.releases - gate.released)):
+        for _ in range(min(LOOKS, left)):
             if self._take(gate) > LOOKS_GOOD * NOISE:
                 return
 
-    def _take(self, gate: Gate) -> float:
-        (noisy,) = gate.release_sum([self._present.clone()])
+    def _take(self, gate: Gate | FilteredGate) -> float:
+        if isinstance(gate, FilteredGate):
+            noisy = gate.release_sum(self._present, norm_bound=1.0, mu=1 / NOISE)
+        else:
+            (noisy,) = gate.release_sum([self._present.clone()])
         self.seen += noisy
         self.released += 1
         return float(noisy[0])
 
-    def _all_of(self, gate: Gate) -> None:
+    def _all_of(self, gate: Gate | FilteredGate) -> None:
         """A few more releases, or as many as a gate lets go of."""
         for _ in range(AT_MOST):
             try:
@@ -171,7 +191,8 @@ class Attacker:
                 return
 
 
-def refunds() -> str:
+def refunds(*, adaptive: bool = False) -> str:
     """The detector: what is refuted."""
-    result = audit_refunds(confidence=1 - 1e-6)
+    canaries = 50_000 if adaptive else 200_000
+    result = audit_refunds(confidence=1 - 1e-6, canaries=canaries, adaptive=adaptive)
     return str(result) if result.verdict == "refuted" else ""
