@@ -394,7 +394,10 @@ def refused(rank: int) -> dict[str, str]:
 
     narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     square = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("a", "b"))
-    rows = sharded(nn.Linear(FEATURES, 3), shard_placement_fn=lambda p: Shard(0))
+    no_casts = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.bfloat16)
+    rows = sharded(
+        nn.Linear(FEATURES, 3), shard_placement_fn=lambda p: Shard(0), mp_policy=no_casts
+    )
     parallel = parallelize_module(
         nn.Sequential(nn.Linear(FEATURES, 4)), mesh, {"0": ColwiseParallel()}
     )

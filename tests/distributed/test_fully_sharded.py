@@ -54,7 +54,7 @@ def test_between_steps_each_rank_holds_its_parts_alone() -> None:
 
 def test_what_cannot_be_done_is_refused_by_name() -> None:
     said = {
-        "policy": "MixedPrecisionPolicy",
+        "policy": "MixedPrecisionPolicy with another param_dtype",
         "two axes": "not as one shard a process",
         "tensor parallel": "but not one of fully_shard's",
         "value": "value clipping is not supported for models under fully_shard",

@@ -172,10 +172,18 @@ def not_managed(model: nn.Module) -> str:
 
 
 def with_other_policies(model: nn.Module) -> str:
+    """A ``reduce_dtype`` is none of them: FSDP reduces nothing while attached."""
     for group in groups(model):
         policy = group.mp_policy
-        if any((policy.param_dtype, policy.reduce_dtype, policy.output_dtype)):
-            return "fully_shard has a MixedPrecisionPolicy (use torch.autocast instead)"
+        kept = {None, *(each.sharded_param.dtype for each in group.fsdp_params)}
+        if len(kept) > 2 or policy.param_dtype not in kept:
+            return (
+                "fully_shard has a MixedPrecisionPolicy with another param_dtype than the "
+                "parameters have, so layers would run on rounded copies, and attach's trial, which "
+                "has no such copies, would say nothing of them (torch.autocast rounds in both)"
+            )
+        if policy.output_dtype:
+            return "fully_shard has a MixedPrecisionPolicy with an output_dtype"
         if any(each.offload_to_cpu for each in group.fsdp_params):
             return "fully_shard has a CPUOffloadPolicy"
     return ""
