@@ -274,7 +274,13 @@ def test_a_record_moves_these_by_at_most_the_clip_norm(name: str) -> None:
 
 
 def test_gradient_penalties_go_by_vectorised_models() -> None:
-    assert moved(perceptron, TABLE, penalised, isolation="vmap")[0] <= 1.0
+    distance, trusted = moved(
+        perceptron, TABLE, penalised, isolation="vmap", loss=lambda m, b: penalised(m, b, {})
+    )
+    assert distance <= 1.0
+    assert "loss not checked" not in trusted
+    with pytest.raises(dpoptim.PrivacyError, match='isolation="vmap"'):
+        released(perceptron, TABLE, penalised, range(N), loss=lambda m, b: penalised(m, b, {}))
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -73,14 +73,20 @@ def refuse_nothing_to_train(model: nn.Module) -> None:
         )
 
 
-def explain(error: BaseException, trace: TracebackType | None) -> None:
-    """Add to another library's error what it is about here, where that is known."""
-    if isinstance(error, PrivacyError):
-        return
+def hint_of(error: BaseException, trace: TracebackType | None) -> str | None:
+    """What another library's error is about here, where that is known; it quotes nothing."""
     hint = next((hint for text, hint in HINTS_BY_TEXT.items() if text in str(error)), None)
     while trace is not None and hint is None:
         hint = HINTS.get(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
+    return hint
+
+
+def explain(error: BaseException, trace: TracebackType | None) -> None:
+    """Add `hint_of` an error to it."""
+    if isinstance(error, PrivacyError):
+        return
+    hint = hint_of(error, trace)
     if hint is not None:
         error.add_note(f"dpoptim: {hint}")
 

@@ -16,6 +16,7 @@ from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.training.check import CheckResult, Program, compare, compare_if_possible, with_padding
+from dpoptim.training.foreign import hint_of
 from dpoptim.training.loading import Collate
 from dpoptim.training.records import made_up
 from dpoptim.training.reduction import disagreement
@@ -143,6 +144,9 @@ def compare_private(program: Program, taken: Sequence[Sequence[Any]]) -> CheckRe
     except PrivacyError:
         raise
     except Exception as error:
+        hint = hint_of(error, error.__traceback__)
+        if hint is not None:
+            raise PrivacyError(hint) from None
         raise PrivacyError(
             f"loss or collate_fn raised {type(error).__name__} on records of train_set, and what "
             "it says might quote one. Fix: try loss(model, collate_fn([record, record])) on a "

@@ -73,7 +73,8 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
     """Make the model deterministic, in training mode if that can be; everything is `put_back`.
 
     Dropout layers are switched off. If ``run`` still draws random numbers, they are always the
-    same; where that cannot be done, the whole model goes to evaluation mode.
+    same; where that cannot be done, the whole model goes to evaluation mode. It runs with
+    gradients, which losses with gradient penalties take.
     """
     with put_back(model), ExitStack() as noise, torch.enable_grad():
         for module in model.modules():
@@ -86,7 +87,6 @@ def quiet(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[None]:
         yield
 
 
-@torch.no_grad()
 def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
     """Whether a run moves the random generator, which rare dropout need not show in the result."""
     before = torch.get_rng_state()
@@ -94,10 +94,9 @@ def draws_random_numbers(run: Callable[[], list[Tensor]]) -> bool:
     return not torch.equal(before, torch.get_rng_state()) or depends_on_seed(run)
 
 
-@torch.no_grad()
 def depends_on_seed(run: Callable[[], list[Tensor]]) -> bool:
     outputs = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        outputs.append(run())
+        outputs.append([out.detach() for out in run()])
     return any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
