@@ -22,7 +22,7 @@ def values_unseen() -> Iterator[None]:
 
 @contextmanager
 def padding_unseen() -> Iterator[None]:
-    """Records are compared in the company of records as long as they are."""
+    """Records are compared with records as long as they are."""
     honest = loss_check.compare
 
     def compare(program: object, records: object) -> object:

@@ -221,7 +221,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "refusals",
     ),
     Mutant("writes through .data unseen", "values.Values.changed", _i.values_unseen, "isolation"),
-    Mutant("padding in company unseen", "training.loss_check", _i.padding_unseen, "isolation"),
+    Mutant("padding with others unseen", "training.loss_check", _i.padding_unseen, "isolation"),
     Mutant("stale rows of an earlier pass", "HookManager.see_output", _i.stale_rows, "isolation"),
     Mutant(
         "empty slots counted as records",

@@ -107,7 +107,7 @@ def test_a_padding_collate_function_is_found(equal: bool) -> None:
     torch.manual_seed(0)
     with pytest.raises(
         dpoptim.SamplesInteractError,
-        match="unequal lengths, collated alone and in company(.|\n)*own last",
+        match="unequal lengths, collated alone and with others(.|\n)*own last",
     ):
         attach(Sequences(), characters(equal=equal), loss=last_position, collate_fn=padding)
     with attach(

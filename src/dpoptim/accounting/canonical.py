@@ -35,7 +35,7 @@ def canonical(event: dp.DpEvent) -> Leaves:
     when they are answered on one and the same Poisson batch. The result does not depend on the
     order of composition.
 
-    A `BallsInBinsDpEvent` stays what it is where it is alone; in company it is the Gaussian that
+    A `BallsInBinsDpEvent` stays what it is where it is alone; beside others it is the Gaussian that
     dominates it.
 
     Raises TypeError if `event` is not an event, and ValueError for a rate, count or noise

@@ -3,7 +3,7 @@ loss and data.
 
 The bound is a theorem about what is computed, so there are no statistics here: one ratio above 1
 refutes it. What cannot be covered is said in `gradients.products`: the *forward* pass may round
-other records differently in other company; pass float64 data and model, or ``tolerance``, where
+other records differently beside others; pass float64 data and model, or ``tolerance``, where
 that matters.
 """
 

@@ -1,4 +1,4 @@
-"""Operations that round a record's numbers alike in any place, and in any company.
+"""Operations that round a record's numbers the same way in any place, and beside any others.
 
 What cancels inside a record leaves rounding, and clipping makes that as long as the clip norm. So
 a kernel that adds in another order, because the record lies elsewhere in memory or because there
@@ -10,7 +10,7 @@ was seen by leaving it out (how far one record then moves the sum, in clip norms
 * Matrices start on 64-byte boundaries, those of all records alike, and lie row by row: what an
   elementwise operation returns may lie otherwise for one record than for two. Of matrices with
   many rows and columns kernels make copies of their own, so their layout does not matter (1.3).
-* Few records are given company, of zeros: threads divide few matrices among them, but take many
+* Few records are filled up with zeros: threads divide few matrices among them, but take many
   one by one (1.35 from two threads on). And several threads take a single sum in two passes, from
   32,768 entries on (2).
 * Sums over positions want one record after the other in memory: else kernels run across records

@@ -52,8 +52,8 @@ class PublicSizes:
         """Whether memory has room for a record's gradients of all parameters."""
         return self.parameters <= MEMORY_CAP and not self.in_parts
 
-    def claims(self, positions: int, p: int, d: int) -> bool:
-        """Whether norms of sums of outer products are claimed from Gram products, with positions
+    def worth_ghost_norms(self, positions: int, p: int, d: int) -> bool:
+        """Whether norms of sums of outer products are taken from Gram products, with positions
         (p + d) multiplications for each p d: where it takes less time, and, where memory is dear,
         also where it takes somewhat more.
         """

@@ -192,7 +192,7 @@ class LinearModel:
         **Guarantee.** For two data sets that differ in one record, the sums differ by at most
         ``bound`` if the record is there in one only (twice that if it has another value), rounding
         included, whatever the records hold: what is not finite counts as zero. (`products` proves
-        it. It does not cover that a matrix product rounds a row differently in other company.)
+        it. It does not cover that a matrix product rounds a row differently beside others.)
         """
         bound, scale = scaled(bound)
         with torch.no_grad(), exact_arithmetic():

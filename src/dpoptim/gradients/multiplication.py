@@ -74,7 +74,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ w.T + bias``: x of shape (..., k), w (n, k), bias (n,) -> (..., n). Not for autograd.
 
     **Guarantee.** By oneDNN, each row of the result is a function of that row of ``x``, to the
-    last bit, in any company. Kernels are the vendor's: tested, not proved.
+    last bit, beside any other rows. Kernels are the vendor's: tested, not proved.
     """
     usual = bias is None or (bias.dtype == x.dtype and bias.shape == w.shape[:1])
     fits = usual and w.dtype == x.dtype and x.numel() > 0 and x.shape[-1] == w.shape[1]

@@ -54,12 +54,12 @@ cancels inside down to that rounding moves as a whole (106 records by 106 C), as
 leaves float32's range on the way. `attach` lists this among what is trusted. Sums cost nothing.
 
 **With a fixed shape** (``batches(fixed_shape=True)``, see `training.slots`) every other record has
-its place and its company in equally shaped batches in both worlds, and a mean's factor is a public
-constant: the theorem holds for means as for sums, and what follows cannot happen with kernels that
-treat rows apart.
+its place beside the same others, in equally shaped batches, in both worlds, and a mean's factor is
+a public constant: the theorem holds for means as for sums, and what follows cannot happen with
+kernels that treat rows apart.
 
 What this does not cover otherwise, and no per-sample clipping in floating point can: that forward
-and backward pass round record j differently in the company of record i (other kernels for other
+and backward pass round record j differently beside record i (other kernels for other
 batch sizes, other padding). Nor, for layers without a rule, that torch.func does. That other
 operations round a record the same wherever it lies is arranged (`batch_invariant`; a fixed number
 of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a record
@@ -184,7 +184,7 @@ def populations(
     """The rows of each block sorted by their direction: which rows, how many of each group, and
     the direction; None: any.
 
-    A direction is that of a row's own weights, so no row is sorted differently in other company.
+    A direction is that of a row's own weights, so no row is sorted differently beside others.
     (What rows of different directions add is multiplied, and added up in float32, apart: errors as
     of shorter groups.)
     """

@@ -74,8 +74,8 @@ class SequenceOuter(PerSampleGrad):
     _block: int = NORM_BLOCK
 
     def longest(self) -> Tensor | None:
-        """Of claims: the squared norm of each record's longest ``g[i, t]``, since Gram products
-        overflow with it.
+        """The squared norm of each record's longest ``g[i, t]``, where norms are ghost norms: Gram
+        products overflow with it.
         """
         return self._longest
 
@@ -95,7 +95,7 @@ class SequenceOuter(PerSampleGrad):
             p, d = self.g.shape[2], self.a.shape[2]
             usual = self.g.device.type == "cpu" and self.dtype == torch.float32
             alone = usual and public.worth_a_call(positions, p * d)
-            ghost_norms = not alone and public.claims(positions, p, d)
+            ghost_norms = not alone and public.worth_ghost_norms(positions, p, d)
         return replace(self, most=public.most, alone=alone, ghost_norms=ghost_norms)
 
     def in_turn(self) -> Self | None:

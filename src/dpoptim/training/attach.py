@@ -67,7 +67,7 @@ def attach(
             iterated over. Under add-or-remove-one its length is never compared with the plan's n.
         loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,),
             or a scalar. It is checked here, as `check` does, on made-up records (also of unequal
-            lengths) and on a few of ``train_set``, collated alone and in company: no record's
+            lengths) and on a few of ``train_set``, collated alone and with others: no record's
             gradient may depend on other records. That it passed on the data set is one bit about
             the program, and listed as such. None: "loss not checked" heads what is taken on trust.
         collate_fn: what makes a batch of a list of records, for ``private.batches``; checked with

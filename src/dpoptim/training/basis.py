@@ -33,9 +33,9 @@ MEAN = (
     "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of "
     "losses has none)"
 )
-COMPANY = (
-    "vendor kernels round a record alike in any company (batches(fixed_shape=True) needs no such "
-    "trust)"
+OTHERS = (
+    "vendor kernels round a record alike beside any others (batches(fixed_shape=True) needs no "
+    "such trust)"
 )
 LEFT = (
     "between leaving the run and entering it again, nothing private changed its model, optimizers "
@@ -51,8 +51,8 @@ CHECKED = (
     "(on {})"
 )
 COLLATE = (
-    "collate_fn not checked: what it makes of a record is the same in any company (padding, order, "
-    "mixing)"
+    "collate_fn not checked: what it makes of a record is the same beside any others (padding, "
+    "order, mixing)"
 )
 SHAPES = "the shape of a record is public, and so is which layers run on a batch, and how often"
 NOTHING_ELSE = "nothing trainable outside the model takes part in the loss"
@@ -192,7 +192,7 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
         )
         items.append(Assumption("trusted", shared))
     if caveats["varies"]:
-        items.append(Assumption("trusted", COMPANY))
+        items.append(Assumption("trusted", OTHERS))
     if resumed:
         again = (
             "nothing that was released after the checkpoint had been looked at when the run was "

@@ -25,7 +25,7 @@ from dpoptim.training.units import Units
 
 MADE_UP, TAKEN = 5, 4  # records
 BY_COLLATE = (
-    ", collated alone and in company (padding must change nothing: own lengths, masks, own last "
+    ", collated alone and with others (padding must change nothing: own lengths, masks, own last "
     "positions)"
 )
 
@@ -61,7 +61,7 @@ def check_loss(
     isolation: Isolation,
 ) -> LossCheck:
     """Check the loss of a run to come on made-up records, also of unequal lengths, and on a few of
-    the data set, collated alone and in company.
+    the data set, collated alone and with others.
 
     Args:
         model: not attached.
