@@ -6,7 +6,7 @@ would write (times belong to the machine that they were taken on).
 import csv
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,12 +16,15 @@ import torch
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.data import FASHION_MNIST_DIRECTORY
+from dpoptim.gradients.lipschitz import lipschitz_constants
 from dpoptim.methods import DPSGD, DiceSGD
+from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce import (
     das_networks,
     das_tables,
     dice_ablations,
     dice_bias,
+    dice_cases,
     dice_table,
     fang,
     kl_rates,
@@ -29,6 +32,7 @@ from dpoptim.reproduce import (
     one_pass,
     srgd_rates,
 )
+from dpoptim.reproduce.real_cases import fashion as fashion_case
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
@@ -332,6 +336,42 @@ def test_an_epoch_of_the_share_that_is_clipped() -> None:
     )
     clipped = 1 - np.mean(fang.monitored(plan, training, "linear", 0.3))
     assert clipped == pytest.approx(float(rows_of("fang_fig1.csv")[0]["clipped"]), abs=0.01)
+
+
+@fashion
+@pytest.mark.slow
+def test_clip_norms_of_das_table_6_and_a_cell_of_it() -> None:
+    """The percentiles, the private choice, and one seed of three at the smallest constant."""
+    case = replace(fashion_case(Path(FASHION_MNIST_DIRECTORY)), l2=0.0)
+    constants = lipschitz_constants(case.model, case.x)
+    known = {row["clipped_at"]: row for row in rows_of("das_fashion_mnist.csv")[:9]}
+    for percent in das_tables.PERCENTILES:
+        norm = float(torch.quantile(constants, percent / 100))
+        assert norm == pytest.approx(float(known[f"{percent} %"]["clip_norm"]), rel=1e-4)
+    found, _ = private_low_quantile(
+        *(constants, das_tables.SEARCH_QUANTILE),
+        epsilon=das_tables.SEARCH_EPSILON,
+        low=0.1,
+        high=100.0,
+        noise_seed=1,
+    )
+    assert found == pytest.approx(float(known[das_tables.PRIVATE]["clip_norm"]))
+    row = known["0 %"]
+    norm, rate, epsilon = (float(row[k]) for k in ("clip_norm", "learning_rate", "epsilon"))
+    recipe = das_tables.Recipe((norm * rate,), das_tables.smooth_pixels(28, cutoff=16.0))
+    made, _ = das_tables.measured(case, recipe, "0 %", norm, epsilon, epsilon, 1)
+    assert made.accuracy == pytest.approx(float(row["accuracy"]), abs=0.8)
+
+
+@fashion
+@pytest.mark.slow
+def test_a_cell_of_the_dice_ablations() -> None:
+    """One seed of three."""
+    settings = ("clip_norm", "feedback", "residual", "step")
+    row = rows_of("dice_fig2.csv")[0]
+    case = dice_cases.fashion_softmax(Path(FASHION_MNIST_DIRECTORY))
+    score = dice_ablations.run(case, seed=1, **{name: float(row[name]) for name in settings})
+    assert score == pytest.approx(float(row["score"]), abs=0.01)
 
 
 @fashion
