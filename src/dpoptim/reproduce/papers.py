@@ -80,7 +80,8 @@ DAS, FANG, ZHANG = "Das et al. 2023", "Fang et al. 2023", "Zhang et al. 2024"
 MENART, CHOQUETTE = "Menart et al. 2024", "Choquette-Choo et al. 2024"
 OTHER_DATA = "not run: its data is in no package; the same experiment on data of this kind is"
 ITEMS = (
-    Item(DAS, "Algorithm 1", "DP-SGD", "dp-sgd", experiment="das-table6"),
+    Item(DAS, "Algorithm 1", "DP-SGD", "dp-sgd", experiment="das-table6",
+         instead="the last iterate or a mean; a random one, and projection, are the caller's"),
     Item(DAS, "Section 5", "a private low quantile as clip norm", "dp-sgd",
          option="clip_norm=PrivateQuantile(0.05)", experiment="das-table6"),
     Item(DAS, "Theorem 3.4", "moments accountant", instead="replaced by PLD, which is tighter"),
@@ -107,7 +108,7 @@ ITEMS = (
     Item(DAS, "Table 6, Figure 2", "EMNIST, Fashion-MNIST", experiment="das-table6",
          instead="Fashion-MNIST; EMNIST not run: in no package"),
     Item(DAS, "Table 7, Figure 3", "networks of two layers", experiment="das-table7",
-         instead="on Fashion-MNIST"),
+         instead="on Fashion-MNIST, epsilon 2 and 6"),
     Item(FANG, "Algorithm 1", "clipped DP-SGD", "dp-sgd", experiment="fang-fig1"),
     Item(FANG, "Algorithm 3", "value clipping", "value-sgd", experiment="fang-fig2"),
     Item(FANG, "Definition 3.1, Lemma 3.2", "weak growth condition",
