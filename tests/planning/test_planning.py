@@ -227,8 +227,8 @@ def test_the_table_marks_the_choice_and_a_schema_gives_the_size(tmp_path: Path) 
     assert "delta 1e-05" in text
     assert "a softmax model, n = 5,000" in text
     assert "next        dpoptim train" in text
-    sizes = re.findall(r"x best", text)
-    assert len(sizes) >= 3
+    assert len(re.findall(r"\d\.\d\d x", text)) >= 3
+    assert re.search(r"\d+ settings", text)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dpoptim.registry import method_names
@@ -13,6 +14,8 @@ from dpoptim.terminal import cell, clear_errors, console, say
 
 if TYPE_CHECKING:
     from dpoptim.planning import StepCost, Target
+
+METHOD_WIDTH = 23  # of the longest word in a method's name
 
 
 def plan(
@@ -104,9 +107,14 @@ def plan(
         if as_json:
             print(json.dumps(to_json(found), indent=2, allow_nan=False))
             return
-        table = Table(title=f"{target}: {name}, n = {n:,}")
+        title = f"{target}: {name}, n = {n:,}; {len(found.settings)} settings"
+        table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
         for heading in HEADINGS:
-            table.add_column(heading, justify="left" if heading == "method" else "right")
+            if heading == "method":
+                table.add_column(heading, min_width=METHOD_WIDTH)
+            else:
+                wide = 7 if " / " in heading else None
+                table.add_column(heading, justify="right", max_width=wide, no_wrap=wide is None)
         for each in shown(found):
             chosen = (each.name, each.run) == (found.chosen.name, found.chosen.run)
             cells = map(cell, row(found, found.chosen if chosen else each))

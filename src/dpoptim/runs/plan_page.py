@@ -28,9 +28,9 @@ HEADINGS = (
     "batch",
     "epochs",
     "steps",
-    "noise multiplier",
+    "noise",
     "noise / signal",
-    "predicted error",
+    "error / best",
     "time",
 )
 ROWS = 12
@@ -75,14 +75,14 @@ def rank(plans: Plans, setting: Setting) -> int:
 def row(plans: Plans, setting: Setting) -> tuple[str, ...]:
     """As `HEADINGS` say."""
     return (
-        f"{rank(plans, setting)} of {len(plans.settings)}",
+        str(rank(plans, setting)),
         setting.name,
         f"{setting.run.batch_size:,}",
         f"{setting.epochs:.3g}",
         f"{setting.run.steps:,}",
         f"{setting.noise_multiplier:.3g}",
         f"{setting.noise_to_signal:.2g}",
-        f"{setting.error / plans.settings[0].error:.2f} x best",
+        f"{setting.error / plans.settings[0].error:.2f} x",
         "-" if setting.seconds is None else duration(setting.seconds),
     )
 
@@ -231,7 +231,7 @@ def table(plans: Plans) -> str:
     )
     return (
         '<section><h2>Settings compared</h2><p class="lead">The cheapest setting within 5 % of '
-        "the best predicted error is taken.</p>"
+        f"the best predicted error is taken; ranks among {len(plans.settings)} settings.</p>"
         f'<div class="card">{grid(HEADINGS, [row(plans, each) for each in rows], marked)}</div>'
         "</section>"
     )

@@ -46,9 +46,9 @@ section { margin-top: 48px; }
 .track { position: relative; height: 10px; border-radius: 5px; background: var(--line); }
 .fill { height: 100%; min-width: 4px; border-radius: 5px; background: var(--accent); }
 .scale { display: flex; justify-content: space-between; color: var(--muted); font-size: 13px; margin-top: 7px; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 1px; margin-top: 16px;
+.facts { display: flex; flex-wrap: wrap; gap: 1px; margin-top: 16px;
   background: var(--line); border: 1px solid var(--line); border-radius: 12px; overflow: hidden; }
-.facts div { background: var(--paper); padding: 16px 20px; }
+.facts div { flex: 1 1 140px; background: var(--paper); padding: 16px 20px; }
 .facts dt { color: var(--muted); font-size: 13px; }
 .facts dd { font-size: 24px; font-weight: 620; letter-spacing: -.01em; line-height: 1.3;
   font-variant-numeric: tabular-nums; }
@@ -96,8 +96,8 @@ footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
   .below { margin-top: 16px; }
 .confusion td { background: color-mix(in srgb, var(--accent) calc(var(--share) / 2), transparent); text-align: right;
   padding-left: 10px; }
-.columns { columns: 1; } .facts { grid-template-columns: 1fr 1fr; }
-  .facts div:last-child:nth-child(odd) { grid-column: 1 / -1; } .facts div { padding: 12px 16px; }
+.columns { columns: 1; }
+  .facts div { flex-basis: calc(50% - 1px); padding: 12px 16px; }
   .facts dd { font-size: 20px; } }
 @media print {
   :root { color-scheme: light; --ink: #000; --muted: #444; --line: #ccc; --accent: #0060a8; --warm: #a04400;
