@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
 import dpoptim
-from dpoptim.audit.two_worlds import audit_two_worlds
+from dpoptim.audit.two_worlds import Attack, audit_two_worlds
 from dpoptim.clipping import Clipping
 from dpoptim.distributed import control_groups
 from dpoptim.distributed.process_group import ProcessGroup
@@ -459,7 +459,9 @@ def a_million_draws(rank: int) -> tuple[bool, float]:
     return noise_is_wrong(noise), float(noise.sum())
 
 
-def audited(rank: int, all_on_last: bool) -> tuple[float, float, float]:
+def audited(
+    rank: int, all_on_last: bool, attack: Attack | None = None
+) -> tuple[float, float, float]:
     """The two-world audit, as every rank sees it; with all canaries on the last rank, or dealt
     out.
     """
@@ -473,7 +475,7 @@ def audited(rank: int, all_on_last: bool) -> tuple[float, float, float]:
         lambda self, seed, purpose: lambda batch: batch if last else batch[:0],
     )
     with dealt if all_on_last else nullcontext():
-        result = audit_two_worlds(plan, seed=1, noise_seed=2)
+        result = audit_two_worlds(plan, seed=1, noise_seed=2, attack=attack)
     return result.lower_bound, result.claimed, result.limit
 
 

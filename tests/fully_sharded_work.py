@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import TensorDataset
 
+import distributed_work
 import dpoptim
 from distributed_work import (
     FEATURES,
@@ -33,6 +35,14 @@ from distributed_work import (
     plan_for,
     records,
 )
+from dpoptim.audit.two_worlds import (
+    LENGTH,
+    Attack,
+    Canaries,
+    canary_data,
+    log_likelihood_ratio,
+    sampled_gaussians,
+)
 from dpoptim.distributed import fsdp_internals, stored
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.sharded import ShardedTotals
@@ -43,6 +53,7 @@ from dpoptim.gradients.backward_pass import RuleFunction
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.plan import Plan
 from dpoptim.training import checkpoint, rank_files
 from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import MicrobatchSampler
@@ -334,6 +345,37 @@ def caught_mutants(rank: int, expected: Tensor) -> dict[str, bool]:
                 detect() for key, detect in detectors.items() if detector in ("", key)
             )
     return found
+
+
+def canary_scores(
+    plan: Plan, present: np.ndarray, *, noise_seed: int | None, dtype: torch.dtype
+) -> np.ndarray:
+    """`two_worlds.canary_scores` of a table that is cut: ranks have the rows of other canaries."""
+    model = Canaries(len(present), dtype)
+    nn.init.zeros_(model.table.weight)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    data = canary_data(plan.neighboring, torch.from_numpy(present))
+    scores, bound = np.zeros(len(present)), plan.method.rule.norm
+    with dpoptim.attach(plan, model, optimizer, data, noise_seed=noise_seed) as private:
+        for index, sign in private.batches():
+            private.backward(model(index) * sign.to(dtype) * LENGTH * bound)
+            optimizer.step()
+            moved = -model.table.weight.full_tensor().detach()[:, 0] * plan.batch_size / bound
+            nn.init.zeros_(model.table.weight)
+            scores += log_likelihood_ratio(
+                moved.numpy(),
+                noise_multiplier=plan.noise_multiplier,
+                sample_rate=plan.batch_size / plan.n,
+                neighboring=plan.neighboring,
+            )
+    return scores
+
+
+def audited(rank: int) -> tuple[float, float, float]:
+    return distributed_work.audited(
+        rank, all_on_last=True, attack=Attack(canary_scores, sampled_gaussians)
+    )
 
 
 # ---- where parameters are -----------------------------------------------------------------------

@@ -50,6 +50,16 @@ def test_each_bug_is_noticed_and_the_code_as_it_is_is_not() -> None:
         assert not missed
 
 
+@pytest.mark.slow
+def test_an_audit_certifies_as_much_as_in_one_process() -> None:
+    """With every canary on the last rank, and its row on any: see test_guarantee.py for the
+    limit.
+    """
+    for bound, claimed, limit in run_ranks(2, work.audited):
+        assert bound < claimed
+        assert abs(bound - limit) < 0.2 * claimed
+
+
 def test_between_steps_each_rank_holds_its_parts_alone() -> None:
     for seen in run_ranks(2, work.bytes_held):
         assert 0.4 * seen["all"] < seen["held"] < 0.65 * seen["all"]  # uneven rows
