@@ -39,7 +39,18 @@ from rich.console import Console
 
 from dpoptim.gradients import multiplication
 from saving import save_csv
-from steps import PrivateLoop, Step, by_mkl, closed_form, opacus, ours, plain, plain_loop, vmapped
+from steps import (
+    PrivateLoop,
+    Step,
+    by_mkl,
+    closed_form,
+    made,
+    opacus,
+    ours,
+    plain,
+    plain_loop,
+    vmapped,
+)
 from workloads import WORKLOADS, Workload
 
 LEAST_TURNS, MOST_TURNS, PEER_TURNS = 3, 25, 2
@@ -47,6 +58,7 @@ SHORTEST = 0.05  # seconds that are timed at once
 PLAIN, LOOP, COMPILED = "plain", "plain, loop", "plain, compiled"
 # rows that a compiler is tried on unless it is asked for: it takes longer than all their turns
 TO_COMPILE = ("MLP 784-256-10", "GPT", "GELU written out")
+SMALLEST = "softmax 785-10"
 IN_MEMORY = (PLAIN, "ours, noise", "Opacus hooks", "Opacus ghost")
 
 
@@ -152,23 +164,27 @@ def resident(which: str) -> float:
 
 
 def one_alone(work: Workload, name: str) -> float:
-    """MiB at the peak above the process after model and batch exist; in a process of its own.
+    """MiB at the peak of making and taking a step, above libraries, model and batch; in a process
+    of its own.
 
     Pages of files that a step reads in are left out: they are the libraries' code, which all
     processes share.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    plain(work)  # the allocator's and libraries' own
+    COLUMNS[name].make(WORKLOADS[SMALLEST])()  # the allocator's and libraries' own
     square = torch.ones(64, 64)
     multiplication.by_onednn(square, square @ square)
     gc.collect()
-    step = COLUMNS[name].make(work)
     before, files = resident("VmRSS"), resident("RssFile")
+    model, x, y = made(work, "cpu")
+    held = sum(each.numel() * each.element_size() for each in (*model.parameters(), x, y))
+    del model, x, y
+    step = COLUMNS[name].make(work)
     for _ in range(2):
         step()
     # getrusage's would begin with that of the process that started this one
-    return resident("VmHWM") - before - (resident("RssFile") - files)
+    return resident("VmHWM") - before - (resident("RssFile") - files) - held / 2**20
 
 
 def peaks(work: str, names: Sequence[str], processes: int) -> dict[str, float]:

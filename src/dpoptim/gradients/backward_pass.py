@@ -83,17 +83,29 @@ class BackwardRecorder:
     """Files entries by backward pass and hands the finished pass to ``close``.
 
     Attributes:
+        close: of an engine while it is attached. (One that held it longer would hold its sums.)
         may_round: whether no loss will be a mean, so that nobody need look for rounding (see
             `refuse_rounding`).
         rounded: whether a layer ran in narrow precision (torch.autocast, or as it is stored).
     """
 
-    def __init__(self, close: Callable[[BackwardPass], None], *, may_round: bool = False) -> None:
-        self._close, self.may_round, self.rounded = close, may_round, False
+    def __init__(self, *, may_round: bool = False) -> None:
+        self.close: Callable[[BackwardPass], None] = self.refuse_undelivered
+        self.may_round, self.rounded = may_round, False
         # the first layer that ran in narrow precision since a delivery
         self._narrow: str | None = None
         self._task = self._latest = OUTSIDE_BACKWARD
         self._pass = BackwardPass()
+
+    @staticmethod
+    def refuse_undelivered(finished: BackwardPass) -> None:
+        """Refuse a pass on rows that no engine has delivered, or not any more."""
+        if finished.entries and finished.reached:
+            raise PrivacyError(
+                "a backward pass ran on rows that private.batches() did not deliver, or a "
+                "second time on rows that it did. Fix: draw every batch from "
+                "private.batches(), and call private.backward(losses) once for each."
+            )
 
     def begin(self) -> None:
         """A new batch, or a part of one, is delivered."""
@@ -139,7 +151,7 @@ class BackwardRecorder:
 
     def _finish(self) -> None:
         finished, self._pass, self._task = self._pass, BackwardPass(), OUTSIDE_BACKWARD
-        self._close(finished)
+        self.close(finished)
 
     def enter(self, entry: LayerUse) -> None:
         self.current().entries.append(entry)

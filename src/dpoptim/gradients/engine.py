@@ -109,15 +109,14 @@ class Engine:
         self.rows_open = 0
         self._null = False
         self._handing: HandedOver = "bare"
-        # that a mean was divided by, if not the number of its rows
-        self._total_weight: float | None = None
+        self._total_weight: float | None = None  # a mean's divisor, if not its number of rows
         self.handed_over: set[tuple[HandedOver, Reduction]] = set()
         self.observer: Observer | None = None  # private
         self.hooks: HookManager | None = None
         self.state: ModelWatch | None = None  # what nobody may write while attached
         self.reads_in_turn = False  # see `ModelWatch.in_turn`
         self.writes_attributes = False  # see `PlainAttributes`
-        self.recorder = BackwardRecorder(self._close, may_round=reduction == "sum")
+        self.recorder = BackwardRecorder(may_round=reduction == "sum")
 
     @property
     def takes_parts(self) -> bool:
@@ -128,6 +127,7 @@ class Engine:
         """Put the model's layers under hooks; `detach` takes every trace away."""
         with self._placement.in_forward():
             self.hooks = hooks_for(self.model, self.recorder, self.isolation)
+        self.recorder.close = self._close
         self._placement.settle()
         self.state = self.hooks.watch_state()
         self.reads_in_turn = self.state.in_turn
@@ -136,6 +136,7 @@ class Engine:
         if self.hooks is not None:
             self.hooks.undo()
         self.hooks = self.state = None
+        self.recorder.close = self.recorder.refuse_undelivered
 
     # ---- one logical batch ----------------------------------------------------------------------
 
@@ -221,11 +222,7 @@ class Engine:
                 return
             rows = uses[0][0].records
             if not self.rows_open:
-                raise PrivacyError(
-                    "a backward pass ran on rows that private.batches() did not deliver, or a "
-                    "second time on rows that it did. Fix: draw every batch from "
-                    "private.batches(), and call private.backward(losses) once for each."
-                )
+                self.recorder.refuse_undelivered(finished)
             allowed = rows <= self.rows_open if self.partial_backward else rows == self.rows_open
             if not allowed:
                 raise PrivacyError(
@@ -300,9 +297,8 @@ class Engine:
         if self.reduction == "sum" or self._total_weight == 0:
             return shares
         factor = 1 / (self._total_weight or records * self.rows.per_record)
-        return shares / (
-            float(np.float32(factor)) if self.parameters[0].dtype == torch.float32 else factor
-        )
+        narrow = self.parameters[0].dtype == torch.float32
+        return shares / (float(np.float32(factor)) if narrow else factor)
 
     @property
     def _common_factor(self) -> bool:

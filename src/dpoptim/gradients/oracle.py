@@ -25,24 +25,26 @@ def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> lis
     """Gradient of each record's loss in a batch of its own: one tensor a parameter, shape (B,
     *parameter).
     """
-    parameters = list(trainable(model).values())
-    rows = []
-    for record in records:
+    parameters, singles = list(trainable(model).values()), list(records)
+    rows = [p.new_zeros(len(singles), *p.shape) for p in parameters]
+    for i, record in enumerate(singles):
         gradients = torch.autograd.grad(loss(model, record), parameters, allow_unused=True)
-        rows.append(
-            [
-                torch.zeros_like(p) if g is None else g
-                for p, g in zip(parameters, gradients, strict=True)
-            ]
-        )
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
+        for row, g in zip(rows, gradients, strict=True):
+            if g is not None:
+                row[i] = g
+    return rows
 
 
 def squared_norms(gradients: list[Tensor]) -> Tensor:
     """Of each record's whole gradient, on the device of its first part: float64, (B,)."""
     device = gradients[0].device
     return torch.stack(
-        [g.double().reshape(len(g), -1).square().sum(1).to(device) for g in gradients]
+        [
+            torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1, dtype=torch.float64)
+            .square()
+            .to(device)
+            for g in gradients
+        ]
     ).sum(0)
 
 
@@ -55,12 +57,12 @@ def clipped_sums(
     squared = squared_norms(gradients)
     dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))
-    kept = factors > 0
-    weights = factors[kept]
-    return [
-        torch.einsum("i,i...->...", weights.to(g.device), g[kept.to(g.device)].double())
-        for g in gradients
-    ]
+    sums = [g.new_zeros(g.shape[1:], dtype=torch.float64) for g in gradients]
+    for i, factor in enumerate(factors.tolist()):
+        if factor > 0:
+            for total, g in zip(sums, gradients, strict=True):
+                total.add_(g[i], alpha=factor)
+    return sums
 
 
 def engine_sums(

@@ -303,17 +303,20 @@ class Trials:
         """Of each parameter, how many tolerances its sums are from what they should be, under the
         worse bound.
         """
-        named, rows = trainable(self.model), self.sample.rows
-        batch, shares = self._part(range(rows)), dict.fromkeys(named, 0.0)
+        shares = dict.fromkeys(trainable(self.model), 0.0)
         for bound in self._bounds:
-            clipping = Clipping(bound)
-            truth = clipped_sums(self._gradients, clipping, rows, "sum")
-            ours = engine_sums(self.model, self._loss, batch, rows, clipping, "sum", isolation)
-            allowed = bound * rows * max(TOLERANCE[p.dtype] for p in named.values())
-            for name, a, b in zip(named, ours, truth, strict=True):
-                share = float((a - b).norm()) / allowed
+            for name, share in self._under(bound, isolation):
                 shares[name] = share if math.isnan(share) else max(shares[name], share)
         return shares
+
+    def _under(self, bound: float, isolation: Isolation) -> list[tuple[str, float]]:
+        named, rows, clipping = trainable(self.model), self.sample.rows, Clipping(bound)
+        batch = self._part(range(rows))
+        ours = engine_sums(self.model, self._loss, batch, rows, clipping, "sum", isolation)
+        truth = clipped_sums(self._gradients, clipping, rows, "sum")
+        allowed = bound * rows * max(TOLERANCE[p.dtype] for p in named.values())
+        distances = [float(b.sub_(a).norm()) for a, b in zip(ours, truth, strict=True)]
+        return [(n, each / allowed) for n, each in zip(named, distances, strict=True)]
 
 
 def with_places(
