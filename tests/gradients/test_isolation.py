@@ -40,10 +40,9 @@ def sums_of(
     engine = Engine(model, Clipping(bound), capacity=rows, isolation=isolation)
     engine.attach()
     try:
-        for part in range(rows) if isolation.alone else [slice(None)]:
-            rows = slice(part, part + 1) if isinstance(part, int) else part
+        for part in [slice(i, i + 1) for i in range(rows)] if isolation.alone else [slice(None)]:
             engine.begin_microbatch(1 if isolation.alone else rows)
-            loss(model, tuple(t[rows] for t in batch)).backward()
+            loss(model, tuple(t[part] for t in batch)).backward()
         assert all(p.grad is None for p in model.parameters())
         return [t.clone() for t in engine.split(engine.take())]
     finally:
