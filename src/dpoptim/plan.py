@@ -315,3 +315,12 @@ def make_plan(
     plan = Plan(method, n, batch_size, steps, noise_multiplier, relation, delta)
     _ = plan.guarantee  # refuses what no accountant can evaluate, here and not later
     return plan
+
+
+def require_plan(plan: object) -> None:
+    """Refuse what stands where a plan is expected: a method, or another argument."""
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with "
+            "DPSGD(...).plan(...)."
+        )

@@ -8,16 +8,22 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.errors import PrivacyError, RankError
 from dpoptim.integrations.figures import is_public, names_of_figures
+from dpoptim.integrations.lightning_options import (
+    refuse_loaders,
+    refuse_monitors,
+    refuse_options,
+    warn_of_fewer_steps,
+)
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.opacus_words import KnowsOpacus
-from dpoptim.plan import Plan
+from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
 from dpoptim.training.logical_steps import LogicalStep
 from dpoptim.training.private_training import PrivateTraining
@@ -72,6 +78,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         noise_seed: int | None = None,
         public_figures: Collection[str] = (),
     ) -> None:
+        require_plan(plan)
         self.plan, self._public = plan, names_of_figures(public_figures)
         self.loader = PlanLoader(plan, steps_per_epoch=max(1, round(plan.n / plan.batch_size)))
         self.private: PrivateTraining | None = None
@@ -80,9 +87,29 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         self._label, self._noise_seed = label, noise_seed
         self._resume: Path | None = None
         self._undo: list[Callable[[], Any]] = []
+        self._validated: set[str] | None = None  # names of figures, as far as they are known
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Serve ``trainer.fit(module)`` too, where the module has no loader of its own."""
+        if stage == "fit" and not is_overridden("train_dataloader", pl_module):
+            own = vars(pl_module)
+            own["train_dataloader"] = lambda: self.loader
+            self._undo.append(lambda: own.pop("train_dataloader", None))
+
+    def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = set(trainer.callback_metrics)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        refuse_options(trainer)
+        if self.private is not None and self._resume is None:
+            raise PrivacyError(
+                "this PrivateCallback has trained already, and fit would be another run on another "
+                "charge. Fix: a new PrivateCallback; trainer.fit(..., ckpt_path=...) goes on."
+            )
+        refuse_options(trainer, pl_module)
+        refuse_loaders(trainer, self.loader, self._train_set)
+        validated = self._validated if trainer.enable_validation else set()
+        refuse_monitors(trainer, None if validated is None else validated | self._public)
+        warn_of_fewer_steps(trainer, self.plan)
         self.private = attach(
             self.plan,
             pl_module if trainer.model is None else trainer.model,  # wrapped in several processes
@@ -106,11 +133,13 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         # which log_dict calls, too
         own["log"] = functools.partial(self._log, trainer, pl_module.log)
         self._undo.append(lambda: own.pop("log", None))
-        if pl_module.automatic_optimization:
-            own["training_step"] = functools.partial(
-                self._training_step, trainer, pl_module, pl_module.training_step
-            )
-            self._undo.append(lambda: own.pop("training_step", None))
+        automatic = pl_module.automatic_optimization
+        own["training_step"] = (
+            functools.partial(self._training_step, trainer, pl_module, pl_module.training_step)
+            if automatic
+            else functools.partial(self._manual_step, pl_module.training_step)
+        )
+        self._undo.append(lambda: own.pop("training_step", None))
 
     def _call_directly(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Let the strategy call the module's steps as it does in one process. Its own way is
@@ -142,9 +171,31 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         for microbatch in step:
             batch = trainer.precision_plugin.convert_input(microbatch)
             found = user(trainer.strategy.batch_to_device(batch), *rest)
+            if isinstance(found, Mapping) and "loss" not in found:
+                raise ValueError(
+                    "training_step returned a mapping without 'loss'. Fix: {'loss': losses, ...}, "
+                    "one for each record."
+                )
             self.private.backward(found["loss"] if isinstance(found, Mapping) else found)
         # the Trainer differentiates it
         return torch.zeros((), device=module.device, requires_grad=True)
+
+    def _manual_step(self, user: Callable[..., Any], step: LogicalStep, *rest: int) -> Any:
+        """The module's own ``training_step``, and a word if it takes the step for one batch."""
+        assert self.private is not None
+        done = self.private.steps_done
+        try:
+            return user(step, *rest)
+        except PrivacyError:
+            raise
+        except Exception as error:
+            if self.private.steps_done == done:
+                error.add_note(
+                    "dpoptim: in manual optimization training_step is given a whole step. Fix: "
+                    "`for batch in step: self.private.backward(losses of batch)`, then step each "
+                    "optimizer once."
+                )
+            raise
 
     def _log(
         self,
@@ -214,30 +265,3 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     def _leave(self) -> None:
         while self._undo:
             self._undo.pop()()
-
-
-def refuse_options(trainer: pl.Trainer) -> None:
-    """What a Trainer does to gradients that are clipped and noised already; and strategies of
-    several processes that keep the module otherwise than each process whole.
-    """
-    if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
-        raise ValueError(
-            f"{type(trainer.strategy).__name__} is not supported by PrivateCallback. Fix: "
-            "strategy='ddp'; or dpoptim.attach in a loop under torchrun, as "
-            "docs/guides/many-processes.md has it."
-        )
-    if trainer.accumulate_grad_batches != 1:
-        raise ValueError(
-            "accumulate_grad_batches must be 1: a step of the plan arrives whole. Fix: "
-            "physical_batch_size=..."
-        )
-    if trainer.gradient_clip_val:
-        raise ValueError(
-            "gradient_clip_val would find no gradients. Fix: leave it out; the plan clips each "
-            "record's."
-        )
-    if "16-mixed" in str(trainer.precision) and not str(trainer.precision).startswith("bf16"):
-        raise ValueError(
-            "precision='16-mixed' needs a GradScaler, whose scale would change what is clipped. "
-            "Fix: precision='bf16-mixed'."
-        )

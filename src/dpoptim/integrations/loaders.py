@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dpoptim.plan import Plan
+from dpoptim.plan import Plan, require_plan
 from dpoptim.training.logical_steps import LogicalStep, LogicalSteps
 
 
@@ -15,6 +15,7 @@ class PlanLoader:
     """
 
     def __init__(self, plan: Plan, steps_per_epoch: int | None = None) -> None:
+        require_plan(plan)
         self._length = plan.steps if steps_per_epoch is None else min(plan.steps, steps_per_epoch)
         self.steps: LogicalSteps | None = None  # set when the training is attached
 
@@ -24,7 +25,8 @@ class PlanLoader:
     def __iter__(self) -> Iterator[LogicalStep]:
         if self.steps is None:
             raise RuntimeError(
-                "the training is not attached yet: this loader belongs to a loop that attaches it."
+                "the training is not attached: this loader belongs to a Trainer that attaches it. "
+                "Fix: lightning.Trainer(callbacks=[private]), the callback whose loader it is."
             )
         for _ in range(self._length):
             step = next(self.steps, None)

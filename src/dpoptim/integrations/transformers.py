@@ -2,6 +2,7 @@
 (TRL's).
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,11 +14,12 @@ import transformers
 from torch import Tensor, nn
 
 from dpoptim.accounting.ledger import Ledger
+from dpoptim.errors import PrivacyError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader
 from dpoptim.opacus_words import KnowsOpacus
-from dpoptim.plan import Plan
+from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
 
@@ -77,6 +79,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         public_figures: Collection[str] = (),
         **trainer: Any,
     ) -> None:
+        require_plan(plan)
         self.plan, self.debug_private = plan, debug_private
         self._public, self._left_out = names_of_figures(public_figures), set(USUAL)
         self.private: PrivateTraining | None = None
@@ -86,7 +89,10 @@ class PrivateTrainerMixin(KnowsOpacus):
             ledger_label,
             noise_seed,
         )
-        super().__init__(*args, **trainer)
+        super().__init__(
+            *(with_steps_of(plan, each) for each in args),
+            **{name: with_steps_of(plan, each) for name, each in trainer.items()},
+        )
         self._fit_to_plan(self.args)  # type: ignore[attr-defined]
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
@@ -94,6 +100,11 @@ class PrivateTrainerMixin(KnowsOpacus):
             raise ValueError(
                 "args.fp16 needs a GradScaler, whose scale would change what is clipped. Fix: "
                 "bf16=True."
+            )
+        if args.auto_find_batch_size:
+            raise ValueError(
+                "args.auto_find_batch_size would start the run again, on another charge. Fix: "
+                "per_device_train_batch_size=..., such as dpoptim.physical_batch_size(...) finds."
             )
         if args.n_gpu > 1:
             raise ValueError(
@@ -145,6 +156,13 @@ class PrivateTrainerMixin(KnowsOpacus):
         return prepared
 
     def _attach(self, resume: str | Path | None) -> None:
+        if self.private is not None and resume is None:
+            raise PrivacyError(
+                "this trainer has trained already, and train() would be another run on another "
+                "charge. Fix: train(resume_from_checkpoint=True) goes on; a new PrivateTrainer "
+                "starts anew."
+            )
+        self._refuse_own_scores()
         dataset, collate = self._records()
         unwrap_autocast(self.model)  # type: ignore[attr-defined]
         optimizer = self.optimizer  # type: ignore[attr-defined]
@@ -282,18 +300,39 @@ class PrivateTrainerMixin(KnowsOpacus):
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]  # type: ignore[attr-defined]
-        if chosen is self.train_dataset and not self.debug_private:  # type: ignore[attr-defined]
+        self._refuse_score_on(chosen)
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def _refuse_own_scores(self) -> None:
+        """Before anything is charged, where scores are wanted on the way."""
+        given = self.eval_dataset  # type: ignore[attr-defined]
+        if self.args.eval_strategy != "no":  # type: ignore[attr-defined]
+            for each in given.values() if isinstance(given, dict) else [given]:
+                self._refuse_score_on(each)
+
+    def _refuse_score_on(self, dataset: object) -> None:
+        if dataset is self.train_dataset and not self.debug_private:  # type: ignore[attr-defined]
             raise ValueError(
                 "eval_dataset is the training data, and its scores would be logged without noise. "
                 "Fix: public records; dpoptim.evaluation for private ones."
             )
-        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
         if self.private is not None:
             name = f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
             self.private.save(Path(self._get_output_dir(trial=trial)) / name / SECRET)  # type: ignore[attr-defined]
+
+
+def with_steps_of(plan: Plan, argument: Any) -> Any:
+    """A trainer's argument; its options as a copy that knows the number of steps, which a stream
+    has no other way to tell. The user's own stay as they are, for another plan.
+    """
+    if not isinstance(argument, transformers.TrainingArguments):
+        return argument
+    own = copy.copy(argument)
+    own.max_steps = plan.steps if own.max_steps <= 0 else own.max_steps
+    return own
 
 
 def unwrap_autocast(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpoptim.arguments import whole_number
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
-from dpoptim.plan import Plan
+from dpoptim.plan import Plan, require_plan
 from dpoptim.torch_internals import TorchDispatchMode, pytree
 from dpoptim.training.engines import engine_for, training_method
 from dpoptim.training.isolation import Chosen, choose_isolation
@@ -67,11 +67,7 @@ def physical_batch_size(
         True
     """
     limit = whole_number("max_memory", max_memory, least=1)
-    if not isinstance(plan, Plan):
-        raise TypeError(
-            f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with "
-            "DPSGD(...).plan(...)."
-        )
+    require_plan(plan)
     refuse_model(model)
     if training_method(plan).value_bound is not None:
         raise ValueError(

@@ -15,7 +15,7 @@ from dpoptim.gradients.layers.embedding import refuse_options
 from dpoptim.gradients.refusals import refuse_wrapped
 from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
-from dpoptim.plan import Plan
+from dpoptim.plan import Plan, require_plan
 from dpoptim.torch_internals import global_step_hooks, gradient_hooks
 from dpoptim.training.foreign import (
     refuse_nothing_to_train,
@@ -35,11 +35,7 @@ def refuse_unsupported(
     ledger: Ledger | None,
 ) -> None:
     """Errors that need no look at the model's layers."""
-    if not isinstance(plan, Plan):
-        raise TypeError(
-            f"plan must be a dpoptim.Plan, got {type(plan).__name__}; make one with "
-            "DPSGD(...).plan(...)."
-        )
+    require_plan(plan)
     if loss_reduction not in (None, "mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean', 'sum' or None, got {loss_reduction!r}.")
     if ledger is not None and not isinstance(ledger, Ledger):

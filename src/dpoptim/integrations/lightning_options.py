@@ -1,0 +1,97 @@
+"""What a Lightning Trainer was asked for, and cannot be kept: refused by name before anything is
+charged.
+"""
+
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.plan import Plan
+
+
+def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -> None:
+    """Refuse batches that the plan did not draw, and scores on the training data."""
+    if trainer.train_dataloader is not loader:
+        raise ValueError(
+            "the Trainer iterates over a loader of its own, whose batches the plan did not draw. "
+            "Fix: trainer.fit(module, private.loader), where private is the PrivateCallback."
+        )
+    given = trainer.val_dataloaders
+    several = list(given.values()) if isinstance(given, dict) else given
+    for one in several if isinstance(several, list | tuple) else [several]:
+        if getattr(one, "dataset", None) is train_set:
+            raise ValueError(
+                "val_dataloaders reads the training data, and its scores would be logged without "
+                "noise. Fix: public records; dpoptim.evaluation for private ones."
+            )
+
+
+def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """What a Trainer does to gradients that are clipped and noised already; and strategies of
+    several processes that keep the module otherwise than each process whole.
+    """
+    if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
+        raise ValueError(
+            f"{type(trainer.strategy).__name__} is not supported by PrivateCallback. Fix: "
+            "strategy='ddp'; or dpoptim.attach in a loop under torchrun, as "
+            "docs/guides/many-processes.md has it."
+        )
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    scheduled = any(isinstance(one, GradientAccumulationScheduler) for one in callbacks)
+    if trainer.accumulate_grad_batches != 1 or scheduled:
+        named = "GradientAccumulationScheduler" if scheduled else "accumulate_grad_batches"
+        raise ValueError(
+            f"{named} would skip steps of the plan, each of which arrives whole. Fix: leave it "
+            "out; PrivateCallback(physical_batch_size=...) cuts steps to fit memory."
+        )
+    own = is_overridden("configure_gradient_clipping", module)
+    if trainer.gradient_clip_val or own:
+        named = "configure_gradient_clipping" if own else "gradient_clip_val"
+        raise ValueError(
+            f"{named} would find no gradients. Fix: leave it out; the plan clips each record's."
+        )
+    if "16-mixed" in str(trainer.precision) and not str(trainer.precision).startswith("bf16"):
+        raise ValueError(
+            "precision='16-mixed' needs a GradScaler, whose scale would change what is clipped. "
+            "Fix: precision='bf16-mixed'."
+        )
+
+
+def refuse_monitors(trainer: pl.Trainer, logged: Collection[str] | None) -> None:
+    """Refuse callbacks that wait for a figure that nobody logs: they would stop a run that is paid
+    for, or keep no checkpoint.
+
+    Args:
+        logged: names that validation has shown and that may be shown in training; None: not known.
+    """
+    if logged is None:
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        name = getattr(callback, "monitor", None)
+        if name is not None and name not in logged:
+            raise ValueError(
+                f"{type(callback).__name__}(monitor={name!r}) waits for a figure that is never "
+                "logged: figures of training batches are private. Fix: monitor a score on public "
+                "records that validation_step logs, and give fit its val_dataloaders."
+            )
+
+
+def warn_of_fewer_steps(trainer: pl.Trainer, plan: Plan) -> None:
+    """Say that the Trainer will end before the plan does, all of which is reserved."""
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    ends = [steps] if steps >= 0 else []
+    if epochs is not None and epochs >= 0:
+        ends.append(epochs * int(trainer.num_training_batches))
+    if ends and min(ends) < plan.steps:
+        warnings.warn(
+            f"this Trainer ends after {min(ends)} of the plan's {plan.steps} steps, and the whole "
+            "plan is reserved. Fix: a larger max_epochs or max_steps, or a shorter plan.",
+            UserWarning,
+            stacklevel=2,
+        )

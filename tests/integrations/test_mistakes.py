@@ -1,0 +1,195 @@
+"""What newcomers do to a Trainer is served, or refused by name before anything is charged."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import dpoptim
+from integrations.small_language import Sentences, classifier, collate
+
+lightning = pytest.importorskip("lightning.pytorch")
+transformers = pytest.importorskip("transformers")
+
+from dpoptim.integrations.lightning import PrivateCallback  # noqa: E402
+from dpoptim.integrations.transformers import PrivateTrainer  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+DATA = TensorDataset(torch.randn(20, 3), torch.randint(2, (20,)))
+PUBLIC = DataLoader(TensorDataset(*DATA[:4]), 2)
+
+
+def plan(steps: int = 4, n: int = 20, **options: Any) -> dpoptim.Plan:
+    return dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=n, batch_size=n // 4, steps=steps, epsilon=4.0, delta=1e-3, **options
+    )
+
+
+class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    def __init__(self, automatic: bool = True) -> None:
+        super().__init__()
+        self.net, self.automatic_optimization = torch.nn.Linear(3, 2), automatic
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.net(x), y, reduction="none")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.net(batch[0]).mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+class Clips(Module):
+    def configure_gradient_clipping(self, *args: Any) -> None:
+        raise AssertionError
+
+
+class NoLoss(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"losses": 0}
+
+
+class OwnLoader(Module):
+    def train_dataloader(self) -> Any:
+        return DataLoader(DATA, 5)
+
+
+def fit(
+    module: Module, folder: Path, *loaders: Any, more: tuple[Any, ...] = (), **options: Any
+) -> tuple[PrivateCallback, dpoptim.Ledger]:
+    ledger = dpoptim.Ledger(epsilon=8.0, delta=1e-2)
+    callback = PrivateCallback(plan(), DATA, ledger=ledger)
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=folder, callbacks=[callback, *more],
+        **{"max_epochs": 1, "enable_checkpointing": False, **options},
+    )  # fmt: skip
+    try:
+        trainer.fit(module, *[callback.loader if each == "private" else each for each in loaders])
+    finally:
+        assert callback.private is not None or ledger.spent().epsilon == 0
+    return callback, ledger
+
+
+def lightning_mistakes() -> dict[str, tuple[Callable[[Path], Any], str]]:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    stops = (callbacks.EarlyStopping("train_loss"),)
+    return {
+        "own loader": (lambda p: fit(Module(), p, DataLoader(DATA, 5)), "private.loader"),
+        "a loader in the module": (lambda p: fit(OwnLoader(), p), "private.loader"),
+        "scores on the training data": (
+            lambda p: fit(Module(), p, "private", DataLoader(DATA, 5)),
+            "val_dataloaders reads the training data.*Fix",
+        ),
+        "clipping in the module": (
+            lambda p: fit(Clips(), p, "private"),
+            "configure_gradient_clipping would find no gradients.*Fix",
+        ),
+        "scheduled accumulation": (
+            lambda p: fit(
+                Module(), p, "private", more=(callbacks.GradientAccumulationScheduler({1: 2}),)
+            ),
+            "GradientAccumulationScheduler.*Fix: leave it out",
+        ),
+        "stop by a private figure": (
+            lambda p: fit(Module(), p, "private", more=stops),
+            "EarlyStopping.*'train_loss'.*Fix: monitor a score on public",
+        ),
+        "though there are public ones": (
+            lambda p: fit(Module(), p, "private", PUBLIC, more=stops),
+            "EarlyStopping.*'train_loss'.*Fix: monitor a score on public",
+        ),
+        "no loss": (lambda p: fit(NoLoss(), p, "private"), "mapping without 'loss'. Fix"),
+        "a method": (
+            lambda p: PrivateCallback(dpoptim.DPSGD(clip_norm=1.0), DATA),  # type: ignore[arg-type]
+            "plan must be a dpoptim.Plan, got DPSGD",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", lightning_mistakes())
+def test_lightning_names_what_cannot_be_kept_and_charges_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    go, said = lightning_mistakes()[name]
+    with pytest.raises((ValueError, TypeError), match=said):
+        go(tmp_path)
+
+
+def test_lightning_serves_what_it_can(tmp_path: Path) -> None:
+    stop = pytest.importorskip("lightning.pytorch.callbacks").EarlyStopping("val_loss")
+    callback, ledger = fit(Module(), tmp_path, "private", PUBLIC, more=(stop,))
+    assert callback.private is not None and callback.private.steps_done == 4
+    spent = ledger.spent().epsilon
+    assert spent > 0
+    with pytest.raises(dpoptim.PrivacyError, match="another charge. Fix: a new PrivateCallback"):
+        lightning.Trainer(
+            accelerator="cpu", logger=False, callbacks=[callback], enable_checkpointing=False,
+            default_root_dir=tmp_path, enable_progress_bar=False,
+        ).fit(Module(), callback.loader)  # fmt: skip
+    assert ledger.spent().epsilon == spent
+    callback, _ = fit(Module(), tmp_path)  # without a loader
+    assert callback.private is not None and callback.private.steps_done == 4
+    with pytest.warns(UserWarning, match="after 2 of the plan's 4 steps"):
+        fit(Module(), tmp_path, "private", max_steps=2)
+
+
+def test_a_step_taken_for_a_batch_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as raised:
+        fit(Module(automatic=False), tmp_path, "private")
+    assert "for batch in step" in raised.value.__notes__[0]
+
+
+def arguments(folder: Path, **options: Any) -> Any:
+    return transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=8, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no", **options,
+    )  # fmt: skip
+
+
+def test_the_trainer_names_what_cannot_be_kept_and_charges_nothing(tmp_path: Path) -> None:
+    data, ledger = Sentences(20), dpoptim.Ledger(epsilon=8.0, delta=1e-2)
+
+    def train(of: Any, **options: Any) -> PrivateTrainer:
+        scores = {"eval_dataset": data} if "eval_strategy" in options else {}
+        trainer = PrivateTrainer(
+            classifier(), arguments(tmp_path, **options), train_dataset=data, plan=of,
+            data_collator=collate, ledger=ledger, **scores,
+        )  # fmt: skip
+        trainer.train()
+        return trainer
+
+    with pytest.raises(TypeError, match="plan must be a dpoptim.Plan, got DPSGD"):
+        train(dpoptim.DPSGD(clip_norm=1.0))
+    with pytest.raises(ValueError, match="auto_find_batch_size.*another charge. Fix"):
+        train(plan(), auto_find_batch_size=True)
+    with pytest.raises(ValueError, match="eval_dataset is the training data"):
+        train(plan(), eval_strategy="steps", eval_steps=1)
+    assert ledger.spent().epsilon == 0
+    trainer = train(plan())
+    spent = ledger.spent().epsilon
+    with pytest.raises(dpoptim.PrivacyError, match="another charge. Fix: train.resume_from"):
+        trainer.train()
+    assert ledger.spent().epsilon == spent > 0
+
+
+def test_a_stream_trains_in_the_trainer_and_leaves_its_options_alone(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(Sentences(20).rows)
+
+    options = arguments(tmp_path)
+    given = dpoptim.DPFTRL(clip_norm=1.0, order="given").plan(
+        n=20, batch_size=10, epochs=1, noise_multiplier=1.0, delta=1e-3, neighboring="zero-out"
+    )
+    trainer = PrivateTrainer(
+        classifier(), options, train_dataset=Stream(), data_collator=collate, plan=given
+    )
+    trainer.train()
+    assert trainer.state.global_step == given.steps
+    assert options.max_steps == -1  # as they were, for another plan
