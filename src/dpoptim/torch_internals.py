@@ -18,6 +18,8 @@ from torch.nn.utils.parametrizations import _SpectralNorm as SpectralNormalised
 from torch.optim.optimizer import _global_optimizer_pre_hooks as global_step_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data._utils.collate import collate as collate_by_type
+from torch.utils.data._utils.collate import default_collate_fn_map as collated_types
 from torch.utils.hooks import RemovableHandle
 
 from dpoptim.errors import PrivacyError
@@ -29,6 +31,8 @@ __all__ = [
     "TorchDispatchMode",
     "after_backward",
     "any_global_hook",
+    "collate_by_type",
+    "collated_types",
     "convolution_backward",
     "global_step_hooks",
     "gradient_hook_ids",
@@ -292,6 +296,9 @@ def _functorch() -> bool:
 
 def _trees() -> bool:
     leaves, shape = pytree.tree_flatten({"a": (1, [2]), "b": 3})
+    collated = collate_by_type([{"a": 1}, {"a": 2}], collate_fn_map=collated_types)
+    if collated["a"].tolist() != [1, 2]:
+        return False
     return leaves == [1, 2, 3] and pytree.tree_unflatten(leaves, shape) == {"a": (1, [2]), "b": 3}
 
 

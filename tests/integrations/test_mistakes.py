@@ -113,9 +113,7 @@ def lightning_mistakes() -> dict[str, tuple[Callable[[Path], Any], str]]:
 
 
 @pytest.mark.parametrize("name", lightning_mistakes())
-def test_lightning_names_what_cannot_be_kept_and_charges_nothing(
-    name: str, tmp_path: Path
-) -> None:
+def test_lightning_names_what_cannot_be_kept_and_charges_nothing(name: str, tmp_path: Path) -> None:
     go, said = lightning_mistakes()[name]
     with pytest.raises((ValueError, TypeError), match=said):
         go(tmp_path)

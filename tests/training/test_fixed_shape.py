@@ -3,6 +3,7 @@ counts as zero.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
+from dpoptim.training.empty_slots import fixed_shape
 from dpoptim.training.microbatches import BatchQueue
 from dpoptim.training.slots import SHARE, Slots, SlotSampler, lost_delta, slots_needed
 from dpoptim.training.units import NO_ROW
@@ -54,6 +56,58 @@ def trained(
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()]), rows
+
+
+@dataclass(frozen=True)
+class Kept:
+    label: int
+
+
+@dataclass(frozen=True)
+class Record:
+    x: Tensor
+    rest: dict[str, Kept]
+
+
+class Records(Dataset[Any]):
+    """The same records as dataclasses, one in the other."""
+
+    def __init__(self) -> None:
+        self.data = data_of()
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Record:
+        x, y = self.data[index]
+        return Record(x, {"kept": Kept(int(y))})
+
+
+def test_dataclasses_are_records() -> None:
+    def loss(model: nn.Module, batch: Record) -> Tensor:
+        return F.cross_entropy(model(batch.x), batch.rest["kept"].label, reduction="none")  # type: ignore[arg-type]
+
+    ends = []
+    for data, own in ((Records(), loss), (data_of(), None)):
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with dpoptim.attach(plan(), model, optimizer, data, noise_seed=7, loss=own) as private:
+            for step in private.steps(fixed_shape=True, num_workers=int(own is not None)):
+                for batch in step:
+                    x, y = (batch.x, batch.rest["kept"].label) if own else batch
+                    private.backward(F.cross_entropy(model(x), y, reduction="none"))
+                optimizer.step()
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*ends)
+
+
+def test_shapes_and_made_up_records_inside_dataclasses() -> None:
+    data, collate = fixed_shape(Records(), None, 3)
+    empty = data[NO_ROW]
+    assert empty.x.eq(1).all() and empty.rest["kept"].label == 0
+    collate([data[1], empty, data[2]])
+    with pytest.raises(dpoptim.PrivacyError, match="different shapes"):
+        collate([data[1], empty])
 
 
 class Items(Dataset[Any]):

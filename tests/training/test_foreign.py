@@ -66,6 +66,31 @@ def clipped_values(loop: Loop) -> None:
     loop.run(lambda loop: nn.utils.clip_grad_value_(loop.model.parameters(), 1.0))
 
 
+def norm_of_gradient(loop: Loop) -> None:
+    loop.run(lambda loop: loop.model.weight.grad.norm())  # type: ignore[operator, union-attr]
+
+
+def schedule_of_microbatches(loop: Loop) -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 1)
+    loop.run(lambda loop: scheduler.step(), physical_batch_size=2)
+
+
+def tuple_of_tensors(loop: Loop) -> None:
+    loop.data = loop.data.tensors
+    loop.run()
+
+
+def accumulation_by_accelerate(loop: Loop) -> None:
+    accelerator = pytest.importorskip("accelerate").Accelerator(
+        cpu=True, gradient_accumulation_steps=4
+    )
+    loop.optimizer = accelerator.prepare_optimizer(loop.optimizer)
+    try:
+        loop.run()
+    finally:
+        accelerator.gradient_accumulation_steps = 1
+
+
 def opacus_model(loop: Loop) -> None:
     loop.model = pytest.importorskip("opacus").GradSampleModule(loop.model)
     loop.run()
@@ -105,6 +130,10 @@ MISTAKES: dict[Callable[[Loop], None], str] = {
     all_frozen_in_check: r"model has no parameter that requires a gradient.*Fix: requires_grad_",
     scaled_step: r"GradScaler is not supported.*Fix: train without it",
     clipped_values: r"there is no \.grad to clip.*Fix: leave it out",
+    norm_of_gradient: r"\.grad is None.*Fix: look at the noisy mean",
+    schedule_of_microbatches: r"learning rate was changed.*Fix: scheduler\.step\(\)",
+    tuple_of_tensors: r"tuple of tensors.*Fix: torch\.utils\.data\.TensorDataset",
+    accumulation_by_accelerate: r"gradient_accumulation_steps=4.*Fix: .*physical_batch_size",
     opacus_model: r"Opacus' GradSampleModule.*Fix: attach the bare model",
     opacus_hooks: r"'weight' has Opacus' grad_sample.*Fix: wrapper\.to_standard_module",
     opacus_optimizer: r"Opacus' DPOptimizer.*Fix: give dpoptim\.attach your own",

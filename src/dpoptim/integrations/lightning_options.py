@@ -88,9 +88,10 @@ def warn_of_fewer_steps(trainer: pl.Trainer, plan: Plan) -> None:
     ends = [steps] if steps >= 0 else []
     if epochs is not None and epochs >= 0:
         ends.append(epochs * int(trainer.num_training_batches))
-    if ends and min(ends) < plan.steps:
+    last = min(ends, default=plan.steps)
+    if last < plan.steps:
         warnings.warn(
-            f"this Trainer ends after {min(ends)} of the plan's {plan.steps} steps, and the whole "
+            f"this Trainer ends after {last} of the plan's {plan.steps} steps, and the whole "
             "plan is reserved. Fix: a larger max_epochs or max_steps, or a shorter plan.",
             UserWarning,
             stacklevel=2,

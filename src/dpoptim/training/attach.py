@@ -16,7 +16,7 @@ from dpoptim.gradients.isolation import Choice
 from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan
-from dpoptim.training.foreign import innermost
+from dpoptim.training.foreign import innermost, refuse_accumulation
 from dpoptim.training.loading import Collate
 from dpoptim.training.private_training import PrivateTraining
 from dpoptim.training.request import Request
@@ -157,6 +157,8 @@ def attach(
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     if isinstance(optimizers, Sequence):
+        for each in optimizers:
+            refuse_accumulation(each)
         optimizers = [innermost(each) for each in optimizers]
     if isinstance(plan, Plan) and is_stream(train_set):
         train_set = records_of_stream(plan, train_set)

@@ -152,8 +152,8 @@ class BatchLoader:
             if self._steps.state == "complete":
                 raise PrivacyError(
                     "a batch was delivered, but optimizer.step() was not called after it. Fix: "
-                    "call private.backward(losses) and optimizer.step() once for every batch; a "
-                    "loop that fetches batches ahead takes private.steps(). After an error in the "
+                    "call private.backward(losses), and step() of the optimizer that attach was "
+                    "given, once for every batch; a loop that fetches batches ahead takes private.steps(). After an error in the "
                     "loop, start it again: private.batches() goes on with the same batch."
                 )
             self._gradients.drop()

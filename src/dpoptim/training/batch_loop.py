@@ -80,6 +80,11 @@ class BatchLoop(PublicFigures):
         num_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        timeout: float = 0,
         fixed_shape: bool | None = None,
     ) -> LogicalSteps:
         """The steps that remain, one item each, whatever memory holds: ``len`` is public.
@@ -93,6 +98,11 @@ class BatchLoop(PublicFigures):
             num_workers=num_workers,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            worker_init_fn=worker_init_fn,
+            timeout=timeout,
             fixed_shape=fixed_shape,
         )
         return LogicalSteps(self, batches, self.plan.steps)

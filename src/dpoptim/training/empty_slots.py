@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError
-from dpoptim.torch_internals import pytree
+from dpoptim.training.collation import collate_records
+from dpoptim.training.records import leaves_of, map_leaves
 from dpoptim.training.units import NO_ROW, made_up
 
 
@@ -20,7 +21,7 @@ class WithEmptySlots(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
-        self._empty = pytree.tree_map(made_up_like, dataset[0])
+        self._empty = map_leaves(dataset[0], lambda _, leaf: made_up_like(leaf))
 
     def __getitem__(self, index: int) -> Any:
         return self._empty if index == NO_ROW else self._dataset[index]
@@ -56,14 +57,12 @@ class SameShapes:
 
 
 def shapes_of(batch: Any) -> tuple[Any, ...]:
-    return tuple(
-        (tuple(t.shape), t.dtype) for t in pytree.tree_leaves(batch) if isinstance(t, Tensor)
-    )
+    return tuple((tuple(t.shape), t.dtype) for _, t in leaves_of(batch) if isinstance(t, Tensor))
 
 
 def fixed_shape(
     dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None, items: int
 ) -> tuple[Dataset[Any], Callable[[list[Any]], Any]]:
     """The data set and collate function of physical batches of so many items each."""
-    with_empty, collate = WithEmptySlots(dataset), collate or default_collate
+    with_empty, collate = WithEmptySlots(dataset), collate or collate_records
     return with_empty, SameShapes(collate, shapes_of(collate([with_empty[NO_ROW]] * items)))

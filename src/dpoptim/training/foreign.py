@@ -28,6 +28,9 @@ HINTS_BY_TEXT = {
     "override the setup_context": "torch.func ran the attached model, whose layers form each "
     "record's gradient in autograd's own backward pass. Fix: keep to private.backward(losses); "
     "inner gradient steps on parameters (MAML) have no rule.",
+    "'NoneType' object has no attribute 'norm'": "outside of optimizer.step() an attached model's "
+    ".grad is None: clipped sums stay inside until noise is on them. Fix: look at the noisy mean in "
+    "optimizer.register_step_pre_hook(...).",
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",
@@ -89,6 +92,18 @@ def explain(error: BaseException, trace: TracebackType | None) -> None:
     hint = hint_of(error, trace)
     if hint is not None:
         error.add_note(f"dpoptim: {hint}")
+
+
+def refuse_accumulation(optimizer: object) -> None:
+    """Refuse Accelerate's optimizer where it would not step for whole steps of the plan."""
+    state = getattr(optimizer, "gradient_state", None)
+    every = getattr(state, "num_steps", 1)
+    if every != 1:
+        raise PrivacyError(
+            f"Accelerator(gradient_accumulation_steps={every}) would leave out whole steps of the "
+            "plan. Fix: gradient_accumulation_steps=1; private.batches(physical_batch_size=...) "
+            "lets the optimizer wait for a step's last microbatch."
+        )
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpoptim.errors import PrivacyError
+from dpoptim.training.collation import collate_records
 from dpoptim.training.empty_slots import fixed_shape
 from dpoptim.training.microbatches import Microbatch, MicrobatchSampler
 from dpoptim.training.slots import SlotSampler
@@ -78,7 +79,7 @@ def load_microbatches(
         dataset,
         batch_sampler=sampler,
         num_workers=options.num_workers,
-        collate_fn=collate_fn,
+        collate_fn=collate_fn or collate_records,
         pin_memory=options.pin_memory,
         prefetch_factor=options.prefetch_factor,
         persistent_workers=options.persistent_workers,

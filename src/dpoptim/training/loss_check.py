@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
 from dpoptim.training.check import CheckResult, Program, compare, compare_if_possible, with_padding
+from dpoptim.training.collation import collate_records
 from dpoptim.training.foreign import hint_of
 from dpoptim.training.loading import Collate
 from dpoptim.training.records import made_up
@@ -83,7 +84,7 @@ def check_loss(
     if isolation.alone:
         return LossCheck("none", collate_fn, "")
     program = Program(
-        model, loss, default_collate if collate_fn is None else collate_fn, (isolation,)
+        model, loss, collate_records if collate_fn is None else collate_fn, (isolation,)
     )
     on, skipped = check_on_made_up(
         program, units.a_row(train_set), units.rows.per_record, sequences=collate_fn is not None

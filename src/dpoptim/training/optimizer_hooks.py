@@ -38,6 +38,9 @@ class OptimizerHooks:
         self._optimizers = tuple(optimizers)
         # refuses those that would not be told, before anything is spent
         pass_on(self._optimizers, steps.noise_std)
+        self._rates: dict[
+            int, list[float | None]
+        ] = {}  # of each optimizer, at a step's last microbatch
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
@@ -79,11 +82,25 @@ class OptimizerHooks:
             )
         self._gradients.refuse_changes()
         self._engine.require_all_closed()
+        self._refuse_other_rates(optimizer)
         if self._steps.state == "complete":
+            self._rates.clear()
             self._steps.release()
             pass_on(self._optimizers, self._steps.noise_std)
             self._gradients.begin(optimizer, moves=self._steps.moved)
         return changed
+
+    def _refuse_other_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """A schedule that counts microbatches would tell how many there were."""
+        found = [group.get("lr") for group in optimizer.param_groups]
+        rates = [None if rate is None else float(rate) for rate in found]
+        if self._rates.setdefault(id(optimizer), rates) != rates:
+            raise PrivacyError(
+                "the learning rate was changed between two microbatches of one step: how many a "
+                "step has is private, and a scheduler must not count them. Fix: scheduler.step() "
+                "where private.finished_step is true, or once for each item of "
+                "private.steps(physical_batch_size=...)."
+            )
 
     def _after_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dpoptim.accounting.ledger import Ledger
@@ -96,6 +97,11 @@ def refuse_data(train_set: Dataset[Any]) -> None:
         raise TypeError(
             "train_set must be the data set itself, got a DataLoader: batches are drawn by the "
             "plan's sampler. Fix: pass loader.dataset, and iterate over private.batches()."
+        )
+    if type(train_set) is tuple and all(isinstance(t, Tensor | np.ndarray) for t in train_set):
+        raise TypeError(
+            "train_set is a tuple of tensors, each of which would be one record. Fix: "
+            "torch.utils.data.TensorDataset(*tensors)."
         )
     if not hasattr(train_set, "__len__") or not hasattr(train_set, "__getitem__"):
         raise TypeError(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import whole_number
@@ -24,6 +24,7 @@ from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Indices
 from dpoptim.torch_internals import pytree
+from dpoptim.training.collation import collate_records
 
 NO_ROW = -1  # in the place of a row that is not there
 
@@ -225,7 +226,7 @@ class CollateRows:
     collate: Callable[[list[Any]], Any] | None
 
     def __call__(self, items: list[Any]) -> Any:
-        return (self.collate or default_collate)(
+        return (self.collate or collate_records)(
             [row for item in items for row in split_rows(item, self.K)]
         )
 
