@@ -76,6 +76,10 @@ def fit(
     return callback, ledger
 
 
+def done(callback: PrivateCallback) -> int:
+    return 0 if callback.private is None else callback.private.steps_done
+
+
 def lightning_mistakes() -> dict[str, tuple[Callable[[Path], Any], str]]:
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     stops = (callbacks.EarlyStopping("train_loss"),)
@@ -122,7 +126,7 @@ def test_lightning_names_what_cannot_be_kept_and_charges_nothing(name: str, tmp_
 def test_lightning_serves_what_it_can(tmp_path: Path) -> None:
     stop = pytest.importorskip("lightning.pytorch.callbacks").EarlyStopping("val_loss")
     callback, ledger = fit(Module(), tmp_path, "private", PUBLIC, more=(stop,))
-    assert callback.private is not None and callback.private.steps_done == 4
+    assert done(callback) == 4
     spent = ledger.spent().epsilon
     assert spent > 0
     with pytest.raises(dpoptim.PrivacyError, match="another charge. Fix: a new PrivateCallback"):
@@ -132,13 +136,13 @@ def test_lightning_serves_what_it_can(tmp_path: Path) -> None:
         ).fit(Module(), callback.loader)  # fmt: skip
     assert ledger.spent().epsilon == spent
     callback, _ = fit(Module(), tmp_path)  # without a loader
-    assert callback.private is not None and callback.private.steps_done == 4
+    assert done(callback) == 4
     with pytest.warns(UserWarning, match="after 2 of the plan's 4 steps"):
         fit(Module(), tmp_path, "private", max_steps=2)
 
 
 def test_a_step_taken_for_a_batch_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match="unpack") as raised:
         fit(Module(automatic=False), tmp_path, "private")
     assert "for batch in step" in raised.value.__notes__[0]
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
-from dpoptim.training.empty_slots import fixed_shape
+from dpoptim.training import empty_slots
 from dpoptim.training.microbatches import BatchQueue
 from dpoptim.training.slots import SHARE, Slots, SlotSampler, lost_delta, slots_needed
 from dpoptim.training.units import NO_ROW
@@ -102,9 +102,10 @@ def test_dataclasses_are_records() -> None:
 
 
 def test_shapes_and_made_up_records_inside_dataclasses() -> None:
-    data, collate = fixed_shape(Records(), None, 3)
+    data, collate = empty_slots.fixed_shape(Records(), None, 3)
     empty = data[NO_ROW]
-    assert empty.x.eq(1).all() and empty.rest["kept"].label == 0
+    assert empty.x.eq(1).all()
+    assert empty.rest["kept"].label == 0
     collate([data[1], empty, data[2]])
     with pytest.raises(dpoptim.PrivacyError, match="different shapes"):
         collate([data[1], empty])

@@ -2,7 +2,6 @@
 (TRL's).
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,6 +17,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.integrations.figures import is_public, names_of_figures
 from dpoptim.integrations.language import losses_from_labels
 from dpoptim.integrations.loaders import PlanLoader
+from dpoptim.integrations.transformers_options import fit_to_plan, with_steps_of
 from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.training.attach import attach
@@ -96,49 +96,7 @@ class PrivateTrainerMixin(KnowsOpacus):
         self._fit_to_plan(self.args)  # type: ignore[attr-defined]
 
     def _fit_to_plan(self, args: transformers.TrainingArguments) -> None:
-        if args.fp16:
-            raise ValueError(
-                "args.fp16 needs a GradScaler, whose scale would change what is clipped. Fix: "
-                "bf16=True."
-            )
-        if args.auto_find_batch_size:
-            raise ValueError(
-                "args.auto_find_batch_size would start the run again, on another charge. Fix: "
-                "per_device_train_batch_size=..., such as dpoptim.physical_batch_size(...) finds."
-            )
-        if args.n_gpu > 1:
-            raise ValueError(
-                "one process would spread batches over several GPUs. Fix: start it with torchrun."
-            )
-        own = [
-            kind.__name__
-            for kind in type(self).__mro__[: type(self).__mro__.index(PrivateTrainerMixin)]
-            if "compute_loss" in vars(kind) and not kind.__module__.startswith("dpoptim.")
-        ]
-        if own or getattr(self, "compute_loss_func", None) is not None:
-            found = f"{own[0]}.compute_loss" if own else "compute_loss_func"
-            raise ValueError(
-                f"{found} would not be used in training: it returns one loss for a whole batch. "
-                "Fix: losses=fn(model, inputs), or per_sample_losses, with one loss a record."
-            )
-        microbatches = math.ceil(self.plan.batch_size / args.per_device_train_batch_size)
-        if args.gradient_accumulation_steps not in (1, microbatches):
-            raise ValueError(
-                f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not what "
-                f"the plan's batches of {self.plan.batch_size} make of "
-                f"per_device_train_batch_size={args.per_device_train_batch_size}. Fix: leave it at "
-                "1: a step takes as many microbatches as it needs."
-            )
-        if args.max_steps > self.plan.steps:
-            raise ValueError(
-                f"args.max_steps={args.max_steps} is more than the plan's {self.plan.steps} steps."
-            )
-        args.gradient_accumulation_steps = 1
-        args.max_steps = self.plan.steps if args.max_steps <= 0 else args.max_steps
-        # gradients are clipped record by record; what is released needs no clipping
-        args.max_grad_norm = 0.0
-        args.ignore_data_skip = True  # who takes part in coming steps is in the private checkpoint
-        args.include_num_input_tokens_seen = "no"  # how many there were is private
+        fit_to_plan(self.plan, args, own_loss_of(self))
 
     # ---- the loop -------------------------------------------------------------------------------
 
@@ -324,15 +282,13 @@ class PrivateTrainerMixin(KnowsOpacus):
             self.private.save(Path(self._get_output_dir(trial=trial)) / name / SECRET)  # type: ignore[attr-defined]
 
 
-def with_steps_of(plan: Plan, argument: Any) -> Any:
-    """A trainer's argument; its options as a copy that knows the number of steps, which a stream
-    has no other way to tell. The user's own stay as they are, for another plan.
-    """
-    if not isinstance(argument, transformers.TrainingArguments):
-        return argument
-    own = copy.copy(argument)
-    own.max_steps = plan.steps if own.max_steps <= 0 else own.max_steps
-    return own
+def own_loss_of(trainer: PrivateTrainerMixin) -> str:
+    """The name of a loss for a whole batch that a user gave the trainer; "" if there is none."""
+    kinds = type(trainer).__mro__
+    for kind in kinds[: kinds.index(PrivateTrainerMixin)]:
+        if "compute_loss" in vars(kind) and not kind.__module__.startswith("dpoptim."):
+            return f"{kind.__name__}.compute_loss"
+    return "" if getattr(trainer, "compute_loss_func", None) is None else "compute_loss_func"
 
 
 def unwrap_autocast(model: nn.Module) -> None:

@@ -153,8 +153,9 @@ class BatchLoader:
                 raise PrivacyError(
                     "a batch was delivered, but optimizer.step() was not called after it. Fix: "
                     "call private.backward(losses), and step() of the optimizer that attach was "
-                    "given, once for every batch; a loop that fetches batches ahead takes private.steps(). After an error in the "
-                    "loop, start it again: private.batches() goes on with the same batch."
+                    "given, once for every batch; a loop that fetches batches ahead takes "
+                    "private.steps(). After an error in the loop, start it again: "
+                    "private.batches() goes on with the same batch."
                 )
             self._gradients.drop()
             self._steps.begin(microbatch)

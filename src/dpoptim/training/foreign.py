@@ -29,8 +29,8 @@ HINTS_BY_TEXT = {
     "record's gradient in autograd's own backward pass. Fix: keep to private.backward(losses); "
     "inner gradient steps on parameters (MAML) have no rule.",
     "'NoneType' object has no attribute 'norm'": "outside of optimizer.step() an attached model's "
-    ".grad is None: clipped sums stay inside until noise is on them. Fix: look at the noisy mean in "
-    "optimizer.register_step_pre_hook(...).",
+    ".grad is None: clipped sums stay inside until noise is on them. Fix: look at the noisy mean "
+    "in optimizer.register_step_pre_hook(...).",
     "not have been used in the graph": "gradients of an attached model's parameters do not exist "
     "outside of optimizer.step(), so nothing can be computed from them (SAM, gradient norms, "
     "influence). Fix: leave it out, or use the noisy mean: optimizer.register_step_pre_hook(...).",

@@ -98,7 +98,8 @@ def refuse_data(train_set: Dataset[Any]) -> None:
             "train_set must be the data set itself, got a DataLoader: batches are drawn by the "
             "plan's sampler. Fix: pass loader.dataset, and iterate over private.batches()."
         )
-    if type(train_set) is tuple and all(isinstance(t, Tensor | np.ndarray) for t in train_set):
+    given: object = train_set
+    if type(given) is tuple and all(isinstance(t, Tensor | np.ndarray) for t in given):
         raise TypeError(
             "train_set is a tuple of tensors, each of which would be one record. Fix: "
             "torch.utils.data.TensorDataset(*tensors)."

@@ -1,0 +1,70 @@
+"""What a Trainer of Transformers was asked for: fitted to a plan, or refused by name before
+anything is charged.
+"""
+
+import copy
+import math
+from typing import Any
+
+import transformers
+
+from dpoptim.plan import Plan
+
+
+def with_steps_of(plan: Plan, argument: Any) -> Any:
+    """A trainer's argument; its options as a copy that knows the number of steps, which a stream
+    has no other way to tell. The user's own stay as they are, for another plan.
+    """
+    if not isinstance(argument, transformers.TrainingArguments):
+        return argument
+    own = copy.copy(argument)
+    own.max_steps = plan.steps if own.max_steps <= 0 else own.max_steps
+    return own
+
+
+def fit_to_plan(plan: Plan, args: transformers.TrainingArguments, own_loss: str) -> None:
+    """Set the options that a plan decides, in place.
+
+    Args:
+        own_loss: the name of a loss for a whole batch that the user gave; "" if there is none.
+
+    Raises:
+        ValueError: options that cannot be kept, named with the fix.
+    """
+    if args.fp16:
+        raise ValueError(
+            "args.fp16 needs a GradScaler, whose scale would change what is clipped. Fix: "
+            "bf16=True."
+        )
+    if args.auto_find_batch_size:
+        raise ValueError(
+            "args.auto_find_batch_size would start the run again, on another charge. Fix: "
+            "per_device_train_batch_size=..., such as dpoptim.physical_batch_size(...) finds."
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            "one process would spread batches over several GPUs. Fix: start it with torchrun."
+        )
+    if own_loss:
+        raise ValueError(
+            f"{own_loss} would not be used in training: it returns one loss for a whole batch. "
+            "Fix: losses=fn(model, inputs), or per_sample_losses, with one loss a record."
+        )
+    microbatches = math.ceil(plan.batch_size / args.per_device_train_batch_size)
+    if args.gradient_accumulation_steps not in (1, microbatches):
+        raise ValueError(
+            f"args.gradient_accumulation_steps={args.gradient_accumulation_steps} is not what "
+            f"the plan's batches of {plan.batch_size} make of "
+            f"per_device_train_batch_size={args.per_device_train_batch_size}. Fix: leave it at "
+            "1: a step takes as many microbatches as it needs."
+        )
+    if args.max_steps > plan.steps:
+        raise ValueError(
+            f"args.max_steps={args.max_steps} is more than the plan's {plan.steps} steps."
+        )
+    args.gradient_accumulation_steps = 1
+    args.max_steps = plan.steps if args.max_steps <= 0 else args.max_steps
+    # gradients are clipped record by record; what is released needs no clipping
+    args.max_grad_norm = 0.0
+    args.ignore_data_skip = True  # who takes part in coming steps is in the private checkpoint
+    args.include_num_input_tokens_seen = "no"  # how many there were is private
