@@ -3,23 +3,25 @@ the same data set with the same workers.
 
 Measured is loading alone: a batch is drawn, dealt into groups, read and collated, and forgotten.
 PyTorch's batches are shuffled and of fixed size, ours are Poisson samples of that expected size.
-The two take turns, and turns in going first, each for a number of batches after four that are not
-counted, since workers have read them meanwhile; what either does before its first batch (PyTorch
-shuffles the whole data set) is spread over an epoch. ``ms`` is what as many records as a batch is
-expected to have take, the median of all rounds: processor time without workers, which other
-programs disturb less, and time with two. ``ratio`` is the median of the rounds' ratios, of records
-a second.
+Each has a process of its own, as in use: what one keeps (PyTorch a list of all indices) costs the
+other nothing, and Python's garbage collector runs as always. The two take turns, and turns in going
+first, each for a number of batches after four that are not counted, since workers have read them
+meanwhile; what either does before its first batch (PyTorch shuffles the whole data set) is spread
+over an epoch, which it serves. ``ms`` is what as many records as a batch is expected to have take,
+the median of all rounds: processor time without workers, which other programs disturb less, and
+time with two. ``ratio`` is the median of the rounds' ratios, of records a second.
 
 Run: ``python benchmarks/loader_speed.py [--records 10000000] [--out benchmarks/results]``.
 """
 
 import argparse
-import gc
 import itertools
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from saving import save_csv
 
 FEATURES, SKIPPED = 32, 4
+Reader = Callable[[Dataset[Any], int, int], Iterator[Any]]
 
 
 class Records(Dataset[Any]):
@@ -108,7 +111,6 @@ def data_sets(folder: Path, large: int) -> dict[str, tuple[Dataset[Any], int]]:
         on_disk[start : start + len(small)] = small[: large - start]
     on_disk.flush()
     mapped = np.load(folder / "records.npy", mmap_mode="r+")
-    mapped.sum()  # every page is mapped before the first round
     tensors = TensorDataset(torch.from_numpy(small), torch.zeros(len(small)))
     return {
         "tensors": (tensors, 512),
@@ -119,24 +121,37 @@ def data_sets(folder: Path, large: int) -> dict[str, tuple[Dataset[Any], int]]:
     }
 
 
+def serve(pipe: Connection, read: Reader, data: Dataset[Any], batch: int, workers: int) -> None:
+    """One side in its own process: the time of a record, as often as it is asked for."""
+    clock = time.perf_counter if workers else time.process_time
+    if isinstance(data, Records):
+        data.x.sum()  # every page is mapped before the first round
+    elif isinstance(data, TensorDataset):
+        data.tensors[0].sum()
+    batches, start = read(data, batch, workers), clock()
+    next(batches)
+    first = (clock() - start) / len(data)  # type: ignore[arg-type]  # once in an epoch
+    while count := pipe.recv():
+        pipe.send(first + seconds(batches, count, clock))
+    batches.close()  # type: ignore[attr-defined]
+
+
 def compare(
     data: Dataset[Any], batch: int, workers: int, rounds: int, count: int
 ) -> dict[str, float]:
-    clock = time.perf_counter if workers else time.process_time
-    sides = []
+    context, sides = multiprocessing.get_context("fork"), []
     for read in (ours, theirs):
-        batches, start = read(data, batch, workers), clock()
-        next(batches)
-        first = (clock() - start) / len(data)  # type: ignore[arg-type]  # once in an epoch
-        sides.append((batches, first, list[float]()))
-    gc.collect()
-    gc.freeze()  # PyTorch's list of all records is not to be looked through in anybody's turn
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, read, data, batch, workers))
+        process.start()
+        sides.append((here, process, list[float]()))
     for turn in range(rounds):
-        for batches, first, found in sides if turn % 2 else reversed(sides):
-            found.append(first + seconds(batches, count, clock))
-    gc.unfreeze()
-    for batches, *_ in sides:
-        batches.close()  # type: ignore[attr-defined]
+        for pipe, _, found in sides if turn % 2 else reversed(sides):
+            pipe.send(count)
+            found.append(pipe.recv())
+    for pipe, process, _ in sides:
+        pipe.send(0)
+        process.join()
     times = [found for *_, found in sides]
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
     mine, other = (1000 * batch * statistics.median(found) for found in times)
