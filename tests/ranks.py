@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 SECONDS = 60.0  # for everything; a test that needs them has failed
+spent = [0.0]  # processor time of ranks that have answered: they are not this process' children
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     ["ranks", "command_work", "distributed_work", "shard_work", "fully_sharded_work"]
@@ -84,8 +86,9 @@ def run_ranks(
 def _answer(rank: int, connection: Connection, seconds: float) -> tuple[bool, Any]:
     try:
         if connection.poll(seconds):
-            # tensors by value: their process is about to end
-            return pickle.loads(connection.recv_bytes())
+            seconds_spent, good, data = pickle.loads(connection.recv_bytes())
+            spent[0] += seconds_spent
+            return good, pickle.loads(data)  # tensors by value: their process is about to end
     except EOFError:
         return True, "died"
     return False, f"rank {rank} did not answer within {seconds} s"
@@ -107,9 +110,11 @@ def _work(
             dist.init_process_group(
                 "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit
             )
-        answer.send_bytes(pickle.dumps((True, function(rank, *arguments))))
+        good, found = True, function(rank, *arguments)
+        data = pickle.dumps(found)
     except BaseException:
-        answer.send_bytes(pickle.dumps((False, f"--- rank {rank} ---\n{traceback.format_exc()}")))
+        good, data = False, pickle.dumps(f"--- rank {rank} ---\n{traceback.format_exc()}")
+    answer.send_bytes(pickle.dumps((time.process_time(), good, data)))
     answer.close()
     # what is left of a process group that lost a rank must not keep this process alive
     os._exit(0)

@@ -5,6 +5,7 @@ have the mark ``slow``, beside those that have it in their own file.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,10 @@ _started = pytest.StashKey[float]()
 
 
 def processor_seconds() -> float:
-    """Of this process and of the children that it has waited for."""
+    """Of this process, of the children that it has waited for, and of ranks."""
     used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    own = used.user + used.system + used.children_user + used.children_system
+    return own + (sys.modules["ranks"].spent[0] if "ranks" in sys.modules else 0.0)
 
 
 def name_of(nodeid: str) -> str:

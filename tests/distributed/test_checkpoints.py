@@ -10,6 +10,9 @@ import dpoptim
 from dpoptim.training.checkpoint import read_checkpoint
 from ranks import run_ranks
 
+# several processes each, seconds of all cores
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("method", ["flat", "dice", "quantile along"])
 def test_without_noise_the_run_goes_on_alike_in_1_2_and_3_processes(

@@ -9,6 +9,9 @@ import fully_sharded_work as work
 from distributed_work import as_lists
 from ranks import run_ranks
 
+# several processes each, seconds of all cores
+pytestmark = pytest.mark.slow
+
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("flat", "whole", {}),
     ("flat", "per block", {"physical_batch_size": 4}),
