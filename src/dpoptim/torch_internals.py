@@ -58,6 +58,7 @@ __all__ = [
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OUTSIDE_BACKWARD = -1  # what `graph_task` is there
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """A number for the backward pass that this thread is in; later passes have larger ones."""
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
@@ -125,13 +126,7 @@ def gradient_hooks(p: Tensor) -> list[Any]:
 
 def module_hooks(module: nn.Module) -> list[int]:
     """Ids of the hooks around a module's forward and backward pass."""
-    kinds = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return [key for kind in kinds for key in kind]
+    return [key for kind in HOOKS for key in getattr(module, kind)]
 
 
 def gradient_hook_ids(p: Tensor) -> list[int]:
@@ -142,8 +137,7 @@ def gradient_hook_ids(p: Tensor) -> list[int]:
 def hooks_on_all_modules() -> list[int]:
     """Ids of the hooks around every module's forward and backward pass."""
     everywhere = nn.modules.module
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [key for kind in kinds for key in getattr(everywhere, f"_global{kind}")]
+    return [key for kind in HOOKS for key in getattr(everywhere, f"_global{kind}")]
 
 
 def hooks_around_forward(module: nn.Module) -> list[dict[int, Any]]:
