@@ -13,7 +13,7 @@ from dpoptim.runs.options import ModelName, Relation
 from dpoptim.terminal import cell, clear_errors, console, say
 
 if TYPE_CHECKING:
-    from dpoptim.planning import StepCost, Target
+    from dpoptim.planning import Plans, StepCost, Target
 
 METHOD_WIDTH = 23  # of the longest word in a method's name
 
@@ -81,7 +81,7 @@ def plan(
     with clear_errors():
         from dpoptim.files import write_atomically
         from dpoptim.planning import Question, choose
-        from dpoptim.runs.plan_page import HEADINGS, command, plan_page, row, shown, to_json
+        from dpoptim.runs.plan_page import command, plan_page, to_json
 
         width, count = (features, outputs) if schema is None else described(schema)
         target = target_of(epsilon, delta, attacker_right, attacker_tpr, attacker_fpr, n)
@@ -108,23 +108,30 @@ def plan(
             print(json.dumps(to_json(found), indent=2, allow_nan=False))
             return
         title = f"{target}: {name}, n = {n:,}; {len(found.settings)} settings"
-        table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
-        for heading in HEADINGS:
-            if heading == "method":
-                table.add_column(heading, min_width=METHOD_WIDTH)
-            else:
-                wide = 7 if " / " in heading else None
-                table.add_column(heading, justify="right", max_width=wide, no_wrap=wide is None)
-        for each in shown(found):
-            chosen = (each.name, each.run) == (found.chosen.name, found.chosen.run)
-            cells = map(cell, row(found, found.chosen if chosen else each))
-            table.add_row(*cells, style="bold" if chosen else None)
-        console.print(table)
+        console.print(table_of(found, title))
         say(f"guarantee   {found.plan.guarantee}")
         for warning in found.warnings:
             say(f"Warning: {warning}", style="yellow")
         say(f"next        {command(found)}")
         say(f"page        {out}")
+
+
+def table_of(found: "Plans", title: str) -> Table:
+    """The settings that are shown, the chosen one in bold."""
+    from dpoptim.runs.plan_page import HEADINGS, row, shown
+
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for heading in HEADINGS:
+        if heading == "method":
+            table.add_column(heading, min_width=METHOD_WIDTH)
+        else:
+            wide = 7 if " / " in heading else None
+            table.add_column(heading, justify="right", max_width=wide, no_wrap=wide is None)
+    for each in shown(found):
+        chosen = (each.name, each.run) == (found.chosen.name, found.chosen.run)
+        cells = map(cell, row(found, found.chosen if chosen else each))
+        table.add_row(*cells, style="bold" if chosen else None)
+    return table
 
 
 def target_of(
