@@ -30,10 +30,11 @@ def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices
         return [indices]
     words = np.empty(len(indices), dtype=np.uint64)
     coins.words(words)
-    labels = words % np.uint64(groups)
-    order = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels.astype(np.int64), minlength=groups))
-    return np.split(indices[order], ends[:-1])
+    # short ones are sorted by their digits, in a fifth of the time
+    labels = (words % np.uint64(groups)).astype(np.uint16 if groups <= 1 << 16 else np.int64)
+    dealt = indices[np.argsort(labels, kind="stable")]
+    ends = np.cumsum(np.bincount(labels, minlength=groups)).tolist()
+    return [dealt[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def number_of_groups(expected_batch: float, physical_batch_size: int | None) -> int:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from dpoptim.clipping import Directions, Units
 from dpoptim.gradients.sums import Sums
 
+MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they stay in cache
+
 
 class Totals:
     """The float64 sums of all parameters, whole and in this process.
@@ -86,8 +88,7 @@ class Totals:
         """
         with torch.no_grad():
             for p, total in zip(self._parameters, self.split(released), strict=True):
-                # in this order without a second float64 tensor
-                p.grad = total.to(p.dtype, copy=True).div_(divisor)
+                p.grad = mean_of(total, divisor, p.dtype)
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
         """Views of one whole vector a device, one in the shape of each parameter."""
@@ -114,6 +115,17 @@ class Totals:
         for unit, view in zip(units.of, self.own_views(taken), strict=True):
             views.setdefault(unit, []).append(view)
         return list(views.values())
+
+
+def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
+    """``total`` rounded to ``dtype``, then divided; without a second float64 tensor. On a
+    processor it goes block by block, which stay in cache from one operation to the next.
+    """
+    mean = torch.empty_like(total, dtype=dtype)
+    size = MEAN_BLOCK if total.is_cpu else max(1, total.numel())
+    for part, of_total in zip(mean.view(-1).split(size), total.view(-1).split(size), strict=True):
+        part.copy_(of_total).div_(divisor)
+    return mean
 
 
 MakeTotals = Callable[[Sequence[nn.Parameter], Directions], Totals]

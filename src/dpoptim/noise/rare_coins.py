@@ -50,7 +50,8 @@ def numbers_of_heads(blocks: int, j: int, draw: Draw) -> NDArray[np.int64]:
     floors = distribution_floors(j)
     uniform = draw(blocks)
     numbers = np.searchsorted(floors, uniform, side="right")
-    for place in np.flatnonzero(np.isin(uniform, floors)):
+    # searchsorted has found the largest floor that is not above
+    for place in np.flatnonzero(floors[np.maximum(numbers, 1) - 1] == uniform):
         numbers[place] = number_of_heads(int(uniform[place]), 64, j, draw)
     return numbers.astype(np.int64)
 
