@@ -162,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=10_000_000, help="in the memory map")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batches", type=int, default=32)
+    parser.add_argument("--batches", type=int, default=128)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
