@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 import dpoptim
 from dpoptim.errors import SamplesInteractError
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.training.comparison import settled
 from dpoptim.training.isolation import IsolationWarning, choose_isolation
 
 N, T, D = 12, 4, 5
@@ -302,3 +303,17 @@ def test_what_records_turn_is_not() -> None:
             data()[:4],
         )
     assert choose_isolation(Turned(by_rounding=False), data()).isolation != Isolation.of("rules")
+
+
+def test_little_is_settled_by_other_weights() -> None:
+    """However wide the tolerance: that of bfloat16 is three parts of a hundred."""
+    for share, tolerance, agrees in (
+        (100.0, 1e-4, True),
+        (101.0, 1e-4, False),
+        (1.0, 3e-2, True),
+        (1.01, 3e-2, False),
+        (math.nan, 1e-4, False),
+    ):
+        assert settled([0.5, share], lambda seed: [0.0], tolerance) is agrees
+        if share > 1:
+            assert not settled([share], lambda seed: [2.0 * seed], tolerance)

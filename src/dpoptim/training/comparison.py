@@ -30,24 +30,33 @@ TOLERANCE = {  # of the bound, for each record
     torch.float64: 1e-6,
 }
 # A batch rounds otherwise than a record alone, and a ReLU that this turns moves a large network's
-# gradient by a few tolerances: one wide ResNet in six. What differs by more is no rounding; what
-# differs by less has to agree with other weights, so many times.
-NEAR, AGAIN = 100.0, 2
+# gradient by a few tolerances: one wide ResNet in six. What differs by more tolerances, or by more
+# of the bound, is no rounding; what differs by less has to agree with other weights, so many times.
+NEAR, NEAR_BOUND, AGAIN = 100.0, 1e-2, 2
 
 
-def settled(shares: Sequence[float], again: Callable[[int], Sequence[float]]) -> bool:
+def tolerance_of(model: nn.Module) -> float:
+    """Of a model's sums: a share of the bound, for each record."""
+    return max(TOLERANCE[p.dtype] for p in trainable(model).values())
+
+
+def settled(
+    shares: Sequence[float], again: Callable[[int], Sequence[float]], tolerance: float
+) -> bool:
     """Whether two sums agree but for rounding.
 
     Args:
         shares: distances in tolerances.
         again: the same with other weights, by a seed.
+        tolerance: `tolerance_of` the model.
 
-    **Guarantee.** Nothing passes that fails by more than `NEAR` tolerances, or that fails with
-    other weights, too.
+    **Guarantee.** Nothing passes that fails by more than `NEAR` tolerances or by `NEAR_BOUND` of
+    the bound for each record, or that fails with other weights, too.
     """
     if all(share <= 1 for share in shares):
         return True
-    return all(share <= NEAR for share in shares) and all(
+    near = min(NEAR, NEAR_BOUND / tolerance)
+    return all(share <= near for share in shares) and all(
         share <= 1 for seed in range(AGAIN) for share in again(seed)
     )
 
@@ -97,9 +106,8 @@ class Comparison:
                         # itself, say
                         continue
                     found = self._mismatches(gradients, candidate, way)
-                    if settled(
-                        [share for _, share in found], partial(self._elsewhere, candidate, way)
-                    ):
+                    again = partial(self._elsewhere, candidate, way)
+                    if settled([share for _, share in found], again, tolerance_of(self.model)):
                         return candidate
                     worst = next(name for name, share in found if not share <= 1)
             except SamplesInteractError:
@@ -189,7 +197,7 @@ class Comparison:
             self.model, self.loss, self.together, self.rows, clipping, reduction, way, rows
         )
         worst, distance = worst_mismatch(named, ours, truth)
-        allowed = clip_norm * self.rows * max(TOLERANCE[p.dtype] for p in named.values())
+        allowed = clip_norm * self.rows * tolerance_of(self.model)
         return worst, distance / allowed
 
 

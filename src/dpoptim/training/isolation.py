@@ -30,7 +30,7 @@ from dpoptim.gradients.oracle import (
     trainable,
 )
 from dpoptim.gradients.refusals import watch_batch_statistics
-from dpoptim.training.comparison import TOLERANCE, settled
+from dpoptim.training.comparison import settled, tolerance_of
 from dpoptim.training.isolation_words import (
     ALONE,
     WHOLE,
@@ -242,7 +242,8 @@ class Trials:
         start = time.perf_counter()
         try:
             shares = self._shares(isolation)
-            agrees = settled(list(shares.values()), partial(self._elsewhere, isolation))
+            again = partial(self._elsewhere, isolation)
+            agrees = settled(list(shares.values()), again, tolerance_of(self.model))
         except SamplesInteractError:
             raise
         except PrivacyError as error:
@@ -314,7 +315,7 @@ class Trials:
         batch = self._part(range(rows))
         ours = engine_sums(self.model, self._loss, batch, rows, clipping, "sum", isolation)
         truth = clipped_sums(self._gradients, clipping, rows, "sum")
-        allowed = bound * rows * max(TOLERANCE[p.dtype] for p in named.values())
+        allowed = bound * rows * tolerance_of(self.model)
         distances = [float(b.sub_(a).norm()) for a, b in zip(ours, truth, strict=True)]
         return [(n, each / allowed) for n, each in zip(named, distances, strict=True)]
 

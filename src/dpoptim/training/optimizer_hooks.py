@@ -38,9 +38,8 @@ class OptimizerHooks:
         self._optimizers = tuple(optimizers)
         # refuses those that would not be told, before anything is spent
         pass_on(self._optimizers, steps.noise_std)
-        self._rates: dict[
-            int, list[float | None]
-        ] = {}  # of each optimizer, at a step's last microbatch
+        # of each optimizer, at the microbatches of a step so far
+        self._rates: dict[int, list[float | None]] = {}
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             before = optimizer.register_step_pre_hook(self._before_step)
@@ -94,6 +93,8 @@ class OptimizerHooks:
         """A schedule that counts microbatches would tell how many there were."""
         found = [group.get("lr") for group in optimizer.param_groups]
         rates = [None if rate is None else float(rate) for rate in found]
+        if self._steps.microbatches == 1:  # of a step that may have been interrupted before
+            self._rates.pop(id(optimizer), None)
         if self._rates.setdefault(id(optimizer), rates) != rates:
             raise PrivacyError(
                 "the learning rate was changed between two microbatches of one step: how many a "

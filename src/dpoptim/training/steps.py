@@ -43,7 +43,7 @@ class Steps:
         self.done, self.moved = 0, False
         self._ranks = ranks
         self._state: State = "idle"
-        self._microbatches = 0  # of this step, delivered
+        self.microbatches = 0  # of this step, delivered
         method = training_method(plan)
         self._side = method.sensitive_state(plan)
         if self._side is not None:
@@ -78,15 +78,15 @@ class Steps:
         self._engine.restart()
         if self.choice is not None:
             self.choice.forget()
-        self._state, self._microbatches = "idle", 0
+        self._state, self.microbatches = "idle", 0
 
     def begin(self, microbatch: Microbatch) -> None:
         """A part of the step's batch, or all of it, is delivered."""
         if self._engine.totals.travels:
             # before any sum leaves this rank, which is in a pass
-            self._ranks.begin_microbatch(self.done, self._microbatches)
+            self._ranks.begin_microbatch(self.done, self.microbatches)
             self.gate.open()
-        self._microbatches += 1
+        self.microbatches += 1
         self._engine.begin_microbatch(
             microbatch.records,
             null=microbatch.null,
@@ -128,7 +128,7 @@ class Steps:
             self._engine.write_means(released, self._plan.batch_size)
             self.noise_std = self._noise_of(self.done - 1, gain)
             self.moved = True
-        self._state, self._microbatches = "idle", 0
+        self._state, self.microbatches = "idle", 0
 
     def _noise_of(self, step: int, gain: float) -> float:
         return gain * self._plan.query.released_deviation(step) / self._plan.batch_size
