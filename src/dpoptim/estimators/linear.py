@@ -2,7 +2,8 @@
 autograd.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
 from dpoptim.estimators.chunked_classifier import ChunkedClassifier, softmax
 from dpoptim.estimators.linear_fit import LinearFit
@@ -26,6 +26,7 @@ from dpoptim.estimators.table import (
 from dpoptim.gradients.linear import LinearModel
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPLogisticRegression(ChunkedClassifier, LinearFit):
     """Logistic regression (softmax for several classes) with differential privacy.
 
@@ -75,42 +76,7 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
         (True, True)
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | Literal["auto"] = "auto",
-        *,
-        data_norm: float | None = None,
-        classes: Sequence[Any] | None = None,
-        l2: float = 0.0,
-        fit_intercept: bool = True,
-        solver: str = "auto",
-        steps: int | None = None,
-        step_size: float | None = None,
-        clip_norm: float | None = None,
-        solver_options: Mapping[str, Any] | None = None,
-        neighboring: str = "zero-out",
-        warm_start: bool = False,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-        sharded: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.classes = classes
-        self.l2 = l2
-        self.fit_intercept = fit_intercept
-        self.solver = solver
-        self.steps = steps
-        self.step_size = step_size
-        self.clip_norm = clip_norm
-        self.solver_options = solver_options
-        self.neighboring = neighboring
-        self.warm_start = warm_start
-        self.ledger = ledger
-        self.noise_seed = noise_seed
-        self.sharded = sharded
+    classes: Sequence[Any] | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
         """Train. Args: X of shape (n, features), also a memory map or `data.ParquetRows`, which
@@ -162,6 +128,7 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
         return self.classes_[self.predict_proba(X).argmax(1)]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPLinearRegression(RegressorMixin, LinearFit):
     """Linear regression with squared or Huber loss and differential privacy.
 
@@ -189,46 +156,10 @@ class DPLinearRegression(RegressorMixin, LinearFit):
         True
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | Literal["auto"] = "auto",
-        *,
-        data_norm: float | None = None,
-        target_bound: float | None = None,
-        loss: Literal["squared", "huber"] = "squared",
-        huber_delta: float = 0.5,
-        l2: float = 0.0,
-        fit_intercept: bool = True,
-        solver: str = "auto",
-        steps: int | None = None,
-        step_size: float | None = None,
-        clip_norm: float | None = None,
-        solver_options: Mapping[str, Any] | None = None,
-        neighboring: str = "zero-out",
-        warm_start: bool = False,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-        sharded: bool = False,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.data_norm = data_norm
-        self.target_bound = target_bound
-        self.loss = loss
-        self.huber_delta = huber_delta
-        self.l2 = l2
-        self.fit_intercept = fit_intercept
-        self.solver = solver
-        self.steps = steps
-        self.step_size = step_size
-        self.clip_norm = clip_norm
-        self.solver_options = solver_options
-        self.neighboring = neighboring
-        self.warm_start = warm_start
-        self.ledger = ledger
-        self.noise_seed = noise_seed
-        self.sharded = sharded
+    target_bound: float | None = None
+    loss: Literal["squared", "huber"] = "squared"
+    huber_delta: float = 0.5
+    _target_unit: float = field(init=False)  # that of the chunks so far
 
     def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
         """Train; see `DPLogisticRegression.fit`.

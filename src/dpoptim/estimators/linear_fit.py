@@ -1,24 +1,23 @@
 """What the linear estimators share: bounded rows in, weights and a guarantee out."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.scope import with_scope
+from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_delta, table
 from dpoptim.gradients.linear import LinearModel
-from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.solvers.budget import Budget
 
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
@@ -27,11 +26,22 @@ CLIPPED_SHARE = 0.1
 SQUARED_SHARE = 0.1  # of a squared loss
 
 
-class LinearFit(KnowsOpacus, BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearFit(PrivateSettings):
     """The base of the linear estimators, which name loss and classes."""
 
-    privacy_: Guarantee
-    _target_unit: float
+    epsilon: float = field(default=1.0, kw_only=False)
+    delta: Delta = field(default="auto", kw_only=False)
+    data_norm: float | None = None
+    l2: float = 0.0
+    fit_intercept: bool = True
+    solver: str = "auto"
+    steps: int | None = None
+    step_size: float | None = None
+    clip_norm: float | None = None
+    solver_options: Mapping[str, Any] | None = None
+    warm_start: bool = False
+    sharded: bool = False
 
     def _solve(
         self,
@@ -135,8 +145,3 @@ class LinearFit(KnowsOpacus, BaseEstimator):
             rows[start : start + BLOCK] @ coefficients for start in range(0, len(rows), BLOCK)
         ]
         return np.concatenate(scores) + self.intercept_
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = self.noise_seed is None
-        return tags

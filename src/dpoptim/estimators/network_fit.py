@@ -2,15 +2,14 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import dp_accounting
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -18,10 +17,10 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
-from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import one_of, real_number, whole_number
 from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import (
     clip_rows,
     public_norm,
@@ -29,7 +28,6 @@ from dpoptim.estimators.table import (
     table,
 )
 from dpoptim.methods import TrainingMethod
-from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.plan import Plan
 from dpoptim.planning.heuristic import learning_rate, noise_to_signal
 from dpoptim.recipes import recipe
@@ -46,11 +44,25 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "ge
 ROWS_AT_A_TIME = 4096  # rows at a time, in training and in prediction
 
 
-class NetworkFit(KnowsOpacus, BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class NetworkFit(PrivateSettings):
     """Base of the estimators of networks, whose settings are their arguments."""
 
-    privacy_: Guarantee
-    network_: nn.Sequential
+    epsilon: float = field(default=1.0, kw_only=False)
+    delta: Delta = field(default="auto", kw_only=False)
+    hidden_layer_sizes: Sequence[int] = (64,)
+    activation: Activation = "tanh"
+    data_norm: float | None = None
+    batch_size: int | None = None
+    epochs: float = 40
+    learning_rate: float | None = None
+    momentum: float = 0.9
+    clip_norm: float = 1.0
+    method: str = "dp-sgd"
+    method_options: Mapping[str, Any] | None = None
+    n: int | None = None
+    warm_start: bool = False
+    random_state: Any = None
     # the default learning rate over that of `dpoptim plan`; chosen by benchmarks/choose_defaults.py
     _rate = 1.0
 
@@ -113,7 +125,7 @@ class NetworkFit(KnowsOpacus, BaseEstimator):
                     average.update(private.steps_done)
             average.swap()
             guarantee = private.spent()
-        self.network_ = network.eval()
+        self.network_: nn.Sequential = network.eval()
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said))
         this = (np.zeros(0), n, guarantee)  # the network itself is what goes on
         self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)
@@ -220,11 +232,6 @@ class NetworkFit(KnowsOpacus, BaseEstimator):
         network = copy.deepcopy(self.network_).double()
         parts = torch.from_numpy(rows).double().split(ROWS_AT_A_TIME)
         return np.concatenate([network(part).numpy() for part in parts])
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = self.noise_seed is None
-        return tags
 
 
 def linear_layers(network: nn.Sequential) -> list[nn.Linear]:

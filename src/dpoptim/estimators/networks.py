@@ -3,7 +3,8 @@ batches.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,10 +12,9 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
 from dpoptim.estimators.chunked_classifier import ChunkedClassifier, softmax
-from dpoptim.estimators.network_fit import Activation, NetworkFit
+from dpoptim.estimators.network_fit import NetworkFit
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,
@@ -53,6 +53,7 @@ def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None
     return torch.tensor(weights, dtype=torch.float32) / largest
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPSGDClassifier(ChunkedClassifier, NetworkFit):
     """A feed-forward network trained with cross-entropy, by DP-SGD or another method.
 
@@ -111,50 +112,8 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
         True
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | Literal["auto"] = "auto",
-        *,
-        hidden_layer_sizes: Sequence[int] = (64,),
-        activation: Activation = "tanh",
-        data_norm: float | None = None,
-        classes: Sequence[Any] | None = None,
-        class_weight: Mapping[Any, float] | None = None,
-        batch_size: int | None = None,
-        epochs: float = 40,
-        learning_rate: float | None = None,
-        momentum: float = 0.9,
-        clip_norm: float = 1.0,
-        method: str = "dp-sgd",
-        method_options: Mapping[str, Any] | None = None,
-        neighboring: str = "zero-out",
-        n: int | None = None,
-        warm_start: bool = False,
-        random_state: Any = None,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.data_norm = data_norm
-        self.classes = classes
-        self.class_weight = class_weight
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.clip_norm = clip_norm
-        self.method = method
-        self.method_options = method_options
-        self.neighboring = neighboring
-        self.n = n
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    classes: Sequence[Any] | None = None
+    class_weight: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
         """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
@@ -186,6 +145,7 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
         return self.classes_[likeliest]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPSGDRegressor(RegressorMixin, NetworkFit):
     """A feed-forward network trained with squared error, by DP-SGD or another method.
 
@@ -207,48 +167,8 @@ class DPSGDRegressor(RegressorMixin, NetworkFit):
 
     _rate = 0.25
 
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | Literal["auto"] = "auto",
-        *,
-        hidden_layer_sizes: Sequence[int] = (64,),
-        activation: Activation = "tanh",
-        data_norm: float | None = None,
-        target_bound: float | None = None,
-        batch_size: int | None = None,
-        epochs: float = 40,
-        learning_rate: float | None = None,
-        momentum: float = 0.9,
-        clip_norm: float = 0.3,
-        method: str = "dp-sgd",
-        method_options: Mapping[str, Any] | None = None,
-        neighboring: str = "zero-out",
-        n: int | None = None,
-        warm_start: bool = False,
-        random_state: Any = None,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.data_norm = data_norm
-        self.target_bound = target_bound
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.clip_norm = clip_norm
-        self.method = method
-        self.method_options = method_options
-        self.neighboring = neighboring
-        self.n = n
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    target_bound: float | None = None
+    clip_norm: float = 0.3
 
     def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
         """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.

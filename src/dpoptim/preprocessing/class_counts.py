@@ -3,18 +3,19 @@ that.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
 from dpoptim.preprocessing.private_step import ChargedFit
 from dpoptim.statistics import Floats, histogram_bound, release_sum
 
 
+@dataclass(eq=False, repr=False)
 class DPClassCounts(ChargedFit):
     """Counts of labels with noise, such as for ``class_weight``.
 
@@ -40,24 +41,9 @@ class DPClassCounts(ChargedFit):
         True
     """
 
-    def __init__(
-        self,
-        classes: Sequence[Any] | None = None,
-        *,
-        epsilon: float = 0.1,
-        delta: float | Literal["auto"] = "auto",
-        neighboring: str = "zero-out",
-        n: int | None = None,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.classes = classes
-        self.epsilon = epsilon
-        self.delta = delta
-        self.neighboring = neighboring
-        self.n = n
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    classes: Sequence[Any] | None = None
+    _: KW_ONLY
+    epsilon: float = 0.1
 
     def fit(self, y: Any) -> Self:
         """Count. Args: y of shape (n,).

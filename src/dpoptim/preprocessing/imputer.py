@@ -1,12 +1,11 @@
 """Missing values filled with the column's mean, as a noisy sum knows it."""
 
 import math
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
-from dpoptim.accounting.ledger import Ledger
-from dpoptim.preprocessing.private_step import Bound, BoundedColumns, SummedStep
+from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
 
@@ -37,27 +36,6 @@ class DPImputer(BoundedColumns, SummedStep):
         >>> bool(np.isnan(filled).any())
         False
     """
-
-    def __init__(
-        self,
-        lower: Bound | None = None,
-        upper: Bound | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | Literal["auto"] = "auto",
-        neighboring: str = "zero-out",
-        n: int | None = None,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.lower = lower
-        self.upper = upper
-        self.epsilon = epsilon
-        self.delta = delta
-        self.neighboring = neighboring
-        self.n = n
-        self.ledger = ledger
-        self.noise_seed = noise_seed
 
     def norm_bound(self, columns: int) -> float:
         return math.sqrt(columns)

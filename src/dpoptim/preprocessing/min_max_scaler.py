@@ -1,19 +1,19 @@
 """Columns brought to [-1, 1]: by public bounds for nothing, or by privately chosen quantiles."""
 
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
-from dpoptim.accounting.guarantee import Guarantee
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
-from dpoptim.preprocessing.private_step import Bound, BoundedColumns
+from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.quantiles import select_tails
 from dpoptim.statistics import Floats
 
 CANDIDATES = 256  # for a quantile, evenly over the public range
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPMinMaxScaler(BoundedColumns):
     """Scale columns to [-1, 1]; values beyond the ends are cut.
 
@@ -43,31 +43,9 @@ class DPMinMaxScaler(BoundedColumns):
                [ 1.]])
     """
 
-    privacy_: Guarantee | None  # type: ignore[assignment]
     precision = 0.02
 
-    def __init__(
-        self,
-        lower: Bound | None = None,
-        upper: Bound | None = None,
-        *,
-        quantile: float | None = None,
-        epsilon: float | None = None,
-        delta: float | Literal["auto"] = "auto",
-        neighboring: str = "zero-out",
-        n: int | None = None,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.lower = lower
-        self.upper = upper
-        self.quantile = quantile
-        self.epsilon = epsilon
-        self.delta = delta
-        self.neighboring = neighboring
-        self.n = n
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    quantile: float | None = None
 
     @property
     def charged(self) -> bool:

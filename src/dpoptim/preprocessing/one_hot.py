@@ -5,14 +5,14 @@ buckets, for those that are not.
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from sklearn.utils.validation import check_is_fitted
 
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import whole_number
 from dpoptim.preprocessing.private_step import SummedStep
 from dpoptim.statistics import Floats, histogram_bound, release_sum
@@ -20,6 +20,7 @@ from dpoptim.statistics import Floats, histogram_bound, release_sum
 FALSE_FINDS = 0.05  # chance that any empty bucket of a fit is kept
 
 
+@dataclass(eq=False, repr=False)
 class DPOneHot(SummedStep):
     """One column for each category, and none for anything else.
 
@@ -59,30 +60,11 @@ class DPOneHot(SummedStep):
         701
     """
 
-    def __init__(
-        self,
-        categories: Sequence[Sequence[Any] | None] | None = None,
-        *,
-        scale: float = 1.0,
-        buckets: int = 1024,
-        least_share: float = 0.0,
-        epsilon: float | None = None,
-        delta: float | Literal["auto"] = "auto",
-        neighboring: str = "zero-out",
-        n: int | None = None,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.categories = categories
-        self.scale = scale
-        self.buckets = buckets
-        self.least_share = least_share
-        self.epsilon = epsilon
-        self.delta = delta
-        self.neighboring = neighboring
-        self.n = n
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    categories: Sequence[Sequence[Any] | None] | None = None
+    _: KW_ONLY
+    scale: float = 1.0
+    buckets: int = 1024
+    least_share: float = 0.0
 
     @property
     def charged(self) -> bool:
@@ -120,7 +102,7 @@ class DPOneHot(SummedStep):
                 )
         self.n_features_in_ = columns.shape[1]
         counted = [column for column, names in enumerate(given) if names is None]
-        self.privacy_ = None  # type: ignore[assignment]
+        self.privacy_ = None
         found = self._frequent(columns, counted) if counted else {}
         self.counted_ = tuple(counted)
         self.categories_ = [

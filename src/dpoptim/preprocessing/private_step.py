@@ -5,33 +5,30 @@ are fitted.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.arguments import real_number
 from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.scope import public_number_of_records, with_scope
+from dpoptim.estimators.settings import PrivateSettings
 from dpoptim.estimators.table import stated_delta
-from dpoptim.opacus_words import KnowsOpacus
 from dpoptim.statistics import BOUND_ROUNDING, Floats, NoisySum, bounded_sum, price_of, release_sum
 
 Bound = float | Sequence[float]
 
 
-class ChargedFit(KnowsOpacus, BaseEstimator):
-    """Something that learns from private records by one release, and is charged for it.
+@dataclass(kw_only=True, eq=False, repr=False)
+class ChargedFit(PrivateSettings):
+    """Something that learns from private records by one release, and is charged for it."""
 
-    Subclasses have the settings ``epsilon``, ``delta``, ``neighboring``, ``n``, ``ledger`` and
-    ``noise_seed``.
-    """
-
-    privacy_: Guarantee
+    n: int | None = None
 
     def _price(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
         """(n, mu, delta, what must be said of delta)."""
@@ -46,7 +43,9 @@ class ChargedFit(KnowsOpacus, BaseEstimator):
         return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
 
     def _state(self, guarantee: Guarantee, said: tuple[str, ...]) -> None:
-        self.privacy_ = with_scope(replace(guarantee, notes=(*guarantee.notes, *said)), self.ledger)
+        self.privacy_: Guarantee | None = with_scope(
+            replace(guarantee, notes=(*guarantee.notes, *said)), self.ledger
+        )
 
 
 class PrivateStep(TransformerMixin, ChargedFit, ABC):
@@ -81,7 +80,6 @@ class PrivateStep(TransformerMixin, ChargedFit, ABC):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
-        tags.non_deterministic = self.noise_seed is None
         return tags
 
 
@@ -115,8 +113,12 @@ class SummedStep(PrivateStep):
         return released, n
 
 
+@dataclass(eq=False, repr=False)
 class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
     """A step whose columns have public bounds, ``lower`` and ``upper``."""
+
+    lower: Bound | None = None
+    upper: Bound | None = None
 
     def _bounds(self, columns: int) -> tuple[Floats, Floats]:
         """Middle and half width of each column's public range, shape (columns,) each.

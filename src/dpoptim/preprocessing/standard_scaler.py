@@ -1,19 +1,20 @@
 """Columns brought to mean 0 and standard deviation 1, as a noisy sum knows them."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import one_of
-from dpoptim.preprocessing.private_step import Bound, BoundedColumns, SummedStep
+from dpoptim.preprocessing.private_step import BoundedColumns, SummedStep
 from dpoptim.statistics import Floats
 
 Missing = Literal["keep", "mean"]
 LEAST_SPREAD = 1e-3  # standard deviation, in half ranges, that a column is taken to have at least
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPStandardScaler(BoundedColumns, SummedStep):
     """Scale columns by their privately measured means and standard deviations.
 
@@ -48,28 +49,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         True
     """
 
-    def __init__(
-        self,
-        lower: Bound | None = None,
-        upper: Bound | None = None,
-        *,
-        epsilon: float | None = None,
-        delta: float | Literal["auto"] = "auto",
-        missing: Missing = "keep",
-        neighboring: str = "zero-out",
-        n: int | None = None,
-        ledger: Ledger | None = None,
-        noise_seed: int | None = None,
-    ) -> None:
-        self.lower = lower
-        self.upper = upper
-        self.epsilon = epsilon
-        self.delta = delta
-        self.missing = missing
-        self.neighboring = neighboring
-        self.n = n
-        self.ledger = ledger
-        self.noise_seed = noise_seed
+    missing: Missing = "keep"
 
     def norm_bound(self, columns: int) -> float:
         return math.sqrt(1.25 * columns)

@@ -1,0 +1,29 @@
+"""Settings that everything has in common that learns privately in scikit-learn's manner."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sklearn.base import BaseEstimator
+
+from dpoptim.accounting.ledger import Ledger
+from dpoptim.opacus_words import KnowsOpacus
+
+Delta = float | Literal["auto"]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateSettings(KnowsOpacus, BaseEstimator):
+    """Base of estimators and transformers: a dataclass, since scikit-learn's settings are its
+    arguments, stored untouched. What is learnt is no argument.
+    """
+
+    epsilon: float | None = None
+    delta: Delta = "auto"
+    neighboring: str = "zero-out"
+    ledger: Ledger | None = None
+    noise_seed: int | None = None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.noise_seed is None
+        return tags
