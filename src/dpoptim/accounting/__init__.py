@@ -1,6 +1,4 @@
-"""Privacy accounting: what an event costs, what noise a budget needs, and how a guarantee is
-stated.
-"""
+"""Privacy accounting: what an event costs, what noise a budget needs, what a guarantee says."""
 
 from dpoptim.accounting.accountant import (
     compute_delta,

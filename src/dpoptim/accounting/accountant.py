@@ -143,8 +143,7 @@ def privacy_curve(
     *,
     accountant: Accountant = "auto",
 ) -> NDArray[np.float64]:
-    """The epsilons of `event` at `deltas` (shape (k,), each in (1e-14, 1)), shape (k,), from one
-    composition.
+    """The epsilons of `event` at `deltas` (each in (1e-14, 1)), both of shape (k,), composed once.
 
     Each is an upper bound by itself; it can differ from `compute_epsilon` by the discretisation's
     0.2 %.
@@ -180,8 +179,7 @@ def tradeoff_curve(
     *,
     accountant: Accountant = "auto",
 ) -> NDArray[np.float64]:
-    """A lower bound on any attacker's false negative rate, at each of `false_positive_rates` (in
-    [0, 1]).
+    """A lower bound on any attacker's false negative rate at each false positive rate (in [0, 1]).
 
     Holds for every attack that tells two neighbouring data sets apart, in either direction: the
     profile is the larger of both directions', and each of its points (epsilon, delta) bounds the
@@ -275,8 +273,7 @@ def renyi_divergence(
 def rough_epsilon(
     event: dp.DpEvent, delta: float, relation: dp.NeighboringRelation, guess: float
 ) -> float:
-    """An upper bound on epsilon, within a few per cent where it is near `guess`: for searching
-    only.
+    """An upper bound on epsilon, within a few per cent near `guess`: for searching only.
 
     With a fixed guess the discretisation is fixed too, so that the bound varies smoothly with the
     event.

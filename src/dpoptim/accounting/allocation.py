@@ -173,9 +173,7 @@ def entropy(a: float, b: float) -> float:
 
 
 def confident(values: Floats, samples: int, most: float, failure: float) -> float:
-    """An upper confidence bound on the mean of ``samples`` variables in [0, most], all zero but
-    ``values``.
-    """
+    """An upper confidence bound on the mean of variables in [0, most], all but ``values`` zero."""
     mean = float(values.sum()) / samples
     square = float(np.square(values).sum()) / samples
     variance = max(0.0, square - mean**2) * samples / (samples - 1)
@@ -202,9 +200,7 @@ class Bins:
         self._nodes, self._masses = nodes * 12, weights * 12 * np.exp(-72 * nodes**2) / SQRT_TAU
 
     def exceeding(self, level: float) -> Floats:
-        """The chance of each a_i to exceed a level if j is the record's bin; shape (b, b), j
-        first.
-        """
+        """The chance of each a_i to exceed a level if j is the record's bin; (b, b), j first."""
         return np.asarray(
             ndtr((self.covariance - self.squared / 2 - level) / math.sqrt(self.squared))
         )
@@ -214,9 +210,7 @@ class Bins:
         return min(1e300, float(self.exceeding(level).sum(1).max()))
 
     def below(self, level: float) -> Callable[[float], Floats]:
-        """Return logarithms of bounds on the part of delta where no a_i exceeds the level, as a
-        function of epsilon.
-        """
+        """Return logarithms of bounds on the part of delta below the level, by epsilon."""
         a = self._nodes * math.sqrt(self.squared) - self.squared / 2
         cut = np.exp(np.minimum(a, level))
         share = self._classes / self.count
@@ -228,9 +222,7 @@ class Bins:
         return lambda epsilon: np.asarray(moments - t * math.exp(epsilon) - 1 - np.log(t) + reserve)
 
     def level(self, chance: float, epsilon: float, delta: float) -> float:
-        """A level that some a_i exceeds with about this chance, of a grid; or a lower one, if
-        there is more than ``delta`` of delta below it.
-        """
+        """A level that some a_i exceeds with about this chance; lower where delta requires it."""
         level = math.log(self.count) + self.squared + 8 * math.sqrt(self.squared)
         while level > -self.squared and self.exceeded(level - LEVEL_STEP) <= chance:
             level -= LEVEL_STEP

@@ -33,9 +33,7 @@ class AttackerTarget(Protocol):
         ...
 
     def reached(self, event: dp.DpEvent, neighboring: str | dp.NeighboringRelation) -> float:
-        """The mu of the Gaussian that allows the best attacker on ``event`` as much as ``event``
-        does, rounded up.
-        """
+        """The mu of the Gaussian under which the best attacker does as well; rounded up."""
         ...
 
 

@@ -1,6 +1,4 @@
-"""What runs have spent, what a budget has left, and why a run was refused: in words and
-numbers.
-"""
+"""What runs have spent, what a budget has left, and why a run was refused, in words."""
 
 from __future__ import annotations
 

@@ -95,8 +95,7 @@ _ORDERS = np.concatenate(
 
 
 def renyi_budget(epsilon: float, delta: float, order: float) -> float:
-    """The largest r such that (order, r)-RDP implies (epsilon, delta)-DP; negative if there is
-    none.
+    """The largest r such that (order, r)-RDP implies (epsilon, delta)-DP; negative: none.
 
     Args: epsilon > 0; 0 < delta < 1; order > 1.
     """
@@ -104,9 +103,7 @@ def renyi_budget(epsilon: float, delta: float, order: float) -> float:
 
 
 def epsilon_from_renyi(renyi: float, delta: float, order: float) -> float:
-    """The epsilon >= 0 that (order, renyi)-RDP implies at `delta`; the inverse of
-    `renyi_budget`.
-    """
+    """The least epsilon that (order, renyi)-RDP implies at `delta`; inverts `renyi_budget`."""
     return max(0.0, renyi + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
 
 
@@ -205,9 +202,7 @@ class Budget:
         return _epsilon(text, share, self.neighboring), ""
 
     def why_nothing_is_returned(self, whole: float) -> str:
-        """Why a run of this whole charge keeps all of it, however early it is ended; "" if it need
-        not.
-        """
+        """Why a run of this charge keeps all of it, however early it ends; "" if it need not."""
         if self.order is None:
             return "the basic filter charges whole runs"
         if not whole <= self.limit:
@@ -218,17 +213,13 @@ class Budget:
         return ""
 
     def charge_of_part(self, whole: float, part: dp.DpEvent) -> float:
-        """The charge of a run that was ended for good after releasing ``part`` of it ("Giving
-        back"), at most `whole`.
-        """
+        """The charge of a run that ended after ``part`` of it ("Giving back"), at most `whole`."""
         if self.why_nothing_is_returned(whole):
             return whole
         return min(whole, self.charge(part, 1)[0])
 
     def shortfall(self, charges: Sequence[float], event: dp.DpEvent) -> Shortfall | None:
-        """None if `event` may follow runs of these `charges`, else what is missing (see the
-        theorem).
-        """
+        """What is missing if `event` is to follow runs of these `charges`; None: nothing."""
         if not charges:
             own = _epsilon(
                 json.dumps(event_to_json(event), sort_keys=True), self.delta, self.neighboring
@@ -241,9 +232,7 @@ class Budget:
         return Shortfall(needed, reserved, self.limit, reason)
 
     def bound(self, delta: float) -> float:
-        """The epsilon at `delta` that the filter promises for all runs together, present and
-        future.
-        """
+        """The epsilon at `delta` that the filter promises for all runs, present and future."""
         if delta == self.delta:
             return self.epsilon
         if self.order is not None:

@@ -34,8 +34,7 @@ def calibrate_noise_multiplier(
     delta: float,
     neighboring: str | dp.NeighboringRelation,
 ) -> float:
-    """The smallest noise multiplier with which `steps` Poisson-sampled Gaussian sums cost at most
-    `epsilon`.
+    """The least noise multiplier at which `steps` Poisson-sampled sums cost at most `epsilon`.
 
     Args:
       sample_rate: chance of each record to be in a batch, in (0, 1]; 1 means full batches.
@@ -109,8 +108,7 @@ def calibrate_event(
     neighboring: str | dp.NeighboringRelation,
     start: float = 1.0,
 ) -> float:
-    """The smallest noise multiplier z for which `event_of(z)` costs at most `epsilon`, and at
-    least 99 %.
+    """The least noise multiplier z at which `event_of(z)` costs at most `epsilon`, and 99 % of it.
 
     Args:
       event_of: the event as a function of z > 0; its epsilon must fall as z grows.
@@ -209,8 +207,7 @@ def _checked_steps(steps: object) -> int:
 def _central_limit_noise(
     sample_rate: float, steps: int, epsilon: float, delta: float, relation: dp.NeighboringRelation
 ) -> float:
-    """Noise multiplier by the central limit theorem for many subsampled steps: a starting point,
-    no more.
+    """A noise multiplier by the central limit theorem for many subsampled steps: to start from.
 
     mu = q sqrt(T (exp(z^-2) - 1)) (Bu, Dong, Long and Su 2020, Corollary 4), solved for z.
     """
@@ -221,9 +218,7 @@ def _central_limit_noise(
 def _full_batch_noise(
     steps: int, epsilon: float, delta: float, relation: dp.NeighboringRelation
 ) -> float:
-    """Inverts the exact profile; the loop makes up for the last digits of the two root
-    searches.
-    """
+    """Invert the exact profile; the loop makes up for the last digits of the root searches."""
     noise_multiplier = _sensitivity(relation) * math.sqrt(steps) / gdp_mu(epsilon, delta)
     step = 1e-12
     while True:

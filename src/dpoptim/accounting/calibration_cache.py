@@ -21,9 +21,7 @@ __all__ = ["read", "write"]
 
 
 def read(key: Mapping[str, Any]) -> float | None:
-    """The noise multiplier stored under `key`; None if there is none, or nothing that makes
-    sense.
-    """
+    """The noise multiplier stored under `key`; None if there is none that makes sense."""
     try:
         data = json.loads(_path(key).read_text(encoding="utf-8"))
         value = data["noise_multiplier"] if data["key"] == dict(key) else None
@@ -33,9 +31,7 @@ def read(key: Mapping[str, Any]) -> float | None:
 
 
 def write(key: Mapping[str, Any], noise_multiplier: float) -> None:
-    """Store a noise multiplier, whole or not at all; does nothing where the directory cannot be
-    written.
-    """
+    """Store a noise multiplier, whole or not at all; nothing where the directory is read-only."""
     with contextlib.suppress(OSError, RuntimeError):
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)

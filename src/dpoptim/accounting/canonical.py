@@ -1,5 +1,4 @@
-"""An event in the form that the accountants read: distinct simple events, each with how often it
-happened.
+"""The form of an event that accountants read: distinct simple events and how often each happened.
 
 **Scale of an event.** Everywhere in this library the noise multiplier of a Gaussian event is the
 standard deviation of the noise on the *sum*, over the bound C on one record's norm, for every
@@ -28,8 +27,7 @@ Leaves = tuple[tuple[dp.DpEvent, int], ...]
 
 
 def canonical(event: dp.DpEvent) -> Leaves:
-    """`event` without its composition: nothing nested, equal events merged, all Gaussians made
-    one.
+    """`event` without its composition: nothing nested, equal events merged, Gaussians made one.
 
     Gaussians merge exactly: their noise multipliers z_t compose to `(sum of z_t^-2)^(-1/2)`, also
     when they are answered on one and the same Poisson batch. The result does not depend on the
@@ -58,9 +56,7 @@ def canonical(event: dp.DpEvent) -> Leaves:
 
 
 def relative_to_sensitivity(event: dp.DpEvent, relation: dp.NeighboringRelation) -> dp.DpEvent:
-    """`event` with Gaussians in the scale of `dp_accounting`'s RDP: noise over *sensitivity*, not
-    over C.
-    """
+    """`event` with Gaussians as `dp_accounting`'s RDP takes them: noise over sensitivity, not C."""
     # for the relation in use already
     stated = isinstance(event, (dp.LaplaceDpEvent, dp.ZCDpEvent))
     if stated or relation is not dp.NeighboringRelation.REPLACE_ONE:

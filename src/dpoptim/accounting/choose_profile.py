@@ -1,6 +1,4 @@
-"""Which accountant evaluates an event: the exact Gaussian, PLD plain or tilted, Renyi, or Monte
-Carlo.
-"""
+"""Which accountant evaluates an event: exact Gaussian, PLD (plain, tilted), Renyi, Monte Carlo."""
 
 from __future__ import annotations
 
@@ -87,9 +85,7 @@ def number_of_steps(leaves: Leaves) -> int:
 
 
 def gaussian_mu(leaves: Leaves, relation: dp.NeighboringRelation) -> float | None:
-    """mu, if the composition amounts to one Gaussian: C (2C under replace-one) over the noise;
-    else None.
-    """
+    """mu, if the composition is one Gaussian: C (2C under replace-one) over the noise; or None."""
     match leaves:
         case ():
             return 0.0

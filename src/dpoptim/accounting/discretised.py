@@ -1,5 +1,4 @@
-"""One step's privacy loss on a grid, with probabilities that are accurate relative to their own
-size.
+"""One step's privacy loss on a grid, each probability accurate relative to its own size.
 
 "Connect the dots" (Doroshenko et al. 2022): the mass of every cell between two grid points goes to
 both, so that its probability under either data set is kept; the profile is then exact at the grid
@@ -26,9 +25,7 @@ _CHUNK = 1 << 17
 
 @dataclass(frozen=True)
 class StepLosses:
-    """Losses (first + i) interval with their probabilities' logarithms; `infinite` is the
-    probability of an infinite one.
-    """
+    """Losses (first + i) interval with log probabilities; `infinite`: that of an infinite one."""
 
     first: int
     log_probabilities: Floats
@@ -141,9 +138,7 @@ def _outcome(loss: Floats, rate: float, noise: float) -> Floats:
 
 
 def _mass(left: Floats, right: Floats, rate: float, noise: float) -> Floats:
-    """Probability of the outcomes between, when the record is in the sum with probability
-    `rate`.
-    """
+    """Probability of the outcomes between, the record in the sum with probability `rate`."""
 
     def between(shift: float) -> Floats:
         a, b = (left - shift) / noise, (right - shift) / noise

@@ -104,8 +104,7 @@ _NAME_OF = {cls: name for name, (cls, _) in _FORMAT.items()}
 
 
 def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
-    """The event as a dictionary that `json.dumps` accepts; `event_from_json` gives an equal event
-    back.
+    """The event as a dictionary for `json.dumps`; `event_from_json` gives an equal event back.
 
     Args:
         event: any that this package makes.

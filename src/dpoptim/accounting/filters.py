@@ -1,5 +1,4 @@
-"""A privacy filter: Gaussian releases whose noise may depend on earlier releases, within a budget
-fixed beforehand.
+"""A privacy filter: Gaussian releases of adaptive noise within a budget fixed beforehand.
 
 **Theorem** (Smith and Thakurta 2022, Theorem 1; for zCDP Whitehouse et al. 2023). Let an analyst
 choose each mechanism after seeing all earlier outputs, the t-th being mu_t-GDP, and let it be run
@@ -42,16 +41,12 @@ class GaussianFilter:
 
     @property
     def left(self) -> float:
-        """The largest mu that would be admitted now, rounded down; 0 when nothing is left.
-        Public.
-        """
+        """The largest mu that would be admitted now, rounded down; 0: nothing is left. Public."""
         return _root_below(self._budget - self._spent)
 
     @property
     def spent(self) -> float:
-        """``sqrt(sum of mu_t^2)`` so far. Public, but no guarantee: where to stop may have been
-        read off the outputs.
-        """
+        """``sqrt(sum of mu_t^2)`` so far; no guarantee, as outputs may decide the stop. Public."""
         return math.sqrt(self._spent)
 
     def ask(self, mu: float) -> bool:
@@ -73,8 +68,7 @@ class GaussianFilter:
 
 
 def selection_mu(epsilon: float) -> float:
-    """mu of an exponential mechanism with parameter epsilon > 0: ``2 Phi^-1(e^(eps/2) / (1 +
-    e^(eps/2)))``, about 0.63 eps.
+    """mu of an exponential mechanism: ``2 Phi^-1(e^(eps/2) / (1 + e^(eps/2)))``, about 0.63 eps.
 
     Its log-likelihood ratios lie in an interval of length epsilon ("bounded range"), so it is a
     post-processing of a randomised response with ratios e^t and e^(t - eps) (Dong, Durfee and
@@ -86,9 +80,7 @@ def selection_mu(epsilon: float) -> float:
 
 
 def selection_epsilon(mu: float) -> float:
-    """The epsilon of the exponential mechanism that costs ``mu`` in (1e-12, 50); `selection_mu`
-    inverted, rounded down.
-    """
+    """Invert `selection_mu`, rounded down: epsilon of a mechanism that costs mu in (1e-12, 50)."""
     if not 1e-12 < mu < 50:
         raise ValueError(f"mu must be a number in (1e-12, 50), got {mu!r}.")
     return float(2 * (log_ndtr(mu / 2) - log_ndtr(-mu / 2))) * (1 - 1e-9) - 1e-14

@@ -39,8 +39,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 with (epsilon, delta)-DP for a mu-GDP mechanism, rounded up by about
-    1e-12.
+    """Least epsilon >= 0 with (epsilon, delta)-DP for a mu-GDP mechanism, rounded up by 1e-12.
 
     `mu` >= 0, `delta` in (0, 1).
 
@@ -92,9 +91,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """log of the profile, in logarithms because both terms under- or overflow long before delta
-    does.
-    """
+    """log of the profile: both of its terms under- or overflow long before delta does."""
     first = float(log_ndtr(mu / 2 - epsilon / mu))
     second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     if second >= first:  # equal but for rounding: delta is below what float64 can separate

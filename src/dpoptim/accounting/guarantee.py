@@ -168,9 +168,7 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Guarantee:
-        """The guarantee that `to_json` wrote. Raises ValueError for missing, surplus or wrong
-        entries.
-        """
+        """Read what `to_json` wrote. ValueError: missing, surplus or wrong entries."""
         names = {field.name for field in dataclasses.fields(cls)}
         if data.keys() != names:
             raise ValueError(

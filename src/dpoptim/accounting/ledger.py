@@ -111,8 +111,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
     def reserve(
         self, event: dp.DpEvent, *, neighboring: str | dp.NeighboringRelation, label: str
     ) -> Reservation:
-        """Charges a run's whole event; on disk when this returns. Call it before any noisy value
-        exists.
+        """Charge a run's whole event, on disk when this returns, before any noisy value exists.
 
         Args:
             event: everything the run may release, for a noise multiplier over the per-record norm
@@ -145,8 +144,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             self._admit(event, neighboring, self._sync())
 
     def commit(self, reservation: Reservation) -> None:
-        """Marks the run as completed. It counted before and counts after; doing it twice is
-        harmless.
+        """Mark the run as completed, which counted before and counts after. Twice is harmless.
 
         Raises LedgerError if somebody has taken the run up since: of two holders, one completes it.
         """
@@ -160,8 +158,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         self._append(decide)
 
     def reenter(self, reservation_id: str, *, resumed: int) -> None:
-        """Marks a run as open again, in the process that had completed it with releases to come;
-        there it goes on where it stopped. Its earlier checkpoints cannot be taken up any more.
+        """Mark a completed run as open, in its own process; earlier checkpoints are void.
 
         Args:
             resumed: as for `begin_releases`.
@@ -217,8 +214,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
             return replace(self._runs.by_id[reservation_id], resumed=times)
 
     def begin_releases(self, reservation_id: str, count: int, *, resumed: int) -> None:
-        """Writes down that the run may now begin its releases up to number `count`; before it
-        does.
+        """Write down that the run may begin its releases up to number `count`; before it does.
 
         Args:
             resumed: how often the run had been taken up when the caller began. Raises LedgerError
@@ -272,8 +268,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         resumed: int,
         begun: int | None,
     ) -> None:
-        """Writes down that the run is about to save a checkpoint: its SHA-256, after so many
-        releases.
+        """Write down that the run will save a checkpoint: its SHA-256, after so many releases.
 
         Args:
             resumed: as for `begin_releases`.

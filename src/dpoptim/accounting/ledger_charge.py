@@ -49,9 +49,7 @@ class Charge:
             self._ledger.check(self.event, self.neighboring)
 
     def open(self) -> None:
-        """Reserve the run, or take its reservation up again; on disk when this returns. Once is
-        enough.
-        """
+        """Reserve the run, or take its reservation up again; on disk when this returns."""
         if self._ledger is None or self.reservation is not None:
             return
         if self._paused is None:
@@ -87,8 +85,7 @@ class Charge:
         return self._paused if self.reservation is None else self.reservation.id
 
     def note_checkpoint(self, released: int, begun: int, digest: str) -> None:
-        """Write down the SHA-256 of a checkpoint that is about to be saved; no other will be taken
-        up.
+        """Write down the SHA-256 of a checkpoint before it is saved; no other is taken up.
 
         Args:
             begun: as for `announce`.
@@ -111,8 +108,7 @@ class Charge:
             )
 
     def take_up(self, reservation_id: str | None, released: int, digest: str) -> None:
-        """Go on with the reservation of a run's earlier part; where the ledger has none, `open`
-        reserves anew.
+        """Go on with the reservation of an earlier part; without one in the ledger `open` reserves.
 
         Args:
             released: releases so far, as the checkpoint counts them.

@@ -12,8 +12,7 @@ FromFirst = Callable[[Callable[[], Any]], Any]
 
 
 class LedgerOfRanks(Ledger):
-    """Passes what changes the ledger on to rank 0's, whose answer or error all ranks get; made on
-    all ranks together.
+    """Passes changes of the ledger on to rank 0's, whose answer or error all ranks get.
 
     Args:
         ledger: rank 0's, where the run is charged; that of the others is not looked at.

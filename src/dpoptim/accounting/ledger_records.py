@@ -63,15 +63,12 @@ class LedgerRecords:
 
     @property
     def digest(self) -> str:
-        """Covers the settings and every entry; written down elsewhere, it shows later whether all
-        are still there.
-        """
+        """Covers settings and entries; written down elsewhere, it shows whether all remain."""
         with self._lock:
             return self._sync().head.digest
 
     def verify(self, *, digest: str | None = None) -> int:
-        """Reads the whole file again: structure, chain, every entry, and that the budget admitted
-        each run.
+        """Check the whole file: structure, chain, entries, and that the budget admitted each run.
 
         Args:
             digest: what `digest` was at some time; it must be one of the chain's.

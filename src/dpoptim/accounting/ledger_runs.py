@@ -1,6 +1,4 @@
-"""The runs of a ledger, read from its entries as they come: what each was promised, and what was
-added up.
-"""
+"""The runs of a ledger, read entry by entry: what each was promised, and their sum."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 @dataclass(frozen=True)
 class Head:
-    """How many entries there are, and the digest of the last (of the settings, if there is
-    none).
-    """
+    """How many entries there are, and the digest of the last (without any: of the settings)."""
 
     count: int
     digest: str

@@ -1,6 +1,4 @@
-"""What is fixed when a ledger is made: the data set's name, the relation, the budget and its
-filter.
-"""
+"""What is fixed when a ledger is made: data set, relation, budget and its filter."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ class TakenUpElsewhereError(LedgerError):
 
 @dataclass(frozen=True)
 class Settings:
-    """One row, written once. `ledger` is a random id, so that another ledger at the same path is
-    noticed.
-    """
+    """One row, written once; the random id `ledger` tells it from another at the same path."""
 
     ledger: str
     created: str  # UTC, ISO 8601
@@ -38,9 +34,7 @@ class Settings:
 
     @property
     def budget(self) -> Budget | None:
-        """The stored budget with its stored order, which a later version of `filter_order` cannot
-        change.
-        """
+        """The stored budget with its stored order, whatever `filter_order` says later."""
         if self.epsilon is None or self.delta is None:
             return None
         if self.filter == "renyi" and self.renyi_order is not None:
@@ -93,9 +87,7 @@ class Wanted:
         )
 
     def require_agreement(self, stored: Settings, where: str) -> None:
-        """LedgerError if something was named that a ledger which exists already was not made
-        with.
-        """
+        """Raise LedgerError if something named differs from what the ledger was made with."""
         for name in ("dataset", "epsilon", "delta", "neighboring", "filter"):
             wanted, kept = getattr(self, name), getattr(stored, name)
             if wanted is not None and wanted != kept:

@@ -60,8 +60,7 @@ _FAILURES = (
 
 
 class LedgerStore:
-    """Entries on disk (or, without a path, in memory). Every method raises LedgerError and nothing
-    else.
+    """Entries on disk or, without a path, in memory. Every method raises LedgerError alone.
 
     Args:
         path: the database, or None.
@@ -164,9 +163,7 @@ class LedgerStore:
         return found, now
 
     def _identify(self, path: Path) -> Settings:
-        """Checks that the file is a whole ledger of a known version that we may write; its
-        settings.
-        """
+        """Return the settings of a whole ledger of a known version that we may write."""
         with self._failures():
             with path.open("rb") as file:
                 header = file.read(20)
@@ -250,9 +247,7 @@ def _connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _refuse_other_names(path: Path) -> None:
-    """A file with two names has two journals: what a crash left is mended under the one name
-    alone.
-    """
+    """Refuse a file with two names: it has two journals, and a crash's is found under one."""
     found = path.stat()
     if found.st_nlink < 2:
         return
@@ -307,9 +302,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> str:
-    """The mended situation for a failure; by text, since SQLite's codes do not reach every
-    exception.
-    """
+    """Return how to mend a failure, by its text: SQLite's codes do not reach every exception."""
     text = _reason(error).lower()
     advice = {
         "hard link": "a crash is mended under one name alone. Remove the other name; for a "

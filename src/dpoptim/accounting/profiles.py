@@ -1,5 +1,4 @@
-"""Three ways to know the (epsilon, delta) profile of a composition; all are upper bounds, never
-estimates.
+"""Three ways to bound the (epsilon, delta) profile of a composition from above.
 
 `dp_accounting` supplies the privacy loss distributions (PLD) and Renyi divergences (RDP). This
 module chooses the discretisation, brings events into the scale of each accountant, and keeps a
@@ -87,8 +86,7 @@ class RenyiProfile:
 def renyi_divergences(
     leaves: Leaves, relation: dp.NeighboringRelation, orders: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Renyi divergence of a composition at each of `orders` (> 1), rounded up; inf where there is
-    no bound.
+    """Renyi divergence of a composition at each order (> 1), rounded up; inf: no bound.
 
     Raises ValueError if RDP does not cover an event under `relation`.
     """
@@ -121,8 +119,7 @@ def renyi_at(
 
 
 class LossDistribution:
-    """The profile by numerical composition of privacy losses, discretised upwards ("connect the
-    dots").
+    """The profile by numerical composition of losses discretised upwards ("connect the dots").
 
     Made for the values of `deltas`: the discretisation is chosen for a relative error of about
     `accuracy` in epsilon there. `guess` is an epsilon near the first of them, if one is known;
@@ -187,9 +184,7 @@ class LossDistribution:
         return min(1.0, float(self._composed.get_delta_for_epsilon(epsilon)) + self.reserve)
 
     def _refine(self, accuracy: float) -> None:
-        """Compose coarsely, then as finely as the epsilons found require; they fall with
-        refinement.
-        """
+        """Compose coarsely, then as finely as the epsilons found require; they fall with it."""
         guess = [gdp_epsilon(self._central_limit_mu(), delta) for delta in self._deltas]
         interval = self._interval(guess, 30 * accuracy)
         for _ in range(8):
@@ -227,8 +222,7 @@ def interval_of(
     accuracy: float,
     log_mass: float,
 ) -> float:
-    """The discretisation at which every epsilon, at its delta, has a relative error of about
-    `accuracy`.
+    """The discretisation at which every epsilon, at its delta, errs by about `accuracy` of it.
 
     Rounding adds about h^2/4 to the variance of each step's loss and h^2/8 to its mean; the sum
     moves epsilon by `T h^2 (1/2 + z / (2 mu)) / 4` for z the normal quantile of delta.
@@ -296,9 +290,7 @@ def _loss_range(leaf: dp.DpEvent, relation: dp.NeighboringRelation, log_mass: fl
 def _losses(
     leaf: dp.DpEvent, relation: dp.NeighboringRelation, interval: float, log_mass: float
 ) -> pld.PrivacyLossDistribution:
-    """Discretised losses of one step; `dp_accounting`'s PLD takes a Gaussian's noise over C, as we
-    do.
-    """
+    """Discretised losses of one step; a Gaussian's noise is over C, as `dp_accounting` has it."""
     if isinstance(leaf, dp.TruncatedSubsampledGaussianDpEvent):
         return pld.from_truncated_subsampled_gaussian_mechanism(
             leaf.dataset_size,

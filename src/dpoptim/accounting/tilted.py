@@ -1,5 +1,4 @@
-"""Privacy losses composed on an exponentially tilted scale: for deltas that drown in an FFT's
-rounding, and long runs.
+"""Losses composed on an exponentially tilted scale: deltas below an FFT's rounding, long runs.
 
 A Fourier transform composes T steps with an error of about T 2^-53 in every probability, which is
 a floor under delta. Tilting (Esscher 1932; in accounting Gopi, Lee and Wutschitz 2021 use its
@@ -41,8 +40,7 @@ Floats = NDArray[np.float64]
 
 
 class TiltedDistribution:
-    """An upper bound on the profile of Poisson-sampled Gaussians, sharp at `deltas`, however
-    small.
+    """An upper bound on the profile of Poisson-sampled Gaussians, sharp at `deltas`, however small.
 
     At other deltas it is an upper bound too, but may be a loose one.
 
@@ -134,9 +132,7 @@ class Composition:
         return float(brentq(excess, 0.0, high, rtol=1e-2))
 
     def reach(self, tilt: float, sign: int) -> float:
-        """A loss beyond which (above for sign 1, below for -1) at most e^_OUTSIDE of the tilted
-        probability lies.
-        """
+        """A loss above (sign 1) or below (-1) which lies at most e^_OUTSIDE of the tilted law."""
         here, best = self.log_moment(tilt), math.inf
         for further in np.geomspace(1e-3, 1e4, 36):
             bound = (self.log_moment(tilt + sign * further) - here - _OUTSIDE) / further
@@ -144,9 +140,7 @@ class Composition:
         return sign * best
 
     def tilted(self, tilt: float) -> Tilt:
-        """The composed distribution on a window that holds nearly all of the tilted
-        probability.
-        """
+        """The composed distribution on a window that holds nearly all of the tilted law."""
         low = math.floor(self.reach(tilt, -1) / self.interval)
         high = math.ceil(self.reach(tilt, 1) / self.interval)
         size = next_fast_len(high - low + 1, real=True)
@@ -188,9 +182,7 @@ class Tilt:
     infinite: float
 
     def delta(self, epsilon: float) -> float:
-        """infinite + sum over losses l > epsilon of (1 - e^(epsilon - l)) P(l), and what errors
-        may add.
-        """
+        """infinite + sum over l > epsilon of (1 - e^(epsilon - l)) P(l), and possible errors."""
         start = max(0, math.floor(epsilon / self.interval) + 1 - self.low)
         losses = (self.low + np.arange(start, len(self.probabilities))) * self.interval
         above = losses - epsilon
@@ -203,9 +195,7 @@ class Tilt:
         )
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0, to 1e-6 of it, with at most `delta`; inf if there is none on
-        the grid.
-        """
+        """The least epsilon >= 0 of at most `delta`, to 1e-6 of it; inf if the grid has none."""
         high = max(self.low + len(self.probabilities), 1) * self.interval
         if self.delta(0.0) <= delta:
             return 0.0

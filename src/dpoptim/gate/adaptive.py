@@ -23,9 +23,7 @@ WORTH_RETURNING = 0.999  # of a filter's mu: who has spent more has spent it all
 
 
 def accurate_norm(total: Tensor) -> float:
-    """Euclidean norm of a float64 tensor, to 2^-52 of its value however many entries there are,
-    and of whatever size.
-    """
+    """Euclidean norm of a float64 tensor, to 2^-52 of it, whatever its length and scale."""
     # so that no square leaves float64
     exponent = min(max(math.frexp(float(total.abs().max()))[1], -1000), 1000)
     scaled = total * 2.0**-exponent
@@ -33,8 +31,7 @@ def accurate_norm(total: Tensor) -> float:
 
 
 class FilteredGate:
-    """Releases whose noise may depend on what was released before, within a budget of mu-GDP fixed
-    beforehand.
+    """Releases whose noise may depend on earlier ones, within a mu-GDP budget fixed beforehand.
 
     The whole budget is reserved before the first release; a filter is asked before every one. The
     run's guarantee is of all of it, since where a run stops may have been read off its outputs;
@@ -63,8 +60,7 @@ class FilteredGate:
         return self._charge.reservation
 
     def release_sum(self, total: Tensor, *, norm_bound: float, mu: float) -> Tensor:
-        """``total`` (float64) with Gaussian noise of standard deviation `deviation`, at the price
-        ``mu``.
+        """Release ``total`` (float64) with Gaussian noise of std `deviation`, at the price ``mu``.
 
         Raises:
             PrivacyError: the filter does not admit it; nothing is drawn.
@@ -79,8 +75,7 @@ class FilteredGate:
         return released
 
     def release_norm(self, total: Tensor, *, norm_bound: float, mu: float) -> float:
-        """The Euclidean norm of ``total`` with Gaussian noise; may be negative. Errors and price
-        as for `release_sum`.
+        """Release the norm of ``total`` with Gaussian noise, maybe negative; else as `release_sum`.
 
         **Guarantee.** mu-GDP under the same condition, by the triangle inequality. Rounding is
         covered up to a total of 2^31 bounds; the condition is on what is passed, with whatever was
@@ -90,8 +85,7 @@ class FilteredGate:
         return float(self.release_sum(norm, norm_bound=norm_bound * NORM_ROUNDING, mu=mu))
 
     def select(self, scores: Sequence[float], *, norm_bound: float, epsilon: float) -> int:
-        """The index of a high score: the exponential mechanism, drawn exactly. Price:
-        `filters.selection_mu`.
+        """Choose a high score's index by the exponential mechanism, for `filters.selection_mu`.
 
         **Guarantee.** epsilon-DP, if every score is plus or minus the `accurate_norm` of a sum to
         which one record adds at most ``norm_bound`` in Euclidean norm.
@@ -103,14 +97,11 @@ class FilteredGate:
         )
 
     def deviation(self, norm_bound: float, mu: float) -> float:
-        """Standard deviation of the noise on a sum with this norm bound, at this price; rounded
-        up.
-        """
+        """Standard deviation of the noise on a sum of this norm bound, at this price; rounded up."""
         return self.neighbours_differ_by * norm_bound / mu * (1 + 2.0**-40)
 
     def open(self, mu: float) -> None:
-        """Reserve the budget, if it is not yet, for a release at this price: before a sum leaves
-        the process that made it.
+        """Reserve the budget for a release at this price, before a sum leaves its process.
 
         Raises:
             PrivacyError: the filter does not admit it. LedgerError: nor does the ledger.

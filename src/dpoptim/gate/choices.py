@@ -16,8 +16,7 @@ from dpoptim.noise.trials import even_choice, logarithmic_count
 
 
 class SelectionGate:
-    """One choice among public candidates, by the exponential mechanism; charged before it is
-    drawn.
+    """One choice among public candidates, by the exponential mechanism, charged before the draw.
 
     Args:
         epsilon: its price, > 0.
@@ -54,8 +53,7 @@ class SelectionGate:
 
 
 class TrialsGate:
-    """A search whose trials are charged as one event before the first of them; see
-    `dpoptim.tuning`.
+    """A search charged as one event before the first of its trials; see `dpoptim.tuning`.
 
     Args:
         event, neighboring, ledger, noise, label: as for `Gate`; a ``RepeatAndSelectDpEvent`` of
@@ -70,9 +68,7 @@ class TrialsGate:
         self._charge.check()
 
     def draw(self, candidates: int) -> list[int]:
-        """Which of the candidates to try, one after the other: as many as the event says, each
-        drawn evenly.
-        """
+        """Draw which candidates to try: as many as the event says, each evenly."""
         refuse_fork(self._process)
         self._charge.open()
         count = logarithmic_count(self._noise, self.event.mean)

@@ -10,9 +10,7 @@ from dpoptim.errors import PrivacyError, RankError
 
 
 def refuse_fork(process: int) -> None:
-    """Releases go on in the process that began them: a forked one would release more on the same
-    charge.
-    """
+    """Refuse to release in a forked process: it would release more on the same charge."""
     if os.getpid() != process:
         raise PrivacyError(
             "a run was taken over by a forked process: both would release its sums, on one "

@@ -92,15 +92,12 @@ class Gate:
         return self._charge.reservation
 
     def open(self) -> None:
-        """Reserve the run, or take its reservation up again. Called by the first release; a
-        refusal releases nothing.
-        """
+        """Reserve the run, or take its reservation up again; a refusal releases nothing."""
         refuse_fork(self._process)
         self._charge.open()
 
     def release_sum(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Add fresh Gaussian noise to every entry of ``sums`` (float64, any shapes), in place, and
-        return them.
+        """Add fresh Gaussian noise to all entries of ``sums`` (float64, any shapes), in place.
 
         The tensors together are one query: their joint Euclidean norm must be bounded record by
         record.
@@ -142,9 +139,7 @@ class Gate:
             add_normal(self._noise, total, query.deviation(self.released))
 
     def secret_state(self) -> dict[str, Any]:
-        """For a checkpoint: the releases so far, the reservation that pays for them, and
-        correlated noise. Secret.
-        """
+        """For a checkpoint: releases so far, their reservation, correlated noise. Secret."""
         return {
             "released": self.released,
             "reservation": self._charge.secret_id,
@@ -200,9 +195,7 @@ class Gate:
 
     @property
     def why_nothing_is_returned(self) -> str:
-        """Why the ledger's budget gets nothing back when the run ends early; "" if it does.
-        Public.
-        """
+        """Why the budget gets nothing back when the run ends early; "" if it does. Public."""
         if self._part_of(0, 0) == self.event:
             return "its steps share their noise or their charge, so only the whole run has a price"
         return self._charge.why_nothing_is_returned()

@@ -11,8 +11,7 @@ from dpoptim.noise.correlated.strategy import Strategy
 
 @dataclass(frozen=True)
 class GaussianSum:
-    """The sums of a run, each with independent noise of std ``noise_multiplier * norm_bound`` in
-    every entry.
+    """The sums of a run, each entry with independent noise of std noise_multiplier * norm_bound.
 
     ``norm_bound`` bounds a record's part of each sum; or, where one record may move many sums, the
     root of all its squared shifts on every path, so that the run is one Gaussian of the noise
@@ -27,9 +26,7 @@ class GaussianSum:
 
     @property
     def standard_deviation(self) -> float:
-        """Standard deviation of the noise in every entry of a step whose scale is 1; 0 without
-        noise.
-        """
+        """Standard deviation of the noise in every entry of a step of scale 1; 0 without noise."""
         return self.noise_multiplier * self.norm_bound if self.noise_multiplier > 0 else 0.0
 
     def deviation(self, step: int) -> float:
@@ -43,8 +40,7 @@ class GaussianSum:
 
 @dataclass(frozen=True)
 class CorrelatedSum:
-    """The sums of a run, as `GaussianSum`, but with noise that later steps take back: for whoever
-    adds the sums up.
+    """The sums of a run with noise that later steps take back: for whoever adds the sums up.
 
     All steps together are **one** ``Gaussian(noise_multiplier)`` event, if one record takes part
     in at most ``participations`` of them, any two at least ``separation`` steps apart (None:
@@ -73,15 +69,11 @@ class CorrelatedSum:
 
     @property
     def standard_deviation(self) -> float:
-        """Of the entries of z, from which the strategy makes the noise; see
-        `noise.correlated.strategy`.
-        """
+        """Of the entries of z, which the strategy makes into noise; `noise.correlated.strategy`."""
         return self.noise_multiplier * self.norm_bound * self.sensitivity
 
     def released_deviation(self, step: int) -> float:
-        """Standard deviation of the noise in every entry of what a step releases; ``nan`` if it is
-        not known.
-        """
+        """Standard deviation of the noise in every entry of a release; ``nan`` if it is not known."""
         if self.noise_multiplier == 0:
             return 0.0
         return self.standard_deviation * increment_std(self.strategy, self.steps, step)

@@ -1,6 +1,4 @@
-"""How many bands correlated noise should have on batches sampled by turns: fewer are amplified
-more.
-"""
+"""How many bands correlated noise should have on cyclic Poisson batches: fewer amplify more."""
 
 from dataclasses import dataclass, replace
 
@@ -38,8 +36,7 @@ def banded_error(run: RunShape, momentum: float, *, epsilon: float, delta: float
 
 
 def best_bands(run: RunShape, most: int, momentum: float, *, epsilon: float, delta: float) -> int:
-    """Return the number of bands of least mean error: powers of 2, until two in a row are worse
-    than the best so far.
+    """Return the number of bands of least mean error: powers of 2, until two in a row are worse.
 
     Args:
         run: with any sampler. most: bands to consider. momentum: see `BandedToeplitz`. epsilon,

@@ -1,6 +1,4 @@
-"""Noise that later steps take back, so that prefix sums of what is released carry little of it
-(Denisov et al. 2022).
-"""
+"""Noise that later steps take back, so that prefix sums carry little (Denisov et al. 2022)."""
 
 from dataclasses import dataclass
 

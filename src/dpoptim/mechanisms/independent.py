@@ -1,6 +1,4 @@
-"""Independent Gaussian noise in every step: DP-SGD's mechanism, amplified by whatever the sampler
-offers.
-"""
+"""Independent Gaussian noise in every step: DP-SGD's mechanism, amplified by the sampler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,9 +25,7 @@ class IndependentNoise(StepMechanism):
     """
 
     def scales(self, steps: int) -> Floats:
-        """Return the noise of each step over the plan's noise multiplier; positive, shape
-        (steps,). Public.
-        """
+        """Return each step's noise over the noise multiplier; positive, (steps,). Public."""
         return in_stretches(self.schedule or (1.0,), steps)
 
     schedule: tuple[float, ...] = field(default=(), kw_only=True)
@@ -66,7 +62,5 @@ class IndependentNoise(StepMechanism):
 
 
 def in_stretches(values: Sequence[float], steps: int) -> Floats:
-    """Return the value of each step where ``values`` take equal stretches of the run, as equal as
-    whole steps allow.
-    """
+    """Return each step's value where ``values`` take stretches of the run, as equal as may be."""
     return np.asarray(values, dtype=np.float64)[np.arange(steps) * len(values) // steps]

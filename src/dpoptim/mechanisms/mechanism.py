@@ -1,6 +1,4 @@
-"""What a mechanism owns: given who takes part in which step, the noise of each step and the cost
-of the whole run.
-"""
+"""What a mechanism owns, given the sampler: the noise of each step and the cost of the run."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -42,9 +40,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def audit_family(self, run: RunShape) -> str:
-        """Return the name of the attack in `dpoptim.audit.families` that the run's claims must
-        stand up to.
-        """
+        """Return the attack of `dpoptim.audit.families` that the run must stand up to."""
 
     @abstractmethod
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -68,9 +64,7 @@ class Mechanism(ABC):
         return None
 
     def calibrate(self, run: RunShape, *, epsilon: float, delta: float) -> float:
-        """Return the noise multiplier of a run that costs at most this, and at least 99 % of
-        it.
-        """
+        """Return the noise multiplier of a run that costs at most this, at least 99 % of it."""
         match self.event(run, 1.0):
             case dp_accounting.SelfComposedDpEvent(
                 event=dp_accounting.PoissonSampledDpEvent(
@@ -117,9 +111,7 @@ class StepMechanism(Mechanism):
 
     @abstractmethod
     def query(self, run: RunShape, noise_multiplier: float, norm_bound: float) -> Query:
-        """Return what the gate is to release, where a record's own part of each sum is at most
-        ``norm_bound`` long.
-        """
+        """Return what the gate releases, a record's part of a sum at most ``norm_bound`` long."""
 
     def prefix_noise(self, run: RunShape) -> float:
         """Return the noise in the sums of the first t steps (root mean square over t), over that

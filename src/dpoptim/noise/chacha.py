@@ -1,5 +1,4 @@
-"""The ChaCha20 keystream (RFC 8439), computed by whole-tensor operations on the device that its
-words are for.
+"""The ChaCha20 keystream (RFC 8439) by whole-tensor operations, on the device of its words.
 
 AES needs tables or instructions of its own; this needs sums, exclusive ors and rotations of 32-bit
 numbers, which every device has. Like AES-256 it is a standard cipher with a 256-bit key and no
@@ -17,8 +16,7 @@ MOST_BLOCKS = 1 << 32  # of one key and nonce: the counter has 32 bits
 def keystream(
     key: bytes, nonce: bytes, blocks: int, device: torch.device | str, *, first: int = 0
 ) -> Tensor:
-    """Words of consecutive blocks: int32, shape (16, blocks), column j those of the block with the
-    counter ``first + j``.
+    """Words of consecutive blocks: int32 (16, blocks), column j of the counter ``first + j``.
 
     Args:
         key: secret, 32 bytes.
@@ -53,9 +51,7 @@ def keystream(
 
 
 def quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor, room: Tensor) -> None:
-    """Four of them at once, in place: one for each row of the (4, blocks) tensors, whose sums
-    wrap.
-    """
+    """Four of them at once, in place, one for each row of the (4, blocks) tensors; sums wrap."""
     for x, y, z, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
         x.add_(y)
         z.bitwise_xor_(x)

@@ -121,9 +121,7 @@ def _draw_where_it_lies(stream: KeyStream, flat: Tensor, std: float | None) -> N
 
 
 def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
-    """Draw in pinned memory, a piece at a time. The copies block, so a piece is there before the
-    next one.
-    """
+    """Draw in pinned memory, a part at a time; copies block, so a part is there before the next."""
     for piece in flat.split(_PIECE):
         host = torch.empty(
             piece.shape, dtype=piece.dtype, device="cpu", pin_memory=piece.device.type == "cuda"
@@ -135,9 +133,7 @@ def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, worke
 
 
 def _draw_on_cpu(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
-    """Draw chunk by chunk, each from a branch of its own, so that threads do not change the
-    draws.
-    """
+    """Draw chunk by chunk, each from its own branch, so that threads do not change the draws."""
     chunks = flat.split(_CHUNK)
     branches = [stream.branch() for _ in chunks]
     workers = min(workers, len(chunks))

@@ -47,9 +47,7 @@ def words(secret: bytes, count: int, device: torch.device) -> Tensor:
 
 
 def throw(words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `ziggurat.throw`: places (float64), which of them are no draws yet, and the layers of
-    those.
-    """
+    """As `ziggurat.throw`: places (float64), which of them are no draws yet, and their layers."""
     step, inner = tables_on(words.device)
     layer = words & (LAYERS - 1)
     z = step.index_select(0, layer).mul_(words)
@@ -65,8 +63,7 @@ def tables_on(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @cache
 def check(device: torch.device) -> None:
-    """Tables, and the words and places of a secret of no further use, must be those of the CPU, to
-    the last bit.
+    """Compare tables, and words and places of a spent secret, with those of the CPU, bit by bit.
 
     A sample of `CHECKED_WORDS`: a device that errs now and then, or in larger pieces alone, may
     pass.

@@ -77,8 +77,7 @@ class KeyStream:
 
     @classmethod
     def from_seed(cls, seed: int, purpose: str) -> KeyStream:
-        """A stream that repeats: same `seed` (any integer >= 0), same `purpose`, same words. Not
-        for release.
+        """A stream that repeats for the same `seed` (integer >= 0) and purpose. Not for release.
 
         `purpose` is what the words are for ("noise", "coins", ...). The key is HKDF-SHA-256 of the
         seed's decimal digits with the purpose as `info` (RFC 5869), so streams for two purposes
@@ -96,8 +95,7 @@ class KeyStream:
 
     @classmethod
     def from_secret(cls, secret: bytes, purpose: str) -> KeyStream:
-        """The stream that all processes of a run have in common: same `secret` (`fresh_secret`),
-        same words.
+        """The stream that all processes of a run share: same `secret` (`fresh_secret`), same words.
 
         For coins that all of them must see fall alike, never for noise. As secret as the secret
         is.
@@ -119,8 +117,7 @@ class KeyStream:
         return stream
 
     def branch(self) -> KeyStream:
-        """A stream of its own, independent of this one and of every other branch, for another
-        thread or task.
+        """A stream independent of this one and of all other branches, for another thread or task.
 
         Branches share the key and differ in the upper half of the 128-bit counter block, so no two
         can meet before one of them has put out 2^65 words. The k-th branch of a seeded stream
@@ -154,8 +151,7 @@ class KeyStream:
                 self._encryptor.update_into(_ZEROS[: len(piece)], piece)
 
     def coins(self, n: int, probability: float) -> NDArray[np.int64]:
-        """Toss `n` independent coins; return the indices of the heads, sorted (int64, shape
-        (heads,)).
+        """Toss `n` independent coins; return the heads' sorted indices (int64, (heads,)).
 
         The streams of the noise and of the coins should be two, so that neither shifts the other.
         A coin is heads when 53 random bits are below floor(probability * 2^53), compared in
@@ -216,9 +212,7 @@ class KeyStream:
         self._process = (os.getpid(), _forks)
 
     def _check_process(self) -> None:
-        """Never continue a parent's stream; called before taking the lock, which a fork may have
-        frozen.
-        """
+        """Refuse to continue a parent's stream; before the lock, which a fork may have frozen."""
         if self._process == (os.getpid(), _forks):
             return
         if self._repeats:
@@ -253,9 +247,7 @@ class KeyStream:
 
 
 def fresh_secret() -> bytes:
-    """What one process draws, and all processes of a run derive common streams from. From the
-    operating system.
-    """
+    """Draw, from the operating system, what a run's processes derive common streams from."""
     return os.urandom(SECRET_BYTES)
 
 

@@ -1,6 +1,4 @@
-"""How many trials a private search makes, and of which settings: coins that do not depend on the
-data.
-"""
+"""How many trials a private search makes, of which settings: coins that read no data."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ _BITS = 256  # of the weights
 
 
 def logarithmic_parameter(mean: float) -> float:
-    """gamma in (0, 1) of the logarithmic distribution with this mean > 1: mean = (1/gamma - 1) /
-    log(1/gamma).
-    """
+    """gamma in (0, 1) of the logarithmic law of this mean > 1: (1/gamma - 1) / log(1/gamma)."""
     return float(
         brentq(
             lambda gamma: (1 / gamma - 1) / -math.log(gamma) - mean, 1e-12, 1 - 1e-12, xtol=1e-16
@@ -29,8 +25,7 @@ def logarithmic_parameter(mean: float) -> float:
 
 
 def logarithmic_count(stream: KeyStream, mean: float) -> int:
-    """K >= 1 with P(K = k) proportional to (1 - gamma)^k / k (Papernot and Steinke 2022, with eta
-    = 0).
+    """K >= 1 with P(K = k) proportional to (1 - gamma)^k / k (Papernot, Steinke 2022, eta = 0).
 
     The weights are whole numbers, cut at 2^-256 of their unit, and the choice among them is exact:
     the law is right to a total variation of 2^-230.

@@ -1,5 +1,4 @@
-"""The law of the noise: standard normal draws from random words, by a ziggurat (Marsaglia and
-Tsang 2000).
+"""Standard normal draws from random words, by a ziggurat (Marsaglia and Tsang 2000).
 
 The half density f(x) = exp(-x^2 / 2) is covered by 1,024 layers of equal area. Layer i >= 1 is the
 rectangle [0, x_i] x [f(x_i), f(x_{i+1})]; layer 0 is [0, R] x [0, f(R)] with the tail beyond R =
@@ -58,9 +57,7 @@ _LAYER_BITS = np.int64(LAYERS - 1)
 
 
 def _edges() -> Floats:
-    """x_0 > x_1 = R > ... > x_1024 = 0; x_0 = area / f(R) is the width of layer 0 were it a
-    rectangle.
-    """
+    """x_0 > x_1 = R > ... > x_1024 = 0; x_0 = area / f(R): layer 0's width as a rectangle."""
     edges = [_AREA / np.exp(-0.5 * TAIL_START**2), TAIL_START]
     while len(edges) < LAYERS:
         x = edges[-1]
@@ -85,9 +82,7 @@ def tables() -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Buffers for blocks of up to `size` draws, kept because fresh pages cost more than the
-    drawing.
-    """
+    """Buffers for blocks of up to `size` draws: fresh pages cost more than the drawing."""
 
     words: NDArray[np.uint64]
     layer: Indices
@@ -101,8 +96,7 @@ class Scratch:
 
 
 def throw(stream: KeyStream, out: Floats, scratch: Scratch) -> tuple[Indices, Floats, Indices]:
-    """Write a place of a random layer into each entry of `out` (shape (n,), n <= the scratch's
-    size).
+    """Write a place of a random layer into each entry of `out`, (n,), n <= the scratch's size.
 
     Returns (where, place, layer), each of shape (m,): the entries of `out` that are *not* normal
     draws yet, because their place is outside the inner part of its layer. They must be replaced by
@@ -135,8 +129,7 @@ def places_of(
 
 
 def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
-    """Normal draws of shape (m,) in place of the m throws that fell outside the inner part of
-    their layer.
+    """Normal draws, (m,), for the m throws outside the inner part of their layer.
 
     A place on the curved end of its layer stays with the share of the layer's height that is under
     the curve there, else a whole new draw is made; a place beyond R in layer 0 becomes a draw from
@@ -160,9 +153,7 @@ def settle(stream: KeyStream, place: Floats, layer: Indices) -> Floats:
 
 
 def tail(stream: KeyStream, n: int) -> Floats:
-    """`n` draws of |Z| given |Z| > R, shape (n,), by rejection from R + Exp(R) (Marsaglia
-    1964).
-    """
+    """`n` draws of |Z| given |Z| > R, (n,), by rejection from R + Exp(R) (Marsaglia 1964)."""
     drawn = [np.empty(0)]
     missing = n
     while missing:
@@ -174,9 +165,7 @@ def tail(stream: KeyStream, n: int) -> Floats:
 
 
 def _uniforms(stream: KeyStream, n: int) -> Floats:
-    """`n` uniforms in (0, 1], shape (n,): words moved to the middle of their cell, so the log is
-    finite.
-    """
+    """`n` uniforms in (0, 1], (n,): words moved to their cell's middle, so that logs are finite."""
     words = np.empty(n, np.uint64)
     stream.words(words)
     return (words.astype(np.float64) + 0.5) * 2.0**-64

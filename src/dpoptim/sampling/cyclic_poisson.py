@@ -1,5 +1,4 @@
-"""Poisson sampling by turns: each record belongs to one of several parts, and the parts take
-turns.
+"""Cyclic Poisson sampling: each record belongs to one of several parts, which take turns.
 
 A record can take part only in every ``parts``-th step, so banded strategies see it in separate
 queries, and its chance to be left out of each of them amplifies the noise (Choquette-Choo et al.
@@ -39,8 +38,7 @@ from dpoptim.sampling.sampler import Floats, Indices, Position
 
 @dataclass(frozen=True)
 class CyclicPoissonSampling(SamplingByCoins):
-    """Step t samples, with probability ``sample_rate * parts``, from the records of part t modulo
-    ``parts``.
+    """Step t samples, with probability ``sample_rate * parts``, from part t modulo ``parts``.
 
     Args:
         sample_rate: q, the share of the data in an expected batch, > 0.
@@ -59,9 +57,7 @@ class CyclicPoissonSampling(SamplingByCoins):
 
     @property
     def rate(self) -> float:
-        """Chance of a record to be in a batch of its own part; a product that rounds above 1 is
-        1.
-        """
+        """Chance of a record to be in a batch of its part; a product that rounds above 1 is 1."""
         rate = self.sample_rate * self.parts
         return 1.0 if 1 < rate < 1 + 1e-9 else rate
 
@@ -70,9 +66,7 @@ class CyclicPoissonSampling(SamplingByCoins):
         return self.parts
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
-        """Poisson-sampled Gaussians, one for each turn of all parts, at the least noise of the
-        turn.
-        """
+        """Poisson-sampled Gaussians, one for each turn of all parts, at the turn's least noise."""
         turns = self.participations(len(noise_multipliers))
         padded = np.full(turns * self.parts, np.inf)
         padded[: len(noise_multipliers)] = noise_multipliers

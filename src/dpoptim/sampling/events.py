@@ -9,9 +9,7 @@ from dpoptim.sampling.sampler import Floats
 
 
 def composed(noise_multipliers: Floats, sample_rate: float) -> dp_accounting.DpEvent:
-    """Gaussians on Poisson batches of one rate, composed; equal ones are counted, whatever their
-    order.
-    """
+    """Gaussians on Poisson batches of one rate, composed; equal ones counted, in any order."""
     values, counts = np.unique(noise_multipliers, return_counts=True)
     events = []
     for value, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -25,8 +23,7 @@ def composed(noise_multipliers: Floats, sample_rate: float) -> dp_accounting.DpE
 def one_gaussian(
     noise_multipliers: Floats, steps_per_pass: int, *, moves: bool
 ) -> dp_accounting.DpEvent:
-    """The Gaussian of the steps that cost most of those that one record can take part in, one of
-    each pass.
+    """The Gaussian of the costliest steps that one record can take part in, one of each pass.
 
     Args:
         noise_multipliers: shape (steps,), > 0.

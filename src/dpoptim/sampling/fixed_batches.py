@@ -18,8 +18,7 @@ Order = Literal["reshuffled", "shuffled", "given"]
 
 @dataclass(frozen=True)
 class FixedBatches(Sampler):
-    """Each pass cuts the data into disjoint batches, in an order that does not depend on what the
-    records hold.
+    """Each pass cuts the data into disjoint batches, in an order that no record's values decide.
 
     Nothing is amplified: a record takes part in exactly one step of every pass. Only for relations
     in which neighbours have equally many records, since a removed one would shift all that follow
@@ -61,8 +60,7 @@ class FixedBatches(Sampler):
         return math.ceil(steps / self.steps_per_pass)
 
     def event(self, noise_multipliers: Floats) -> dp_accounting.DpEvent:
-        """One Gaussian for each pass, at the least noise of those steps of the pass that a record
-        may take part in.
+        """One Gaussian for each pass, at the least noise of its steps that a record may be in.
 
         Given the order, which no record decides, the steps that a record takes part in are fixed,
         and their squared shifts over the noise add up: in its place of each pass where the order
@@ -129,8 +127,7 @@ class FixedBatches(Sampler):
 
 @dataclass(frozen=True)
 class ShardOfFixedBatches:
-    """One process's part of `FixedBatches` of a data set whose records are shared out: as many
-    batches a pass.
+    """One process's part of `FixedBatches` of shared-out records: as many batches a pass.
 
     Each process cuts a permutation of its own records. All parts of a batch together may exceed
     ``whole.batch_size``, by less than one record a process.

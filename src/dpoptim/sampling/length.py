@@ -9,9 +9,7 @@ MOST_STEPS = 10_000_000
 
 
 def number_of_steps(sampler: Sampler, epochs: float | None, steps: int | None) -> int:
-    """Steps of the run. Epochs are rounded up to whole steps, so that what runs is what is
-    accounted.
-    """
+    """Steps of the run: epochs rounded up to whole steps, so that what runs is accounted."""
     if (epochs is None) == (steps is None):
         raise ValueError("give either epochs or steps: one of them, and not both.")
     if steps is not None:

@@ -14,8 +14,7 @@ from dpoptim.sampling.sampler import Floats, Indices, Position, Sampler
 
 @dataclass(frozen=True)
 class SamplingByCoins(Sampler):
-    """Samplers whose every participation is a coin of its own, so that processes toss for their
-    own records.
+    """Samplers by independent coins, so that processes toss for their own records.
 
     Args:
         sample_rate: the share of the data in an expected batch.

@@ -62,9 +62,7 @@ class Sampler(ABC):
 
     @property
     def regular(self) -> bool:
-        """Whether a record takes part in steps i, i + separation, i + 2 separation, ... for some
-        i, and no others.
-        """
+        """Whether a record takes part exactly in the steps i, i + separation, ... for some i."""
         return False
 
     def participations(self, steps: int) -> int:
@@ -94,8 +92,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def shard(self, records: int) -> Draws:
-        """What draws one process's part of every batch where processes hold ``records`` of all the
-        records each.
+        """Return what draws one process's part of each batch, its own being ``records`` of all.
 
         **Guarantee.** Records take part as they would if one process drew: its coins decide about
         its own records alone.
@@ -111,9 +108,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def capacity(self, n: int) -> int:
-        """A size that a batch of ``n`` nominal records exceeds with negligible probability
-        (public).
-        """
+        """A size that a batch of ``n`` nominal records exceeds with negligible chance. Public."""
 
     @abstractmethod
     def promise(self) -> str:

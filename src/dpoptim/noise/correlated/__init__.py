@@ -1,6 +1,4 @@
-"""Correlated noise: mechanisms that release all prefix sums of a stream of vectors with little
-noise in each.
-"""
+"""Correlated noise: all prefix sums of a stream of vectors, with little noise in each."""
 
 from dpoptim.noise.correlated.banded import BandedToeplitz
 from dpoptim.noise.correlated.best import BestStrategy

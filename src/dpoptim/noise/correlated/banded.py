@@ -67,8 +67,7 @@ class BandedToeplitz:
         *,
         regular: bool = False,
     ) -> float:
-        """Exact where participations are at least ``bands`` apart, else by the triangle
-        inequality.
+        """Exact for participations ``bands`` apart or more, else by the triangle inequality.
 
         ``regular``: a record takes part in steps i, i + b, i + 2b, ... for some i, and no others.
         """
@@ -91,17 +90,13 @@ class BandedToeplitz:
         return self.errors(steps) * self.sensitivity(steps)
 
     def errors(self, steps: int) -> Floats:
-        """Standard deviation of the error of each prefix sum where z has standard deviation 1;
-        shape (steps,).
-        """
+        """Standard deviation of each prefix sum's error where z's is 1; shape (steps,)."""
         column, rows = self.coefficients(steps)
         response = workload(inverse(column, steps), self.momentum)
         return np.sqrt(convolved(1 / rows, response**2))
 
     def outputs_of_bins(self, steps: int, bins: int) -> Floats:
-        """Sums of every ``bins``-th column of C, from each of the first ``bins``: shape (steps,
-        bins), >= 0.
-        """
+        """Sums of every ``bins``-th column of C, from each of the first: (steps, bins), >= 0."""
         column, rows = self.coefficients(steps)
         outputs, step = np.zeros((steps, bins)), np.arange(steps)
         for lag, coefficient in enumerate(column):
@@ -131,9 +126,7 @@ class BandedState(NoiseState):
 
 
 def most_with_gaps(values: Floats, count: int, gap: int) -> float:
-    """The largest sum of at most ``count`` values whose places are at least ``gap`` apart; values
-    >= 0.
-    """
+    """The largest sum of at most ``count`` values >= 0 whose places are ``gap`` or more apart."""
     best = np.zeros(len(values) + gap)  # of the places from here on, with one choice fewer
     for _ in range(count):
         taken = values + best[gap : gap + len(values)]

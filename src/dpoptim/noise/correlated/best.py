@@ -1,6 +1,4 @@
-"""The strategy of least error that fits memory, for a run's length and pattern of participations;
-by public numbers.
-"""
+"""The strategy of least error within memory, for a run's length and pattern of participations."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,9 +60,7 @@ def best_strategy(
 def mean_error(
     strategy: BandedToeplitz | BufferedToeplitz, steps: int, participations: int, separation: int
 ) -> float:
-    """Root of the mean squared error of the prefix sums at 1-GDP, for records in every
-    ``separation``-th step.
-    """
+    """Root mean squared error of prefix sums at 1-GDP, records in every ``separation``-th step."""
     once = strategy.prefix_std(steps)  # at the sensitivity of one participation
     several = strategy.sensitivity(
         steps, participations, separation, regular=True

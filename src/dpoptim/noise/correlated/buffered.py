@@ -1,5 +1,4 @@
-"""Buffered linear Toeplitz noise: nearly the square root's errors for a fixed number of vectors of
-memory.
+"""Buffered linear Toeplitz noise: about the square root's errors, with few vectors of memory.
 
 Strategy coefficients that are a sum of few exponentials, ``c_0 = 1, c_k = sum_j w_j d_j^(k-1)``,
 need no more memory than that (Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024, "Efficient
@@ -35,8 +34,7 @@ _LONGEST_SEARCH = 1 << 16
 
 @dataclass(frozen=True)
 class BufferedToeplitz:
-    """Correlated noise with ``buffers`` vectors of memory and as many multiplications a step,
-    however long the run.
+    """Correlated noise with ``buffers`` vectors of memory and as many multiplications a step.
 
     The weights and decays are found by minimising the largest error of a prefix sum over the run's
     steps; sensitivity and errors are then computed from what was found, so a poor minimum costs
@@ -67,9 +65,7 @@ class BufferedToeplitz:
             )
 
     def parameters(self, steps: int) -> tuple[Floats, Floats, Floats]:
-        """Return weights and decays, each of shape (buffers,), and p, shape (steps,), one over the
-        variance of each step's noise.
-        """
+        """Return weights and decays, (buffers,), and p, (steps,), each step's inverse variance."""
         separation = None if self.separation is None else min(self.separation, steps)
         weights, decays = fitted(self.buffers, steps, separation)
         if not self.scaled:
@@ -147,8 +143,7 @@ def coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
 
 
 def prefix_coefficients(weights: Floats, decays: Floats, steps: int) -> Floats:
-    """First column of A C^-1, shape (steps,): how the error of a prefix sum depends on the noise k
-    steps back.
+    """First column of A C^-1, (steps,): a prefix sum's error by the noise k steps back.
 
     The generating function of C is ``1 + sum_j w_j x / (1 - d_j x)``, a ratio of polynomials, so
     that of A C^-1 is its inverse over 1 - x: a recursive filter's answer to an impulse.
@@ -202,9 +197,7 @@ def scaled_rows(buffers: int, steps: int, separation: int | None) -> Floats:
 
 @lru_cache(maxsize=64)
 def fitted(buffers: int, steps: int, separation: int | None) -> tuple[Floats, Floats]:
-    """(weights, decays), each of shape (buffers,): weights positive with sum at most 1, decays in
-    (0, 1).
-    """
+    """(weights, decays), (buffers,) each: weights > 0 of sum at most 1, decays in (0, 1)."""
     horizon = max(2, min(steps, separation or _LONGEST_SEARCH))
     # Start: half-lives spread evenly, on a logarithmic scale, from a step to the whole run.
     spread = (np.arange(buffers) + 0.5) / buffers
@@ -239,9 +232,7 @@ def _unpacked(parameters: Floats) -> tuple[Floats, Floats]:
 
 
 def _log_error(parameters: Floats, steps: int, separation: int | None) -> float:
-    """log of the largest error of a prefix sum at sensitivity 1, a product of two norms; for a
-    pattern of participations, of the mean error.
-    """
+    """log of a prefix sum's largest error at sensitivity 1; for a pattern, of the mean error."""
     weights, decays = _unpacked(parameters)
     above, below = _polynomials(weights, decays)
     column = lfilter(above, below, _impulse(steps))

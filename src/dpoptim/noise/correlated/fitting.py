@@ -39,9 +39,7 @@ def inverse(column: Floats, steps: int) -> Floats:
 
 
 def workload(response: Floats, momentum: float) -> Floats:
-    """What the iterates make of increments with this response: sums, with heavy-ball momentum
-    scaled to the same length.
-    """
+    """What iterates make of increments: sums, or heavy-ball momentum scaled to the same length."""
     from scipy.signal import lfilter
 
     sums = np.cumsum(response)
@@ -77,9 +75,7 @@ def fitted(steps: int, bands: int, separation: int, momentum: float) -> tuple[Fl
 
 
 def descend(start: Floats, steps: int, errors: Floats, squares: Floats, momentum: float) -> Floats:
-    """Minimise ``sum_k errors_k m_k^2 * sum_l squares_l c_l^2`` over c with c_0 = 1, m the
-    workload's response.
-    """
+    """Minimise ``sum_k errors_k m_k^2 * sum_l squares_l c_l^2`` over c, c_0 = 1, m the workload."""
     from scipy.optimize import minimize
     from scipy.signal import lfilter
 
@@ -116,8 +112,7 @@ def descend(start: Floats, steps: int, errors: Floats, squares: Floats, momentum
 def best_rows(
     response: Floats, squares: Floats, starts: NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Return p of least error at sensitivity about 1, shape (steps,), and the constraints'
-    multipliers.
+    """Return p of least error at sensitivity about 1, (steps,), and the constraints' multipliers.
 
     Args:
         response: of the errors to a unit noise, shape (steps,).

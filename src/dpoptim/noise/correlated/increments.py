@@ -17,9 +17,7 @@ from dpoptim.noise.correlated.toeplitz import ToeplitzSquareRoot, inverse_coeffi
 
 
 def increment_std(strategy: Strategy, steps: int, step: int) -> float:
-    """Return the standard deviation of a step's noise where z has standard deviation 1; ``nan``
-    for trees and others'.
-    """
+    """The standard deviation of a step's noise where z's is 1; ``nan`` for trees and others'."""
     if isinstance(strategy, Independent):
         return 1.0
     if isinstance(strategy, ToeplitzSquareRoot) and strategy.normalised:

@@ -13,9 +13,7 @@ from dpoptim.noise.stream import KeyStream
 
 @dataclass(frozen=True)
 class Independent:
-    """Independent noise for every step: best for single increments, worst for prefix sums.
-    Remembers nothing.
-    """
+    """Independent noise: best for single increments, worst for prefix sums. Remembers nothing."""
 
     def sensitivity(
         self,

@@ -46,8 +46,7 @@ class Strategy(Protocol):
         *,
         regular: bool = False,
     ) -> float:
-        """An upper bound on how far one record moves the strategy's output C g, if it moves each
-        g_t by at most 1.
+        """An upper bound on how far one record moves C g, if it moves each g_t by at most 1.
 
         Args:
             steps: T, the length of the run; >= 1.
@@ -64,23 +63,19 @@ class Strategy(Protocol):
         ...
 
     def prefix_std(self, steps: int) -> Floats:
-        """Standard deviation of the error of each prefix sum, per entry, at 1-GDP for a record
-        that takes part once.
+        """Standard deviation of each prefix sum's error, per entry, at 1-GDP for one participation.
 
         Shape (steps,); divide by mu and multiply by the norm bound. Exact but for rounding.
         """
         ...
 
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> "NoiseState":
-        """The noise of one run of ``steps`` releases of tensors with ``sizes`` entries. For the
-        gate alone.
-        """
+        """The noise of ``steps`` releases of tensors with ``sizes`` entries. For the gate alone."""
         ...
 
 
 class NoiseState(ABC):
-    """The noise of one run, made as it is needed. A secret: whoever knows it can subtract the
-    noise.
+    """The noise of one run, made as needed. A secret: who knows it can subtract it.
 
     It shows nothing when printed, and cannot be pickled or copied. `secret_state` hands out what a
     checkpoint needs, to be kept like the data itself. ``stream`` may not be one whose draws were
@@ -99,8 +94,7 @@ class NoiseState(ABC):
         self._vectors: list[list[Tensor]] = [[] for _ in self.sizes]
 
     def add(self, buffers: Sequence[Tensor], standard_deviation: float) -> None:
-        """Add this step's noise increment to ``buffers`` (float64, contiguous), in place, and go
-        on to the next step.
+        """Add this step's increment to ``buffers`` (float64, contiguous) in place; go on a step.
 
         Args:
             buffers: tensors with ``sizes`` entries, on any device, the same ones in every step.
@@ -151,9 +145,7 @@ class NoiseState(ABC):
         self._interrupted = False
 
     def secret_state(self) -> dict[str, Any]:
-        """What a checkpoint needs, **secret**: the noise to come takes this back. Copies;
-        `restore` reads it.
-        """
+        """What a checkpoint needs to take the noise to come back. **Secret**; copies."""
         return {
             "step": self.step,
             "sizes": list(self.sizes),
@@ -162,8 +154,7 @@ class NoiseState(ABC):
         }
 
     def restore(self, secret: dict[str, Any]) -> Self:
-        """Continue, in this fresh state, the run that `secret_state` describes; new draws come
-        from this state's stream.
+        """Continue a run's `secret_state` in this fresh state, with draws of this state's stream.
 
         Raises:
             ValueError: this state is not fresh, or the secret belongs to a run of another shape.

@@ -1,5 +1,4 @@
-"""The square root of the matrix of prefix sums, as a strategy (Fichtenberger, Henzinger and
-Upadhyay 2023).
+"""The square root of the matrix of prefix sums (Fichtenberger, Henzinger and Upadhyay 2023).
 
 ``A = C C`` for A of ones on and below the diagonal and C Toeplitz with first column ``c_k =
 binom(2k, k) / 4^k``, the coefficients of (1 - x)^(-1/2). Its inverse has those of (1 - x)^(1/2),
@@ -20,8 +19,7 @@ from dpoptim.noise.stream import KeyStream
 
 @dataclass(frozen=True)
 class ToeplitzSquareRoot:
-    """The exact square root. Remembers all earlier noise: T vectors, and step t takes t
-    multiplications of vectors.
+    """The exact square root: step t remembers t vectors, and multiplies as many.
 
     Args:
         normalised: divide each column of C by its norm. A record then costs the same in whichever
@@ -96,24 +94,19 @@ class ToeplitzState(NoiseState):
 
 
 def square_root_coefficients(steps: int) -> Floats:
-    """c_0, ..., c_{steps-1}: the first column of C. Positive, decreasing; relative error below
-    steps * 2^-52.
-    """
+    """c_0, ..., c_{steps-1}, C's first column: positive, decreasing, to steps * 2^-52."""
     k = np.arange(1, steps, dtype=np.float64)
     return np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
 
 
 def inverse_coefficients(steps: int) -> Floats:
-    """First column of C^-1: 1, then ``c_k - c_{k-1} = -c_k / (2k - 1)`` without the
-    cancellation.
-    """
+    """First column of C^-1: 1, then ``c_k - c_{k-1} = -c_k / (2k - 1)``, without cancelling."""
     c = square_root_coefficients(steps)
     return np.concatenate([[1.0], -c[1:] / (2 * np.arange(1, steps) - 1)])
 
 
 def monotone_sensitivity(column: Floats, participations: int, separation: int) -> float:
-    """Sensitivity of a lower-triangular Toeplitz strategy whose first column is non-negative and
-    non-increasing; exact.
+    """Sensitivity, exact, of a Toeplitz strategy whose column is non-negative and non-increasing.
 
     The worst record takes part as early and as often as it can: in steps 0, b, 2b, ... (Kalinin
     and Lampert 2024, Theorem 2). Moving participations earlier only lengthens columns and brings
@@ -149,9 +142,7 @@ def _regular_shift(steps: int, separation: int) -> float:
 
 
 def _largest_products(steps: int) -> Floats:
-    """Shape (steps,): the largest product of two normalised columns that are h steps or more
-    apart.
-    """
+    """Shape (steps,): largest product of two normalised columns h steps or more apart."""
     c, norms = square_root_coefficients(steps), _column_norms(steps)
     largest = np.empty(steps)
     for lag in range(steps):

@@ -1,5 +1,4 @@
-"""The binary tree mechanism (Dwork et al. 2010; Chan, Shi and Song 2011), and Honaker's better
-estimate from it.
+"""The binary tree mechanism (Dwork et al. 2010; Chan, Shi, Song 2011), and Honaker's estimate.
 
 A node of height j holds the sum of 2^j steps, [i 2^j, (i + 1) 2^j), plus noise of its own. The
 first t + 1 steps fall into as many nodes as t + 1 has ones in binary, and the sum of their noisy
@@ -20,8 +19,7 @@ from dpoptim.noise.stream import KeyStream
 
 @dataclass(frozen=True)
 class BinaryTree:
-    """Noise on the nodes of a binary tree. Remembers one vector for each bit of the step number:
-    O(log T).
+    """Noise on the nodes of a binary tree; remembers a vector for each bit of the step number.
 
     Args:
         estimate: ``"plain"`` takes each node's own noisy value. ``"honaker"`` combines it with
@@ -62,16 +60,12 @@ class BinaryTree:
         return TreeState(self, steps, sizes, stream)
 
     def _variance(self, height: int) -> float:
-        """Of the estimate of a node's sum, for node noise of variance 1; also the weight of the
-        node's own value.
-        """
+        """Of a node's estimate, its noise of variance 1; also the weight of its own value."""
         return own_weight(self.estimate, height)
 
 
 class TreeState(NoiseState):
-    """Remembers the noise in the estimate of each closed node that the current prefix sum consists
-    of, highest first.
-    """
+    """The noise in the estimates of the closed nodes of the current prefix sum, highest first."""
 
     def __init__(
         self, tree: BinaryTree, steps: int, sizes: Sequence[int], stream: KeyStream
@@ -139,8 +133,7 @@ def regular_shift(steps: int, separation: int, estimate: str) -> float:
 def largest_squared_shift(
     steps: int, participations: int, separation: int, *, every_node: bool
 ) -> float:
-    """The most that the squared counts of one record add up to, over the nodes whose noisy sums
-    are released.
+    """The largest sum of squared counts of one record over the nodes whose noisy sums are released.
 
     Plain prefix sums consist of left nodes: a right one is part of its parent from the moment that
     it is closed, and its own noisy sum does not exist. Honaker's estimate uses those of both kinds
