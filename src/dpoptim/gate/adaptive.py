@@ -97,7 +97,7 @@ class FilteredGate:
         )
 
     def deviation(self, norm_bound: float, mu: float) -> float:
-        """Standard deviation of the noise on a sum of this norm bound, at this price; rounded up."""
+        """Standard deviation of the noise on a sum of this norm bound and price; rounded up."""
         return self.neighbours_differ_by * norm_bound / mu * (1 + 2.0**-40)
 
     def open(self, mu: float) -> None:

@@ -73,7 +73,7 @@ class CorrelatedSum:
         return self.noise_multiplier * self.norm_bound * self.sensitivity
 
     def released_deviation(self, step: int) -> float:
-        """Standard deviation of the noise in every entry of a release; ``nan`` if it is not known."""
+        """Standard deviation of the noise in every entry of a release; ``nan``: not known."""
         if self.noise_multiplier == 0:
             return 0.0
         return self.standard_deviation * increment_std(self.strategy, self.steps, step)
