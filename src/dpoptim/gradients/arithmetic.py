@@ -11,9 +11,7 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the per-sample gradients of a parameter stored in ``dtype``: float32 for
-    bfloat16 and float16.
-    """
+    """The dtype of the per-sample gradients of a parameter: float32 for bfloat16 and float16."""
     return torch.float32 if dtype in NARROW else dtype
 
 
@@ -24,9 +22,7 @@ def widened(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @cache
 def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a device multiplies such matrices to float32 results: accelerators do, many times
-    faster than float32 ones.
-    """
+    """Whether a device multiplies such matrices to float32 results, as accelerators do fast."""
     if device.type == "cpu":
         return False
     ones = torch.ones(2, 16, 16, dtype=dtype, device=device)
@@ -42,18 +38,14 @@ def multiplies_narrow(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def kinds_of_device() -> list[str]:
-    """The kinds of device that something may run on: "cpu", "cuda", and that of PyTorch's
-    accelerator, if it is another.
-    """
+    """The kinds of device in use: "cpu", "cuda", and PyTorch's accelerator, if it is another."""
     accelerator = torch.accelerator.current_accelerator()
     return list(dict.fromkeys(["cpu", "cuda", *([accelerator.type] if accelerator else [])]))
 
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """Keep products as precise as the theorem in `products` assumes: no TF32, bfloat16 or
-    autocast.
-    """
+    """Keep products as precise as the theorem in `products` assumes: no TF32 and no autocast."""
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend, precision in zip(backends, before, strict=True):

@@ -28,9 +28,7 @@ from dpoptim.torch_internals import OUTSIDE_BACKWARD, after_backward, graph_task
 
 @dataclass
 class LayerUse:
-    """One use of a layer: how many records it saw, and what its parameters' gradients are made
-    of.
-    """
+    """One use of a layer: how many records it saw, and what its gradients are made of."""
 
     layer: str
     module: nn.Module
@@ -163,9 +161,7 @@ class BackwardRecorder:
 def narrow_dtype(
     recorder: BackwardRecorder, layer: str, device: torch.device
 ) -> torch.dtype | None:
-    """The dtype that torch.autocast computes in; None without it. What runs in it is noted: see
-    `refuse_rounding`.
-    """
+    """The dtype that torch.autocast computes in, or None; see `refuse_rounding`."""
     if not torch.is_autocast_enabled(device.type):
         return None
     recorder.note_narrow(layer)
@@ -174,8 +170,7 @@ def narrow_dtype(
 
 @contextmanager
 def full_precision(recorder: BackwardRecorder, layer: str, device: torch.device) -> Iterator[bool]:
-    """Keep torch.autocast out of layers whose hooks do their own arithmetic: they run in float32
-    on widened inputs.
+    """Keep torch.autocast out of layers whose hooks do their own arithmetic, in float32.
 
     Yields whether inputs must be widened. Noted as by `narrow_dtype`: what goes in and comes out
     is rounded by others.
@@ -186,9 +181,7 @@ def full_precision(recorder: BackwardRecorder, layer: str, device: torch.device)
 
 
 def refuse_nested_backward(layer: str, forward_task: int) -> None:
-    """A graph that was built inside a backward pass and is differentiated there has recorder of
-    its own: refuse it.
-    """
+    """Refuse to differentiate, in a backward pass, a graph that was built inside of one."""
     if forward_task != OUTSIDE_BACKWARD:
         raise PrivacyError(
             f"layer {layer!r} ran its forward pass inside a backward pass and was differentiated "
@@ -198,9 +191,7 @@ def refuse_nested_backward(layer: str, forward_task: int) -> None:
 
 
 class RuleFunction(torch.autograd.Function):
-    """A layer with a rule. Inputs: recorder, rule, module, its name, x, and the parameters (for
-    the graph's edges).
-    """
+    """A layer with a rule; inputs: recorder, rule, module, name, x, parameters (as graph edges)."""
 
     @staticmethod
     def forward(

@@ -51,15 +51,12 @@ def matrices(records: int, rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def fewest_records(x: Tensor) -> int:
-    """Records from which threads take matrices one by one: seen from a third of the threads on,
-    and from two at least.
-    """
+    """Records from which threads take matrices one by one: a third of the threads, at least two."""
     return max(2, torch.get_num_threads() // 2) if x.device.type == "cpu" else 2
 
 
 def aligned_records(x: Tensor, *, together: int | None = None, freely: bool = False) -> Tensor:
-    """``x`` (B, T, d) row by row, or a copy of it, with every record on a 64-byte boundary, and
-    zeros beside too few.
+    """``x`` (B, T, d) row by row, maybe copied: each record on a 64-byte boundary, zeros added.
 
     Args:
         together: how many records come at once, unless they are the last ones; None: as many as
@@ -94,8 +91,7 @@ def rows_dense(x: Tensor) -> bool:
 def record_products(
     g: Tensor, a: Tensor, out: Tensor | None = None, *, together: int | None = None
 ) -> Tensor:
-    """``sum_t outer(g[i, t], a[i, t])`` for each record: g of shape (B, T, p), a of shape (B, T,
-    d) -> (B, p, d).
+    """``sum_t outer(g[i, t], a[i, t])`` of each record: (B, T, p) and (B, T, d) -> (B, p, d).
 
     Args:
         g, a: float32 or float64; or narrower, for a float32 result, where `multiplies_narrow`.
@@ -121,9 +117,7 @@ def record_products(
 
 
 def record_matrix(x: Tensor, *, freely: bool) -> Tensor:
-    """One record's ``x`` (T, d) row by row, or a copy of it, on a 64-byte boundary; see
-    `aligned_records`.
-    """
+    """One record's ``x`` (T, d) row by row on a 64-byte boundary; see `aligned_records`."""
     if 1 in x.shape:
         x = x.reshape(-1).view(x.shape)  # strides of such axes may be anything
     dense = x.is_contiguous() or (freely and x.dtype == torch.float32 and x.T.is_contiguous())
@@ -131,9 +125,7 @@ def record_matrix(x: Tensor, *, freely: bool) -> Tensor:
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:
-    """``x[i] @ y[i].T`` of records from `aligned_records`: (B, s, d), (B, t, d) -> (B, s, t),
-    which lie alike, too.
-    """
+    """``x[i] @ y[i].T`` of `aligned_records`: (B, s, d), (B, t, d) -> aligned (B, s, t)."""
     return torch.bmm(x, y.transpose(1, 2), out=matrices(len(x), x.shape[1], y.shape[1], like=x))
 
 

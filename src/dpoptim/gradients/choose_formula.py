@@ -1,6 +1,4 @@
-"""What the choice of a formula may depend on: public numbers alone, so that no record's factor
-depends on the others.
-"""
+"""What the choice of a formula may depend on: public numbers alone, which no record decides."""
 
 from dataclasses import dataclass
 

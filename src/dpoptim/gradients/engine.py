@@ -204,9 +204,7 @@ class Engine:
             self.writes_attributes |= self.state.plain.change
 
     def require_all_closed(self) -> None:
-        """Every delivered row must reach the sum: leaving some out is a choice that private data
-        may have made.
-        """
+        """Refuse to leave delivered rows out: private data may have made that choice."""
         if self.rows_open and not self._null:
             raise PrivacyError(
                 "a batch was delivered, but not all of its rows went through "
@@ -289,9 +287,7 @@ class Engine:
         return self._groups
 
     def _from_loss_to_records(self, records: int) -> Tensor:
-        """What turns sums over a record's rows into its gradient, (records,): a mean's factor is
-        undone, rounding too.
-        """
+        """Factors from sums over a record's rows to its gradient, (records,): means undone."""
         shares = self.rows.shares(records, self.present, self.parameters[0].device)
         # of ignored labels alone: all gradients are zero
         if self.reduction == "sum" or self._total_weight == 0:
@@ -306,14 +302,11 @@ class Engine:
         return self.reduction == "mean" and not (self.fixed_shape and self._total_weight is None)
 
     def margin(self) -> float:
-        """Share of the clip norm that is left to rounding where the loss is reduced as it is now;
-        see `products`.
-        """
+        """Share of the clip norm left to rounding where the loss is reduced so; see `products`."""
         return margin(self._trained.narrowest, self.capacity, common_factor=self._common_factor)
 
     def take(self) -> list[Tensor]:
-        """The clipped sum of the logical batch, and a fresh start: one flat float64 vector for
-        each device.
+        """Return the logical batch's clipped sum, a flat float64 vector a device; start afresh.
 
         Zeros where no row was closed: an empty batch, or parameters that no loss reached. See
         `split`. The vectors are used again: they hold the sum until the next backward pass.
@@ -336,9 +329,7 @@ class Engine:
             self.state.end()
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
-        """Write what the gate made of `take`'s sums into the parameters' ``.grad``, divided and
-        rounded to their dtype.
-        """
+        """Write the gate's sums, divided and rounded to the parameters' dtype, into ``.grad``."""
         self.totals.write_means(released, divisor)
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:

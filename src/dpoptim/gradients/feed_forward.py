@@ -1,5 +1,4 @@
-"""Bounds on each record's gradient in feed-forward nets, known once the forward pass is over (Fang
-et al. 2023, App. D).
+"""Bounds on each record's gradient, known after the forward pass (Fang et al. 2023, App. D).
 
 For ``h_i = phi_i(W_i h_{i-1} + b_i)``, i = 1..H, and a loss f of the output h_H,
 
@@ -37,9 +36,7 @@ ROUNDING = 1 + 2.0**-20
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer and what follows it: the largest slope of the activations up to the next
-    one.
-    """
+    """A linear layer, and the largest slope of the activations up to the next one."""
 
     linear: nn.Linear
     slope: float
@@ -137,9 +134,7 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Any], tuple[float, float]]] = {
 
 
 def activation(name: str, module: nn.Module) -> tuple[float, float]:
-    """The largest slope of a module that works on each entry by itself, and its largest value at
-    0.
-    """
+    """The largest slope of a module that works entry by entry, and its largest value at 0."""
     kind = type(module)  # exactly: a subclass may compute anything
     slope, at_zero = ACTIVATIONS[kind](module) if kind in ACTIVATIONS else (math.nan, 0.0)
     if math.isfinite(slope):
@@ -153,8 +148,7 @@ def activation(name: str, module: nn.Module) -> tuple[float, float]:
 
 
 def tame(layers: list[Layer], norms: list[float]) -> bool:
-    """Whether nothing that a short record makes can leave the float32 range; of the weights alone,
-    hence public.
+    """Whether short records stay in the float32 range, by the weights alone, hence public.
 
     Args:
         norms: of the weights, from `spectral_norm`; the first one is not used.
@@ -177,9 +171,7 @@ def tame(layers: list[Layer], norms: list[float]) -> bool:
 
 
 def spectral_norm(weight: Tensor) -> float:
-    """At least the largest singular value of a matrix, and hardly more; infinite where entries are
-    not finite.
-    """
+    """At least a matrix's largest singular value, and hardly more; infinite if not finite."""
     rows, columns = weight.shape
     matrix = weight.detach().double()
     largest_entry = float(matrix.abs().max())
@@ -205,8 +197,7 @@ def spectral_norm(weight: Tensor) -> float:
 
 
 class SpectralNorms:
-    """`spectral_norm` of weights that move little from call to call: ``|W| <= |W_0| + |W -
-    W_0|_F``, W_0 an earlier one.
+    """`spectral_norm` of slowly moving weights: ``|W| <= |W_0| + |W - W_0|_F``, W_0 an earlier one.
 
     Args:
         weights: matrices; copies of them are kept.
@@ -258,8 +249,7 @@ def squared_gradient_bounds(
 
 
 def propagated(layers: list[Layer], first: Tensor, norms: list[float]) -> list[Tensor]:
-    """Bounds on the squared norms of the layers' inputs from the first one's alone, as the paper
-    has them.
+    """Bounds on the squared norms of the layers' inputs from the first one's, as in the paper.
 
     ``|phi(W h + b)| <= Lip(phi) (|W| |h| + |b|) + |phi(0)| sqrt(width)``.
 

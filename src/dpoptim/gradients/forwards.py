@@ -13,9 +13,7 @@ from dpoptim.torch_internals import never_compiled
 
 
 class OwnForward:
-    """A forward pass of an instance's own. A deep copy of the module (a moving average, say) gets
-    its class's back.
-    """
+    """A forward pass of an instance's own; a deep copy of the module gets its class's back."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._module, self._forward = module, forward
@@ -45,9 +43,7 @@ class PerSampleForward(OwnForward):
 
 
 class StillForward(OwnForward):
-    """The forward pass of a module that would write into its buffers in training: it runs as in
-    evaluation.
-    """
+    """The forward pass of a module that writes buffers in training: it runs as in evaluation."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         training, self._module.training = self._module.training, False

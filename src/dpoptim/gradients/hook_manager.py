@@ -113,9 +113,7 @@ class HookManager:
         self._outside.begin(self.rows)
 
     def see_output(self) -> None:
-        """The model's forward pass is over: layers that are called by themselves get what was
-        delivered.
-        """
+        """Tell layers that are called by themselves how many records the forward pass had."""
         self._outside.end()
         self.rows = self._delivered if self._delivered is not None else self.rows
 
@@ -170,9 +168,7 @@ class HookManager:
         return lambda *args, **kwargs: runner(self.rows, args, kwargs)
 
     def _hold_still(self) -> None:
-        """Spectral norms write what they iterate into buffers: not in forward passes, where it
-        might carry records.
-        """
+        """Keep spectral norms from writing buffers in forward passes: these might carry records."""
         for name, module in self.model.named_modules():
             for part in module if isinstance(module, ParametrizationList) else ():
                 if isinstance(part, SpectralNormalised):
@@ -181,9 +177,7 @@ class HookManager:
 
     @torch.no_grad()
     def _iterate_spectral_norms(self) -> None:
-        """Let spectral norms follow the weights, which are public, as they do in each forward pass
-        of training.
-        """
+        """Let spectral norms follow the weights, which are public, as forward passes would."""
         for chain in self._still.values():
             value = chain.original
             for part in chain:
@@ -285,9 +279,7 @@ def run_time_first(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class InputHook:
-    """Tells the hooks what the model is given. Holds it weakly, so that no copy of the model
-    carries the engine.
-    """
+    """Tells the hooks the model's input; weakly, so that no copy of the model has the engine."""
 
     def __init__(self, hooks: HookManager | None) -> None:
         self._hooks = None if hooks is None else weakref.ref(hooks)

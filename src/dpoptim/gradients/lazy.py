@@ -17,8 +17,7 @@ from dpoptim.gradients.sums import Sums
 
 @dataclass
 class Lazy(PerSampleGrad):
-    """Gradients that are formed block by block by ``form``: kept if memory allows, else formed
-    again for the sum.
+    """Gradients formed block by block by ``form``: kept if memory allows, else formed again.
 
     Either way the same numbers are measured and summed, because ``form`` computes each record by
     itself.

@@ -1,5 +1,4 @@
-"""Generalised linear models in closed form: clipped gradient sums from two matrix products, no
-autograd.
+"""Generalised linear models in closed form: clipped sums from two products, no autograd.
 
 With scores ``s = V (x, 1)`` a record's gradient is ``outer(r, (x, 1))``, where ``r`` is the
 derivative of its loss by the scores; its norm is ``|r| |(x, 1)|``. A combination of gradients at
@@ -47,8 +46,7 @@ LARGEST_ENTRY = 2.0**100
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A generalised linear model; its parameters are one float64 vector w of shape (d,), d =
-    outputs * columns.
+    """A generalised linear model with parameters w in float64, shape (d,), d = outputs * columns.
 
     Args:
         loss: ``"softmax"``, ``"logistic"`` (binary, one output), ``"squared"`` or ``"huber"``.
@@ -117,9 +115,7 @@ class LinearModel:
         return torch.addmm(bias.T, x, weight.T) if self.intercept else torch.mm(x, weight.T)
 
     def residuals(self, scores: Tensor, y: Tensor) -> Tensor:
-        """r of shape (B, p), in the scores' dtype. A class out of range gives NaN, so that the
-        record counts as zero.
-        """
+        """r of shape (B, p), in the scores' dtype; NaN, so counted as zero, for unknown classes."""
         if self.loss == "softmax":
             label = (
                 (y.nan_to_num(-1.0) if y.is_floating_point() else y.long())
@@ -149,9 +145,7 @@ class LinearModel:
         return F.huber_loss(s, target.expand_as(s), reduction="none", delta=self.huber_delta).sum(1)
 
     def lipschitz(self, radius: float) -> float:
-        """L0: an upper bound on a record's gradient norm where ``|(x, 1)| <= radius``; infinite
-        for squared loss.
-        """
+        """L0, a bound on gradient norms where ``|(x, 1)| <= radius``; infinite for squared loss."""
         slope = {"softmax": math.sqrt(2), "logistic": 1.0, "squared": math.inf}
         return slope.get(self.loss, self.huber_delta * math.sqrt(self.outputs)) * radius
 
@@ -175,8 +169,7 @@ class LinearModel:
         capacity: int,
         squared_row_norms: Tensor | None = None,
     ) -> Tensor:
-        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over the records of a batch: float64,
-        shape (d,). Private.
+        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over a batch: float64, (d,). Private.
 
         Args:
             x: float32 or float64, shape (B, features); see `as_rows`.
@@ -217,8 +210,7 @@ class LinearModel:
             return total.view(-1).mul_(1 / scale)
 
     def _combined(self, x: Tensor, y: Tensor, terms: Sequence[tuple[float, Tensor]]) -> Tensor:
-        """``sum_j c_j r_j`` of each record, shape (B, p), dtype of x. Differences are taken in
-        float64, so that they are not all rounding."""
+        """``sum_j c_j r_j`` of each record, (B, p), in x's dtype; differences taken in float64."""
         if len(terms) == 1:
             (coefficient, w) = terms[0]
             return self.residuals(self.scores(w, x), y).mul_(coefficient)
@@ -229,9 +221,7 @@ class LinearModel:
 
 
 def scaled(bound: float) -> tuple[float, float]:
-    """The bound times a power of two that takes it out of the range where float32 is coarse, and
-    that power.
-    """
+    """The bound times a power of two, out of where float32 is coarse; and that power."""
     if not 0 < bound <= LARGEST_ENTRY:
         raise ValueError(f"bound must be above 0 and at most {LARGEST_ENTRY:g}, got {bound!r}.")
     scale = 1.0 if bound >= SMALLEST_NORM else 2.0 ** (1 - math.frexp(bound)[1])
@@ -239,8 +229,7 @@ def scaled(bound: float) -> tuple[float, float]:
 
 
 def as_rows(values: Any) -> Tensor:
-    """Rows of a numpy array, memory map or tensor as a tensor: float64 stays, other floats and
-    pixels become float32.
+    """Rows of an array, memory map or tensor as a tensor: float64 stays, the rest is float32.
 
     A slice of a memory map is read here, so stream in chunks: ``as_rows(x[start:stop])``.
     """
@@ -249,7 +238,5 @@ def as_rows(values: Any) -> Tensor:
 
 
 def as_tensor(values: Any) -> Tensor:
-    """A tensor as it is, anything else as a copy (memory maps may not be written, and torch has no
-    such tensors).
-    """
+    """A tensor as it is, anything else as a copy: memory maps may not be written."""
     return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))

@@ -1,5 +1,4 @@
-"""How large the gradients of single records can be: per-sample Lipschitz constants of generalised
-linear models.
+"""Bounds on single records' gradients: Lipschitz constants of generalised linear models.
 
 Das et al. 2023, Sec. 5: G_i bounds the norm of record i's gradient over all parameters (of a given
 domain); they advise to look for the clip norm below the smallest of them. A G_i is as private as

@@ -1,5 +1,4 @@
-"""What a model holds beside its gradients: nothing that it writes while it sees records may leave,
-or meet other records.
+"""What a model holds beside its gradients: it may neither leave nor mix records.
 
 Released sums are noisy; whatever else a forward pass leaves behind is not: running statistics in
 buffers, code books in frozen parameters, initialisation by the first batch, extra state. All of it
@@ -80,9 +79,7 @@ class ModelWatch:
         self._refuse_new_hooks()
 
     def end(self) -> None:
-        """The batch's sums are taken: until the next one, trainable parameters are the
-        caller's.
-        """
+        """Let the caller change trainable parameters, the batch's sums being taken."""
         self._in_batch = False
 
     def refuse_changes(self, *, everything: bool = False) -> None:
@@ -110,9 +107,7 @@ class ModelWatch:
             raise self._changed("entry of the state dict", keys[0])
 
     def before_forward(self) -> None:
-        """The model runs. Between batches its parameters may be changed by the caller, but not by
-        a forward pass.
-        """
+        """Note the parameters when the model runs: a forward pass may not change them."""
         if not self._in_batch and not self._running:
             self._trainable.note()
             self._running = True
@@ -158,9 +153,7 @@ class ModelWatch:
         return [digest(module.get_extra_state()) for _, module in self._extra]
 
     def _refuse_new_hooks(self) -> None:
-        """Hooks that came later have not been tried on made-up records; they may mix records,
-        forwards or backwards.
-        """
+        """Refuse hooks that came later: they have not been tried for mixing records."""
         for name, m, forward in self._modules:
             label = repr(name) if name else "the model"
             if self._any_new(module_hooks(m)):
@@ -194,9 +187,7 @@ class ModelWatch:
 
 
 class ForwardHook:
-    """Tells the watch that the model runs, or has run. Holds it weakly, so that no copy of the
-    model carries it.
-    """
+    """Tells the watch when the model runs; weakly, so that no copy of the model has it."""
 
     def __init__(self, *, after: bool) -> None:
         self._state: weakref.ref[ModelWatch] | None = None

@@ -31,9 +31,7 @@ INNER = 32  # that inner lengths are filled up to multiples of
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this processor has wide vectors that MKL leaves alone, and this PyTorch has oneDNN's
-    products.
-    """
+    """Whether the processor has wide vectors that MKL leaves unused and oneDNN does not."""
     processor = torch.cpu.get_capabilities()
     if processor.get("architecture") != "x86_64" or not processor.get("avx512_f"):
         return False
@@ -128,9 +126,7 @@ def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_of_constants(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` for autograd, of weights that get no gradient; under torch.autocast as torch runs
-    it.
-    """
+    """`linear` for autograd, of weights without a gradient; under autocast as torch runs it."""
     if (
         torch.is_autocast_enabled(x.device.type)
         or not plain(w)

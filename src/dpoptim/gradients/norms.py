@@ -1,6 +1,4 @@
-"""Squared norms of records, never read low, and what becomes of records too long to be
-measured.
-"""
+"""Squared norms of records, never read low, and what becomes of too long ones."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,8 +19,7 @@ TAPER_OCTAVES = 8
 
 
 def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
-    """At least the squared Euclidean norm of each record, and hardly more: shape (B, ...) -> (B,),
-    float64.
+    """At least each record's squared norm, and hardly more: (B, ...) -> (B,), float64.
 
     float32 would read long rows low (5e-3 at eight million entries), and lose what is below 1e-19;
     both break the bound. So blocks of 32 squares are added in float32, blocks in float64, and the
@@ -55,9 +52,7 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
 
 
 def read_part(part: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
-    """What is read of the squared norm of a dense vector of float32, for `squared_norm_of_parts`:
-    float64, (1,).
-    """
+    """What is read of a dense float32 vector, for `squared_norm_of_parts`: float64, (1,)."""
     return in_blocks(part[None], block) if part.is_cpu else in_float64(part[None])
 
 
@@ -81,9 +76,7 @@ def squared_norm_of_parts(
 
 
 def block_norms(rows: Tensor, block: int) -> Iterator[Tensor]:
-    """Norms of the blocks of dense rows of float32 (B, entries): (B, whole ones), and (B, 1) of a
-    shorter one at the end.
-    """
+    """Norms of the blocks of float32 rows (B, entries): (B, whole), and (B, 1) of a shorter end."""
     entries = rows.shape[1]
     whole = entries - entries % block
     if whole:
@@ -93,9 +86,7 @@ def block_norms(rows: Tensor, block: int) -> Iterator[Tensor]:
 
 
 def in_blocks(rows: Tensor, block: int) -> Tensor:
-    """Squared norms of dense rows of float32 (B, entries) as they are read, to be `raised`:
-    float64, (B,).
-    """
+    """Squared norms of dense float32 rows (B, entries), to be `raised`: float64, (B,)."""
     if rows.shape[1] <= block:
         return torch.linalg.vector_norm(rows, dim=1).double().square_()
     parts = [norms.double().square_().sum(1) for norms in block_norms(rows, block)]
@@ -116,8 +107,7 @@ def in_float64(rows: Tensor) -> Tensor:
 
 
 def taper(squared_lengths: Tensor) -> Tensor:
-    """What a clip factor is multiplied by: 1 for lengths up to 2^54, and from there to 2^62 down
-    to 0, without a jump.
+    """What a clip factor is multiplied by: 1 for lengths up to 2^54, steadily down to 0 at 2^62.
 
     Lengths beyond cannot be told from infinite ones everywhere. Under a mean all of them are
     rounded with its factor, which depends on how many records there are: a threshold would let one

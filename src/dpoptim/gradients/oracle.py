@@ -22,9 +22,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> list[Tensor]:
-    """Gradient of each record's loss in a batch of its own: one tensor a parameter, shape (B,
-    *parameter).
-    """
+    """Gradient of each record's loss in a batch of one: for each parameter (B, *parameter)."""
     parameters, singles = list(trainable(model).values()), list(records)
     rows = [p.new_zeros(len(singles), *p.shape) for p in parameters]
     for i, record in enumerate(singles):
@@ -51,9 +49,7 @@ def squared_norms(gradients: list[Tensor]) -> Tensor:
 def clipped_sums(
     gradients: list[Tensor], clipping: Clipping, capacity: int, reduction: Reduction = "mean"
 ) -> list[Tensor]:
-    """The sums that the engine should give: float64, the parameters' shapes; records that are not
-    finite left out.
-    """
+    """The sums that the engine should give, float64; records that are not finite left out."""
     squared = squared_norms(gradients)
     dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
     factors = clipping.factors(squared, margin(dtype, capacity, common_factor=reduction == "mean"))

@@ -48,8 +48,7 @@ def add_group(
 def sum_of_group(
     group: slice, parts: Iterator[slice], formed: Callable[[slice], tuple[Tensor, Tensor]]
 ) -> Tensor | None:
-    """One group's weighted sums, formed part by part: in float32 (see `products`), in float64 if
-    it is too large.
+    """One group's weighted sums, part by part: in float32 (see `products`), or float64 if large.
 
     Args:
         formed: maps a slice of records to their gradients, shape (b, entries), and weights,

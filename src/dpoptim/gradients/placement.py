@@ -24,9 +24,7 @@ class Placement(Protocol):
     def used(self) -> Mapping[nn.Parameter, nn.Parameter]: ...
 
     def in_forward(self) -> AbstractContextManager[None]:
-        """A ``with`` in which modules hold the parameters of forward passes, perhaps without their
-        values.
-        """
+        """A ``with`` in which modules hold forward passes' parameters, maybe without values."""
         ...
 
     def settle(self) -> None:

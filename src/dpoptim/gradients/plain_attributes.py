@@ -78,9 +78,7 @@ class PlainAttributes:
 
 
 def held_by(model: nn.Module) -> tuple[list[Holder], list[Any]]:
-    """The tensors and arrays that plain attributes hold, and the numbers and lengths, in the order
-    that they are found in.
-    """
+    """The tensors, arrays, numbers and lengths of plain attributes, as they are found."""
     holders: list[Holder] = []
     numbers: list[Any] = []
     modules = list(model.modules())
@@ -138,9 +136,7 @@ def parts_of(value: Any) -> Iterator[Any]:
 
 
 def version(holder: Holder) -> tuple[int, int]:
-    """What changes with most writes into a tensor: not with those through ``.data``, nor in
-    arrays.
-    """
+    """What changes with most writes into a tensor, but not through ``.data`` nor in arrays."""
     if is_transformed(holder):
         return 0, 0
     if isinstance(holder, Tensor):

@@ -1,5 +1,4 @@
-"""Weighted sums over records whose rounding error is bounded, so that clipping bounds what is
-really computed.
+"""Weighted sums over records with bounded rounding, so that clipping bounds what is computed.
 
 Clipping promises that one record moves the sum by at most C. Arithmetic in float32 breaks the
 promise: adding a record changes how every other record's term is rounded, and those errors grow
@@ -98,8 +97,7 @@ COMMON_FACTOR_ERROR = 42 * 2.0**-24  # that a mean gives up for each record: see
 
 
 def margin(dtype: torch.dtype, capacity: int, *, common_factor: bool = True) -> float:
-    """Share of the clip norm that is given up to rounding: by the theorem, and with a common
-    factor by what is said there.
+    """Share of the clip norm given up to rounding: by the theorem, or as said of common factors.
 
     Args:
         dtype: dtype of the gradients (float32 or float64).
@@ -152,17 +150,14 @@ def slices(groups: Groups) -> Iterator[list[slice]]:
 
 
 def side_by_side(g: Tensor, weights: Tensor) -> Tensor:
-    """Rows of g (R, p) times each of their weights (R, k): (R, k p). One product of it makes all k
-    sums.
-    """
+    """Rows of g (R, p) times each of their weights (R, k): (R, k p), for one product."""
     if weights.shape[1] == 1:
         return g * weights
     return (g[:, None] * weights[:, :, None]).contiguous().view(len(g), -1)
 
 
 def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> None:
-    """Add ``sum_r weights[j, r] * outer(g[r], a[r])`` to the j-th of ``sums``, as if of shape (p,
-    d).
+    """Add ``sum_r weights[j, r] * outer(g[r], a[r])`` to the j-th of ``sums``, shaped (p, d).
 
     Args:
         g, a: the gradients' dtype, shapes (R, p) and (R, d); finite.
@@ -181,8 +176,7 @@ def add_weighted_outer(sums: Sums, g: Tensor, a: Tensor, weights: Tensor, groups
 def populations(
     directions: Directions, weights: Tensor, groups: Groups
 ) -> Iterator[tuple[slice | Tensor, list[int], tuple[float, ...] | None]]:
-    """The rows of each block sorted by their direction: which rows, how many of each group, and
-    the direction; None: any.
+    """Each block's rows sorted by direction: which rows, how many a group, the direction or None.
 
     A direction is that of a row's own weights, so no row is sorted differently beside others.
     (What rows of different directions add is multiplied, and added up in float32, apart: errors as
@@ -220,9 +214,7 @@ def add_products(
     groups: Groups,
     direction: Sequence[float] | None = None,
 ) -> None:
-    """As `add_weighted_outer`; where a direction is given, the one row of weights holds for all
-    sums: see `Sums.add`.
-    """
+    """As `add_weighted_outer`; with a direction, one row of weights is for all: see `Sums.add`."""
     weights = weights.T.contiguous()
     narrow = None if g.dtype == torch.float64 else weights.to(g.dtype)
     start = 0
@@ -260,18 +252,14 @@ def add_products(
 
 
 def equal_groups(groups: Groups) -> int:
-    """Rows in leading blocks of full groups, as `consecutive_groups` makes them: one batched
-    product does them all.
-    """
+    """Rows in leading blocks of full groups, of `consecutive_groups`: one batched product."""
     full = [GROUP_ROWS] * BLOCK_GROUPS
     blocks = next((i for i, block in enumerate(groups) if list(block) != full), len(groups))
     return blocks * BLOCK_GROUPS * GROUP_ROWS
 
 
 def add_weighted_rows(sums: Sums, values: Tensor, weights: Tensor, groups: Groups) -> None:
-    """Add ``sum_r weights[j, r] * values[r]`` to the j-th of ``sums``: values of shape (R, N),
-    weights float64, (k, R).
-    """
+    """Add ``sum_r weights[j, r] * values[r]`` to the j-th sum: (R, N), and float64 (k, R)."""
     if values.stride(1) != 1 or values.stride(0) < values.shape[1]:
         # another layout has another kernel, and who is left out decides whether it is copied
         values = values.contiguous()

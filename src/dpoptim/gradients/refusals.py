@@ -13,8 +13,7 @@ Coupling = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNo
 
 
 def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = False) -> None:
-    """Refuse modules whose forward pass on this instance is not their class's, or whose weights
-    are computed by hooks.
+    """Refuse forward passes that are not the class's, and weights that hooks compute.
 
     Args:
         serve_containers: let pass what only calls layers, such as a model that another library

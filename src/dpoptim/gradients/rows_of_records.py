@@ -1,5 +1,4 @@
-"""Records of several rows: augmented views, a person's rows, the segments of a document. Clipped
-once.
+"""Records of several rows: augmented views, a person's rows, segments. Clipped once.
 
 Every layer sees rows and says what each row's gradients are made of. A record's gradient is the
 sum (or mean) over its own rows, so here, after all layer rules and before anything is measured,
@@ -38,9 +37,7 @@ class RowsOfRecords:
     reduction: Literal["mean", "sum"] = "mean"
 
     def whole_passes_only(self, partial_backward: bool) -> bool:
-        """``partial_backward``, refused where nothing would tell which rows of a part belong
-        together.
-        """
+        """Refuse ``partial_backward`` where nothing tells which rows of a part belong together."""
         if partial_backward and self.per_record > 1:
             raise ValueError(
                 "partial_backward=True is not for records of several rows. Fix: one backward pass "
@@ -64,8 +61,7 @@ class RowsOfRecords:
         )
 
     def of_records(self, rows: PerSampleGrad, count: int, present: Tensor | None) -> PerSampleGrad:
-        """The records' gradients, from those of all ``count`` rows of a pass: sums over each
-        record's own rows.
+        """The records' gradients from those of all ``count`` rows: sums over each record's own.
 
         Args:
             present: bool, shape (records, K): rows that are there. Others fill up a record that
@@ -86,8 +82,7 @@ ONE_ROW = RowsOfRecords()
 
 @singledispatch
 def sum_rows(rows: Any, count: int, K: int) -> PerSampleGrad:
-    """Gradients of count / K records of K consecutive rows each: the sums of their rows'
-    gradients.
+    """Gradients of count / K records of K consecutive rows each: sums of the rows' gradients.
 
     Any kind of per-sample gradients can be formed for rows; those that are known have a cheaper
     way.

@@ -1,6 +1,4 @@
-"""Gradients that are sums over positions: of a sequence, of time steps. Lazy, or their norms
-claimed first.
-"""
+"""Gradients that are sums over positions or time steps: lazy, or by ghost norms first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -74,9 +72,7 @@ class SequenceOuter(PerSampleGrad):
     _block: int = NORM_BLOCK
 
     def longest(self) -> Tensor | None:
-        """The squared norm of each record's longest ``g[i, t]``, where norms are ghost norms: Gram
-        products overflow with it.
-        """
+        """The squared norm of each record's longest ``g[i, t]``: Gram products overflow by it."""
         return self._longest
 
     @property
@@ -114,9 +110,7 @@ class SequenceOuter(PerSampleGrad):
         return self.form(records) if self._kept is None else self._kept[records]
 
     def form(self, part: slice, out: Tensor | None = None) -> Tensor:
-        """The gradients of some records, (b, entries): in the rows of ``out`` where given, on
-        64-byte boundaries.
-        """
+        """Gradients of some records, (b, entries), in ``out`` if given, on 64-byte boundaries."""
         room = None if out is None else self._as_matrices(out)
         both_narrow = self.g.dtype in NARROW and self.a.dtype == self.g.dtype
         as_they_are = both_narrow and multiplies_narrow(self.g.device, self.g.dtype)

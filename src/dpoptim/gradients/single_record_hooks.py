@@ -1,6 +1,4 @@
-"""Hooks for passes of single records: what autograd hands to the parameters is the record's
-gradient.
-"""
+"""Hooks for passes of single records: what autograd gives the parameters is the gradient."""
 
 from collections.abc import Callable
 from functools import partial

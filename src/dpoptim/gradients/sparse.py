@@ -17,17 +17,13 @@ BLOCK_ENTRIES = 1 << 20  # float64 entries added to a table at a time
 
 
 def add_to_table(sums: Sums, row: Tensor, values: Tensor, weights: Tensor) -> None:
-    """Add ``weights[j, m] * values[m]`` to row ``row[m]`` of the j-th table: (M,), (M, d) and (k,
-    M), float64.
-    """
+    """Add ``weights[j, m] * values[m]`` to row ``row[m]`` of table j: (M,), (M, d), (k, M)."""
     for total, each in zip(sums.settle(), weights, strict=True):
         total.view(-1, values.shape[1]).index_add_(0, row, values * each[:, None])
 
 
 def blocks(records: int, elements_per_record: int) -> Iterator[slice]:
-    """Cut ``records`` so that no block's temporary exceeds the memory cap (one record at
-    least).
-    """
+    """Cut ``records`` so that no block's temporary exceeds the memory cap (one at least)."""
     size = max(1, MEMORY_CAP // max(1, elements_per_record))
     for start in range(0, records, size):
         yield slice(start, min(start + size, records))
@@ -44,9 +40,7 @@ class TableGrad(PerSampleGrad):
 
     @abstractmethod
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(record, table row, gradient) of every lookup, some pairs twice: shapes (M,), (M,), (M,
-        d).
-        """
+        """(record, table row, gradient) of every lookup, maybe repeated: (M,), (M,), (M, d)."""
 
 
 @dataclass
@@ -103,8 +97,7 @@ class Rows(TableGrad):
 
 @dataclass(frozen=True)
 class Pairs(TableGrad):
-    """Gradients that touch few rows of a table: row ``row[m]`` of record ``record[m]`` receives
-    ``values[m]``.
+    """Gradients of few rows of a table: row ``row[m]`` of record ``record[m]`` gets ``values[m]``.
 
     record, row: shape (M,), no pair twice; values: shape (M, d), of ``records`` records.
     """

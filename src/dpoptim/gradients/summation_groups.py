@@ -1,6 +1,4 @@
-"""Groups in which the records of a batch are summed: one record's group says nothing of the
-others.
-"""
+"""Groups in which a batch's records are summed; one's group says nothing of the others."""
 
 import math
 
@@ -15,8 +13,7 @@ EXPECTED_GROUP = 104
 
 
 def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices]:
-    """Deal a batch into groups: each record's group is a coin of its own; within a group the order
-    stays.
+    """Deal a batch into groups by a coin for each record; in a group the order stays.
 
     Args:
         indices: the records of a batch, shape (B,).
@@ -38,9 +35,7 @@ def into_groups(coins: KeyStream, indices: Indices, groups: int) -> list[Indices
 
 
 def number_of_groups(expected_batch: float, physical_batch_size: int | None) -> int:
-    """Groups for a batch of this expected size, so that few outgrow what memory holds at once;
-    public numbers only.
-    """
+    """Groups for a batch of this expected size, so that few outgrow memory; public numbers only."""
     size = float(EXPECTED_GROUP)
     if physical_batch_size is not None:
         size = min(size, max(1.0, physical_batch_size - 2 * math.sqrt(physical_batch_size)))

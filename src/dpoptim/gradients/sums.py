@@ -8,8 +8,7 @@ from dpoptim.clipping import Directions
 
 
 class Sums:
-    """Sums in float64 of the same records, in as many ways as a clipping rule weighs them: k of
-    them, mostly one.
+    """Sums in float64 of the same records, one for each way a clipping rule weighs them (k).
 
     The first term is written, not added: what the memory held before does not matter.
 
@@ -34,8 +33,7 @@ class Sums:
         return self.totals
 
     def add(self, terms: Tensor, direction: Sequence[float] | None = None) -> None:
-        """Add a term to each: any float dtype, any shape with k times as many entries, the first
-        sum's first.
+        """Add a term to each: any float dtype, k times as many entries, the first sum's first.
 
         Args:
             direction: where given there is one term, which is added to every sum as many times.

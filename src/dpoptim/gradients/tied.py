@@ -1,6 +1,4 @@
-"""Per-sample gradients of a parameter with several uses in a pass (tied weights), cross terms
-included.
-"""
+"""Per-sample gradients of a parameter used several times (tied weights), cross terms included."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -64,8 +62,7 @@ def join_tables(tables: Sequence[TableGrad], records: int) -> Rows | Pairs:
 
 @dataclass
 class TiedHead(SequenceOuter):
-    """A table that is looked up in and also multiplied by: the embedding and the output layer of a
-    language model.
+    """A table looked up in and multiplied by: a language model's embedding and output layer.
 
     The head's gradients are formed as ever (or their norms claimed); those of the looked-up rows
     are added in place.

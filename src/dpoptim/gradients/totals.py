@@ -1,6 +1,4 @@
-"""Where the sums of a step live: one float64 vector a device and sum, in which every parameter has
-a place.
-"""
+"""Where a step's sums live: a float64 vector a device and sum, with a place a parameter."""
 
 from collections.abc import Callable, Sequence
 
@@ -74,18 +72,14 @@ class Totals:
             sums.restart()
 
     def take(self) -> list[list[Tensor]]:
-        """All sums, and a fresh start: of each sum, one flat float64 vector for each device. See
-        `Engine.take`.
-        """
+        """All sums, a flat float64 vector a device each, and a fresh start. See `Engine.take`."""
         for sums in self.sums:
             sums.settle()
             sums.restart()
         return self._buffers
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
-        """Write what was released of one of `take`'s sums into ``.grad``, divided and rounded to
-        the parameters' dtype.
-        """
+        """Write one released sum of `take` into ``.grad``, divided and rounded to its dtype."""
         with torch.no_grad():
             for p, total in zip(self._parameters, self.split(released), strict=True):
                 p.grad = mean_of(total, divisor, p.dtype)
@@ -100,15 +94,11 @@ class Totals:
         return [next(views[p.device]).view(p.shape) for p in self._parameters]
 
     def own_views(self, taken: list[Tensor]) -> list[Tensor]:
-        """Flat views of one of the sums that `take` returned, one for each parameter: its entries
-        in this process.
-        """
+        """Flat views of one of `take`'s sums, one a parameter: its entries in this process."""
         return [view.view(-1) for view in self.split(taken)]
 
     def by_unit(self, units: Units, taken: list[Tensor]) -> list[list[Tensor]]:
-        """Views of one of the sums that `take` returned, flat: what is in this process of each
-        unit.
-        """
+        """Flat views of one of `take`'s sums: what is in this process of each unit."""
         if len(set(units.of)) == 1:
             return [taken]
         views: dict[str, list[Tensor]] = {}

@@ -46,9 +46,7 @@ class TrainedParameters:
         self._of_module: dict[nn.Module, dict[str, int]] = {}
 
     def places_of(self, module: nn.Module) -> dict[str, int]:
-        """Where a module's parameters stand, by their names in it. They stay the same while the
-        model is attached.
-        """
+        """The names of a module's parameters in it; they stay the same while it is attached."""
         places = self._of_module.get(module)
         if places is None:
             named = module.named_parameters(remove_duplicate=False)
@@ -58,9 +56,7 @@ class TrainedParameters:
 
 
 def trained(model: nn.Module, tied: Collection[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
-    """A model's parameters that require a gradient and stand for themselves; refuses dtypes whose
-    rounding is not known.
-    """
+    """A model's trainable parameters that stand for themselves, of dtypes with known rounding."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in tied]
     if not named:
         raise ValueError(

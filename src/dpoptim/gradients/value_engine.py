@@ -64,8 +64,7 @@ class _Forward:
 
 
 class ValueEngine(Engine):
-    """Sums gradients that are bounded before they are computed; for the nets of `feed_forward`
-    alone.
+    """Sums gradients bounded before they are computed, for the nets of `feed_forward` alone.
 
     Args:
         model: see `layers_of`.
@@ -137,8 +136,7 @@ class ValueEngine(Engine):
         handed_over: HandedOver = "vector",
         total_weight: float | None = None,
     ) -> None:
-        """Add the bounded gradients of one loss for each delivered row, shape (rows,), of the
-        model's last output.
+        """Add the bounded gradients of a loss per delivered row, (rows,), of the last output.
 
         Raises:
             PrivacyError: these are other losses.
@@ -229,9 +227,7 @@ class ValueEngine(Engine):
     def _squared_bounds(
         self, slopes: Tensor, losses: Tensor, forward: "_Forward", norms: list[float]
     ) -> Tensor:
-        """Bounds on the squared norms of the rows' gradients: float64, shape (rows,); infinite for
-        rows that count as zero.
-        """
+        """Bounds on the rows' squared gradient norms: float64, (rows,); infinite: count as zero."""
         measured = row_squared_norms(slopes, block=LONG_BLOCK).sqrt()
         inputs = forward.squared
         if self._paper:
@@ -249,9 +245,7 @@ class ValueEngine(Engine):
     def _add_layer(
         self, linear: nn.Linear, gradient: Tensor, h: Tensor, counted: Tensor, groups: Groups
     ) -> None:
-        """Add what the rows of a layer's output gradient, (B, outputs), and input make of its
-        parameters' sums.
-        """
+        """Add a layer's part to its sums, from its input and output gradient (B, outputs)."""
         gradient, h = gradient.contiguous(), h.detach().contiguous()
         if (place := self.places.get(id(linear.weight))) is not None:
             add_weighted_outer(self._sums[place], gradient, h, counted, groups)
@@ -300,9 +294,7 @@ class ValueEngine(Engine):
         return h
 
     def see_output_of(self, output: Tensor) -> None:
-        """Keep the place of a linear layer's output in the graph, whatever is done to it in place
-        afterwards.
-        """
+        """Keep the graph's place of a linear layer's output, whatever is done in place later."""
         self._edges.append(get_gradient_edge(output) if output.requires_grad else None)
 
     def _row_norms(self, h: Tensor) -> Tensor:

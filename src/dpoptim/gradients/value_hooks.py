@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 
 class EngineHook:
-    """Tells the engine what a layer is given, and what the model returns. Holds it weakly, so that
-    no copy of the model carries its sums.
+    """Tells the engine layers' inputs and the model's output; weakly, so that no copy has its sums.
 
     Args:
         place: of the linear layer; or the ``"start"`` or ``"end"`` of the model.

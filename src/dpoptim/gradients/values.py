@@ -1,6 +1,4 @@
-"""Whether tensors still hold the values they held. ``_version`` does not see who writes through
-``.data``; this does.
-"""
+"""Whether tensors hold what they held; ``_version`` misses writes through ``.data``."""
 
 import hashlib
 import pickle
@@ -77,9 +75,7 @@ class Values:
 
     @torch.no_grad()
     def changed(self) -> str | None:
-        """The name of a tensor that holds something else than noted, or lies elsewhere; None if
-        none does.
-        """
+        """The name of a tensor that holds something else than noted, or lies elsewhere; or None."""
         assert self._addresses is not None
         for (name, tensor), noted in zip(self.tensors, self._addresses, strict=True):
             if address(tensor) != noted:
@@ -128,9 +124,7 @@ def address(tensor: Tensor) -> int:
 
 
 def bytes_of(tensor: Tensor) -> Tensor | None:
-    """A tensor's memory in this process as bytes, without a copy; None where it is not one dense
-    piece.
-    """
+    """A tensor's memory in this process as bytes, uncopied; None if it is not dense."""
     flat = local_part(tensor.detach())
     if flat.layout != torch.strided or flat.is_quantized or flat.is_meta:
         return None

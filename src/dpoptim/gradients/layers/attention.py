@@ -1,6 +1,4 @@
-"""nn.MultiheadAttention, which uses its weights functionally: the module as a whole, with its
-projections under hooks.
-"""
+"""nn.MultiheadAttention, which uses weights functionally, as a whole: projections under hooks."""
 
 import math
 from collections.abc import Mapping
@@ -35,9 +33,7 @@ ARGUMENTS = (
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether the module is torch's attention, with the forward pass and the parameters that it
-    has.
-    """
+    """Whether the module is torch's attention, with the forward pass and parameters it has."""
     if (
         not isinstance(module, nn.MultiheadAttention)
         or type(module).forward is not nn.MultiheadAttention.forward
@@ -49,9 +45,7 @@ def is_attention(module: nn.Module) -> bool:
 
 
 class AttentionLayer:
-    """Runs ``nn.MultiheadAttention`` with all its options. Takes the arguments of its
-    ``forward``.
-    """
+    """Runs ``nn.MultiheadAttention`` with the arguments of its ``forward``, all options too."""
 
     hooks_children = False
 
@@ -191,9 +185,7 @@ class AttentionLayer:
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, given: Mapping[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        """Softmax attention of projected queries (B, L, E), keys and values (B, S, E), and its
-        weights if wanted.
-        """
+        """Softmax attention of queries (B, L, E), keys, values (B, S, E); its weights if wanted."""
         module, wants_weights = self.module, given.get("need_weights", True)
         k, v = self._append(k, "bias_k"), self._append(v, "bias_v")
         q, k, v = (x.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for x in (q, k, v))

@@ -1,6 +1,4 @@
-"""Modules that use parameters of their own: with every parameter shared among the records (see
-`shared`).
-"""
+"""Modules that use parameters of their own, which all records share (see `shared`)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +14,7 @@ from dpoptim.torch_internals import pytree
 
 
 def for_records(x: Any, rows: int | None) -> Any:
-    """``x``, or one row per record where it is a shared parameter that a hooked layer is applied
-    to.
-    """
+    """``x``, or a row per record of a shared parameter that a hooked layer is applied to."""
     if not isinstance(x, SharedParameter):
         return x
     count = x.shape[0] if x.rows_are_equal else rows
@@ -28,8 +24,7 @@ def for_records(x: Any, rows: int | None) -> Any:
 
 
 class BareParameters:
-    """Runs a module that uses parameters of its own, which are shared among the records of its
-    input.
+    """Runs a module with parameters of its own, shared among the records of its input.
 
     Args:
         sees_records: whether its input has records; else it is made of constants, and what comes

@@ -1,6 +1,4 @@
-"""nn.Conv1d, nn.Conv2d and nn.Conv3d: each record's weight gradient, formed for many records at
-once.
-"""
+"""nn.Conv1d, nn.Conv2d, nn.Conv3d: records' weight gradients, many records at once."""
 
 import math
 from collections.abc import Mapping
@@ -107,8 +105,7 @@ class ConvolutionRule:
 
 
 def batch_invariant_in_groups(module: Convolution, x: Tensor) -> bool:
-    """Whether grouped convolutions round each group alike: oneDNN's kernels do, others multiply
-    matrices where they lie.
+    """Whether grouped convolutions round each group the same: oneDNN's kernels do, others do not.
 
     Convolutions of a single place are matrix products anyway; so are some of three axes (up to 78
     clip norms), and all in float64 (up to 37).
@@ -118,8 +115,7 @@ def batch_invariant_in_groups(module: Convolution, x: Tensor) -> bool:
 
 
 def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:
-    """The records' weight gradients as those of convolutions that have every record in groups of
-    its own.
+    """The records' weight gradients by convolutions with every record in groups of its own.
 
     Always as many records at once, by public numbers, zeros making up the number: the kernel, and
     so its rounding, must not depend on how many others there are.
@@ -139,9 +135,7 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, mos
 
 
 def together(entries: int, most: int) -> int:
-    """How many records are convolved at once, of as many entries, in passes of at most
-    ``most``.
-    """
+    """How many records of as many entries are convolved at once, in passes of ``most`` at most."""
     return power_of_two(min(max(AT_LEAST, most // PIECES), AT_MOST, TOGETHER_ENTRIES // entries))
 
 
@@ -176,8 +170,7 @@ def grouped_weight_gradient(module: Convolution, x: Tensor, g: Tensor) -> Tensor
 
 
 def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
-    """As `grouped_weight_gradient`, for inputs of one channel: output gradients slid over their
-    own record, as kernels.
+    """As `grouped_weight_gradient`, for one input channel: output gradients slid over records.
 
     For speed alone: steps of networks whose first layer dominates take 5 to 25 % less; with more
     channels it is slower. It rounds a record as `formed_by_groups` says, alike in any place, with 1
@@ -199,9 +192,7 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
 
 
 def formed_by_patches(module: Convolution, x: Tensor, g: Tensor, part: slice, most: int) -> Tensor:
-    """The records' weight gradients as products of output gradients and unfolded patches, each
-    record's in the same way.
-    """
+    """The records' weight gradients as products of output gradients and unfolded patches."""
     x, g = widened([x[part], g[part]])
     # (b, T, p), (b, T, G * features)
     left, right = g.flatten(2).transpose(1, 2), patches(x, module)

@@ -1,6 +1,4 @@
-"""One row per record of what all records share, and the way back: from each row's gradient to the
-parameters' own.
-"""
+"""One row per record of what all records share, and the way back to the parameters' gradients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,9 +26,7 @@ Values = dict[int, Tensor]  # by id: parameters, and what was made of them so fa
 
 
 def places_of(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-    """A module's own trainable parameters and those in its lists and dictionaries of parameters:
-    who holds them, as what.
-    """
+    """The holder and name of a module's trainable parameters, those in lists and dicts too."""
     containers = [
         child
         for child in module.children()
@@ -65,9 +61,7 @@ class Owner:
         self._holders: dict[tuple[int, ...], nn.Module] = {}
 
     def records_on(self, axis: int) -> int | None:
-        """How many records a first axis of this length has; None: it is another, or what looks
-        like data is none.
-        """
+        """How many records a first axis of this length has; None: it is none of records."""
         if self.rows is None or axis == self.rows:
             return axis
         if self.windows and self.rows and axis % self.rows == 0:
@@ -90,9 +84,7 @@ class Owner:
     def layer(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[LayerRule, nn.Module, Tensor] | None:
-        """Rule, stand-in and input of the layer that a function call amounts to; the same stand-in
-        every time.
-        """
+        """Rule, stand-in (always the same) and input of the layer that a call amounts to."""
         found = layer_of(name, args, kwargs)
         if found is None:
             return None
@@ -173,9 +165,7 @@ def pull_back(
     values: Sequence[Tensor],
     g: Tensor,
 ) -> dict[str, PerSampleGrad]:
-    """Per-record gradients of the parameters, from those of what was made of them: ``g`` of shape
-    (B, ...).
-    """
+    """Per-record gradients of parameters from those of what they became: ``g`` (B, ...)."""
     if isinstance(make, Parameter):
         return {"0": Dense(g.reshape(len(g), -1))}
 

@@ -1,6 +1,4 @@
-"""Linear layers that do not train, as under low-rank adapters: not under hooks, but multiplied as
-fast as others.
-"""
+"""Linear layers that do not train, as under low-rank adapters: no hooks, but fast products."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +12,7 @@ from dpoptim.gradients.multiplication import linear_of_constants, onednn_multipl
 
 
 def faster_forward(module: nn.Module) -> Callable[..., Tensor] | None:
-    """A forward pass that takes the place of a frozen module's own; None where nothing would be
-    gained.
-    """
+    """A faster forward pass for a frozen module; None where nothing would be gained."""
     transposed = is_transposed_linear(module)
     if not transposed and not (
         isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward

@@ -1,5 +1,4 @@
-"""Functions that do what a layer does, applied to bare parameters: ``F.linear(x, self.weight)`` in
-a layer of one's own.
+"""Layers as functions of bare parameters: ``F.linear(x, self.weight)`` in a layer of one's own.
 
 Each finds the layer's rule and a stand-in for the layer, which holds the very same parameters.
 """

@@ -1,5 +1,4 @@
-"""Layers of Hugging Face transformers that have a rule, known by name: the library itself is never
-imported.
+"""Layers of Hugging Face transformers that have a rule, by name: nothing is imported.
 
 Their RMSNorms need none: they scale normalised data by a bare parameter (see `shared`).
 """
@@ -17,9 +16,7 @@ from dpoptim.gradients.sequence_outer import positions
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """Whether the module is the linear layer of GPT-2, which is called Conv1D and keeps its weight
-    as (in, out).
-    """
+    """Whether the module is GPT-2's linear layer, called Conv1D, its weight kept as (in, out)."""
     kind = type(module)
     return (kind.__module__, kind.__qualname__) == ("transformers.pytorch_utils", "Conv1D")
 

@@ -1,6 +1,4 @@
-"""A run of LSTM steps with few operations to a step: what depends on one step only is computed for
-all steps at once.
-"""
+"""LSTM steps with few operations each: what depends on one step is computed for all at once."""
 
 from typing import Any
 
@@ -12,9 +10,7 @@ from dpoptim.gradients.multiplication import linear
 
 
 def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
-    """What came before each step: x (B, T, H) one step later, with ``start`` (B, H) before the
-    first.
-    """
+    """The value before each step: x (B, T, H) one step later, ``start`` (B, H) before the first."""
     pieces = [x[:, 1:], start[:, None]] if reverse else [start[:, None], x[:, :-1]]
     return torch.cat(pieces, 1)
 

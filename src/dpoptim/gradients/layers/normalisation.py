@@ -1,6 +1,4 @@
-"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: records are normalised one by one, so gradients are
-sums over positions.
-"""
+"""LayerNorm, RMSNorm, GroupNorm, InstanceNorm: gradients are sums over a record's positions."""
 
 from collections.abc import Mapping
 
@@ -118,9 +116,7 @@ class RMSNormRule:
 
 
 def groups_of(module: nn.Module) -> int:
-    """Groups of channels that are normalised together; InstanceNorm takes each channel by
-    itself.
-    """
+    """Groups of channels that are normalised together; one channel each in InstanceNorm."""
     assert isinstance(module, nn.GroupNorm | InstanceNorm)
     return module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
 

@@ -1,6 +1,4 @@
-"""Layers whose parameters a model also reads outside of their forward passes: a table of relative
-positions, a tied head.
-"""
+"""Layers whose parameters are also read outside of their forward passes, such as a tied head."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,8 +16,7 @@ class OutsideUseError(PrivacyError):
 
 
 class ReadOutside:
-    """Gives the model such parameters as `SharedParameter` while its forward pass runs, and the
-    layers that own them the parameters themselves.
+    """Gives the model such parameters as `SharedParameter`, and their layers the real ones.
 
     Args:
         layers: with their names.

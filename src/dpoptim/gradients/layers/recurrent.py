@@ -1,5 +1,4 @@
-"""nn.LSTM, nn.GRU and nn.RNN: step by step with detached weights; the hooks see the gradients of
-all steps at once.
+"""nn.LSTM, nn.GRU and nn.RNN, step by step with detached weights; hooks see all steps at once.
 
 Every weight of a recurrent layer is a linear map that is used in each step. Its per-record
 gradient is the sum over steps of (gradient of the map's output) x (its input), so it needs one tap
@@ -31,9 +30,7 @@ KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Whether the module is one of torch's recurrent layers, with the forward pass and the
-    parameters that these have.
-    """
+    """Whether the module is torch's recurrent layer, with its forward pass and parameters."""
     kind = next((kind for kind in KINDS if isinstance(module, kind)), None)
     return kind is not None and type(module).forward is kind.forward and not list(module.children())
 
@@ -155,9 +152,7 @@ class Direction:
 
 
 class Steps:
-    """What the weights of a recurrence were applied to, step by step: known when the forward pass
-    is over.
-    """
+    """What a recurrence's weights were applied to, known when the forward pass is over."""
 
     def __init__(self, start: Tensor, reverse: bool) -> None:
         self.start, self.reverse = start, reverse
@@ -197,9 +192,7 @@ def gru_step(from_input: Tensor, from_hidden: Tensor, h: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sequence:
-    """The input of a recurrent layer, records first and padded to one length, and the way back to
-    its own layout.
-    """
+    """A recurrent layer's input, records first, padded to one length; and the way back."""
 
     x: Tensor  # (B, T, d)
     valid: Tensor | None  # (B, T); None: every step of every record exists
@@ -231,9 +224,7 @@ def sequence(x: Any, batch_first: bool, label: str) -> Sequence:
 
 
 class RecurrentLayer:
-    """Runs one of torch's recurrent layers; packed sequences, projections, both directions and
-    dropout included.
-    """
+    """Runs torch's recurrent layers: packed sequences, projections, directions, dropout too."""
 
     hooks_children = False
 

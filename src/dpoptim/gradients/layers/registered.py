@@ -1,6 +1,4 @@
-"""Layer rules from outside: a function that gives the per-sample gradients of one kind of
-layer.
-"""
+"""Layer rules from outside: functions that give one kind of layer's per-sample gradients."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,8 +21,7 @@ REGISTERED: dict[type[nn.Module], Rule] = {}
 
 
 def register_layer_rule(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register a function that gives the per-sample gradients of a kind of layer, for all
-    trainings in this process.
+    """Register, for this process, a function for the per-sample gradients of a kind of layer.
 
     Without a rule, a layer is vectorised by ``vmap`` with a row of its parameters for each record,
     which is right but slow. Use as a decorator::
@@ -99,9 +96,7 @@ def register_layer_rule(kind: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 
 def registered_rule(module: nn.Module) -> Rule | None:
-    """The rule of a layer's class, or of the nearest of its bases whose forward pass it has
-    kept.
-    """
+    """The rule of a layer's class, or of its nearest base whose forward pass it has kept."""
     for kind in type(module).__mro__:
         if kind in REGISTERED and type(module).forward is kind.forward:
             return REGISTERED[kind]

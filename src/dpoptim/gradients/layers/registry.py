@@ -1,6 +1,4 @@
-"""Which layers have a rule of their own. Everything else with parameters is vectorised by
-``vmap``.
-"""
+"""Which layers have a rule; everything else with parameters is vectorised by ``vmap``."""
 
 from collections.abc import Callable, Sequence
 
@@ -79,9 +77,7 @@ def runner_for(
     *,
     windows: bool = False,
 ) -> Runner | None:
-    """What runs a module that has no rule; None where all parameters are in children that can be
-    hooked. ``windows``: see `Isolation`.
-    """
+    """Runs a module without a rule; None: its children hold all. ``windows``: `Isolation`."""
     if is_parametrized(module):
         # its weights are computed by modules inside it
         return VmapLayer(recorder, module, label, trainable)

@@ -1,6 +1,4 @@
-"""What the hooks need to know about a layer: its forward pass, its input's gradient, its
-parameters' gradients.
-"""
+"""What hooks need to know of a layer: forward pass, its input's and parameters' gradients."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,9 +9,7 @@ from dpoptim.gradients.per_sample_grads import PerSampleGrad
 
 
 class LayerRule(Protocol):
-    """How a layer with one input and one output has its per-sample gradients taken. Stateless: one
-    instance serves all.
-    """
+    """Per-sample gradients of a layer with one input and one output. Stateless: one serves all."""
 
     @property
     def narrow(self) -> bool:
@@ -22,9 +18,7 @@ class LayerRule(Protocol):
 
     @property
     def at_once(self) -> bool:
-        """Whether per-sample gradients are made in the backward pass: they take less memory than
-        what they are made of.
-        """
+        """Whether the backward pass makes per-sample gradients, smaller than their ingredients."""
         ...
 
     @property
@@ -38,8 +32,7 @@ class LayerRule(Protocol):
         ...
 
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        """Bring the input to the form that `forward` takes, by differentiable operations; refuse
-        unbatched input.
+        """Bring the input to the form that `forward` takes, differentiably; refuse unbatched input.
 
         Args:
             rows: records in the model's current input, where known.

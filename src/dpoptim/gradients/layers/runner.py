@@ -1,6 +1,4 @@
-"""What takes the place of a whole module's forward pass, where one input and one output are not
-enough.
-"""
+"""Stand-ins for whole forward passes, where one input and one output are not enough."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,16 +29,12 @@ class Runner(Protocol):
     hooks_children: bool
 
     def __call__(self, rows: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the module on the caller's arguments; ``rows``: records in the model's current
-        input, where known.
-        """
+        """Run the module on the caller's arguments; ``rows``: records in its input, or None."""
         ...
 
 
 def holder(parameters: Mapping[str, Tensor | None]) -> nn.Module:
-    """A module that owns just these parameters: for entries in the recorder that are about some of
-    a module's parameters.
-    """
+    """A module that owns just these parameters: for what is recorded of some of a module's."""
     module = nn.Module()
     for name, parameter in parameters.items():
         if isinstance(parameter, nn.Parameter):
@@ -74,9 +68,7 @@ def tap(use: Use, z: Tensor, *saved: Tensor) -> Tensor:
 
 
 class Tap(torch.autograd.Function):
-    """The identity. Inputs: use, z, how many tensors to save, these, and the parameters (for the
-    graph's edges).
-    """
+    """The identity; inputs: use, z, number of tensors to save, these, parameters (graph edges)."""
 
     @staticmethod
     def forward(ctx: Any, use: Use, z: Tensor, count: int, *tensors: Tensor) -> Tensor:

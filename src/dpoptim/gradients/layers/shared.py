@@ -1,5 +1,4 @@
-"""Parameters that a module uses in its own forward pass: class tokens, position embeddings,
-scales.
+"""Parameters used in a module's own forward pass: class tokens, position embeddings, scales.
 
 While the forward pass of their owner runs, such parameters are replaced by `SharedParameter`, a
 tensor that looks at every operation it takes part in:
@@ -139,9 +138,7 @@ class SharedParameter(torch.Tensor):
             return self.detach().as_subclass(Tensor)
 
     def fits(self, rows: int, axes: int) -> bool:
-        """Whether its first axis tells which of so many rows of data is whose, among tensors of
-        so many axes.
-        """
+        """Whether its first axis tells which of so many rows is whose, among so many axes."""
         if self.dim() != axes:
             return self.dim() < axes
         if self.shape[0] == 1:
@@ -242,9 +239,7 @@ class Operation:
         return self.func(*args, **kwargs)
 
     def _joint_shape(self, axes: int) -> torch.Size:
-        """What all operands are broadcast to, records first; a constant with an axis before the
-        records' is left to autograd.
-        """
+        """The operands' joint shape, records first; None: constants have an axis before them."""
         joint = torch.broadcast_shapes(*(t.shape for t in self.leaves))
         if len(joint) == axes:
             return joint
@@ -276,9 +271,7 @@ class Operation:
         return pytree.tree_leaves(self.func(*args, **kwargs))
 
     def _copies(self, result: Tensor) -> int:
-        """How many equal runs of rows, one after the other, a result has; 0 where the operation
-        does not tell.
-        """
+        """How many equal runs of rows a result has, one after the other; 0: unknown."""
         first = self.shared[0]
         if not result.dim():
             return 0

@@ -1,5 +1,4 @@
-"""Operations in which it is plain how many rows data have, and which of them meet what of a shared
-parameter.
+"""Operations whose arguments tell how many rows data have, and which meet a shared parameter.
 
 Each function is given an operation's name and arguments, the shared tensors among them (see
 `shared`), and the data. It returns how long the records' axis is, the first one; None where the

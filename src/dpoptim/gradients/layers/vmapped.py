@@ -1,5 +1,4 @@
-"""Modules that are vectorised as a whole: one call for all records, with a row of the parameters
-for each of them.
+"""Modules vectorised as a whole: one call for all records, a row of the parameters for each.
 
 The module's parameters are expanded to one row a record, and ``vmap`` runs its forward pass over
 rows and records. A record cannot reach another one's numbers there, so the gradient of row i is
@@ -51,9 +50,7 @@ def as_they_are() -> Iterator[None]:
 
 
 class OwnForwardOf(nn.Module):
-    """Calls a module's own forward pass, so that ``functional_call`` can put other parameters in
-    its place.
-    """
+    """Calls a module's own forward pass, so that ``functional_call`` can replace parameters."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -65,9 +62,7 @@ class OwnForwardOf(nn.Module):
 
 
 class OneRowARecord(torch.autograd.Function):
-    """Parameters as one row for each record. Inputs: recorder, label, who holds the parameters,
-    records, parameters.
-    """
+    """Parameters as a row for each record; inputs: recorder, label, holder, records, parameters."""
 
     @staticmethod
     def forward(
@@ -97,9 +92,7 @@ class OneRowARecord(torch.autograd.Function):
 
 
 class PaddingByHand(TorchFunctionMode):
-    """Embeddings whose padding has no gradient: ``vmap`` over tables leaves the padding out of
-    account.
-    """
+    """Embeddings whose padding has no gradient, which ``vmap`` over tables does not heed."""
 
     def __torch_function__(
         self,
@@ -284,7 +277,5 @@ def fill(
 
 
 def plain(value: Any) -> Any:
-    """A result that is no tensor; None where it might hold tensors, which mean nothing outside of
-    ``vmap``.
-    """
+    """A result that is no tensor; None if it might hold tensors, which ``vmap`` makes void."""
     return value if isinstance(value, PLAIN) else None
