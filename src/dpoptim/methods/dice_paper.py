@@ -26,9 +26,7 @@ REFUTED = "unproven (counterexample known)"
 
 @dataclass(frozen=True)
 class PublishedSplit:
-    """The published automatic version's two factors: C1 / (|g| + gamma), and 1 minus that, which
-    no bound limits.
-    """
+    """The published automatic factors: C1 / (|g| + gamma), and 1 minus that, without a bound."""
 
     norm: float
 
@@ -40,9 +38,7 @@ class PublishedSplit:
         return Units.one(self, layers)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """Shape (2, B); see `Clipping.factors`. The second factor is below zero for short
-        gradients.
-        """
+        """Shape (2, B), see `Clipping.factors`; the second is negative for short gradients."""
         kept = self.norm * (1 - margin) / (squared_norms.sqrt() + AUTOMATIC_GAMMA)
         countable = kept >= SMALLEST_FACTOR
         return torch.stack(
@@ -72,8 +68,7 @@ def product_of_epsilon_and_noise(
 
 @dataclass(frozen=True)
 class PublishedNoise(StepMechanism):
-    """The noise of the paper's theorems. **No guarantee**: its claim is false, and `event` is what
-    is certain nevertheless.
+    """The noise of the paper's theorems. **No guarantee**: its claim is false; `event` is sure.
 
     Args:
         clip, feedback: C1 and C2.

@@ -1,5 +1,4 @@
-"""DP-SGD: clip every record's gradient, sum, add noise, divide by the expected batch size (Abadi
-et al. 2016).
+"""DP-SGD: clip each record's gradient, sum, add noise, divide (Abadi et al. 2016).
 
 Das et al. Alg. 1, Fang et al. Alg. 1 and Zhang et al. Alg. 1 are this algorithm with the 1/B in
 three places.
@@ -19,8 +18,7 @@ from dpoptim.sampling.truncated_poisson import largest_batch_of
 
 @dataclass(frozen=True)
 class DPSGD(TrainingMethod):
-    """Differentially private SGD; Adam and all other first-order optimizers are post-processing of
-    its noisy mean.
+    """Differentially private SGD; optimizers such as Adam post-process its noisy mean.
 
     Args:
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a

@@ -116,9 +116,7 @@ def run_sensitivity(
 
 
 def squared_shifts(a: float, rho: float, b: float, participations: int, steps: int) -> float:
-    """S^2 of the theorem for a stretch of ``steps`` steps that starts with e = 0; rho > 0 and
-    finite.
-    """
+    """S^2 of the theorem for ``steps`` steps that start with e = 0; rho > 0 and finite."""
     k = participations
     leak = min((k * rho) ** 2, 2 * b * k * rho, (steps - 1) * (2 * b) ** 2)
     rising = min(k - 1, math.floor(2 * b / rho))  # participations before which 2 b does not bind
@@ -190,8 +188,7 @@ class HiddenStateNoise(StepMechanism):
 
 
 class ErrorFeedback:
-    """The hidden state e of one run: what clipping took off and has not been fed back yet.
-    Private.
+    """The private state e of a run: what clipping took off and has not been fed back yet.
 
     Args:
         feedback: b, the most that it adds to one sum, in Euclidean norm.
@@ -220,8 +217,7 @@ class ErrorFeedback:
         self._norm, self._units = peers.norm, by_unit
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
-        """Add the fed-back part to the clipped sum, in place. The state stays as it is until
-        `released`.
+        """Add the fed-back part to the clipped sum, in place; the state stays until `released`.
 
         **Guarantee.** The theorem of this module, if a record moves the first sum by at most C1
         and the second by at most R - C1, in parallel, and if `released` follows every release,
@@ -244,9 +240,7 @@ class ErrorFeedback:
         return clipped
 
     def released(self, sums: list[list[Tensor]]) -> None:
-        """The sum of the last `query` is out: take what it fed back off the state, and the
-        residual sum into it.
-        """
+        """Update the state after `query`'s release: less what was fed back, plus the residual."""
         assert self._error is not None
         for unit, rests, share in zip(
             self._units(self._error), self._units(sums[1]), self._fed, strict=True
@@ -286,8 +280,7 @@ class ErrorFeedback:
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """Euclidean norm of float64 tensors taken together, to 2^-40 of its value for up to 2^36
-    entries.
+    """Euclidean norm of float64 tensors together, to 2^-40 of it for up to 2^36 entries.
 
     However a backend adds blocks of 4,096 squares; blocks are added exactly.
     """

@@ -1,5 +1,4 @@
-"""A low quantile of numbers that records have one each of, such as Lipschitz constants: for a clip
-norm below most of them.
+"""A low quantile of one number a record, such as Lipschitz constants: for a clip norm.
 
 Das et al. 2023 report the noisy smallest constant, adding noise to each record's own; which record
 won, and what it holds, would then be public. Here the candidates are public numbers, and the

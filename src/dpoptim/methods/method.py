@@ -1,6 +1,4 @@
-"""A training method: the composition of a sampler, clipping, a mechanism and what a run must
-remember.
-"""
+"""A training method: a sampler, clipping, a mechanism and what a run must remember."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -61,9 +59,7 @@ class TrainingMethod(KnowsOpacus, ABC):
         return Clipping(clip_norm, self.clipping)
 
     def sensitive_state(self, plan: Plan) -> SensitiveState | None:
-        """Return a fresh state for one run; None if a step's clipped sum is all that is
-        released.
-        """
+        """Return a fresh state for one run; None if each step's clipped sum is all."""
         return None
 
     def method_assumptions(self) -> tuple[Assumption, ...]:
@@ -94,9 +90,7 @@ class TrainingMethod(KnowsOpacus, ABC):
 
     @property
     def norm_bound(self) -> float:
-        """The bound on a record's own part of what a step releases: where the clip norm moves,
-        sums are divided by it.
-        """
+        """The bound on a record's part of a release; moving clip norms divide sums by theirs."""
         return self.rule.norm if self.policy is None else 1.0
 
     def settled(
@@ -110,9 +104,7 @@ class TrainingMethod(KnowsOpacus, ABC):
         delta: float | None,
         neighboring: str | NeighboringRelation | None,
     ) -> "TrainingMethod":
-        """Return the method with what was left open chosen for the plan, by its public numbers;
-        see `plan`.
-        """
+        """Return the method with open choices made by the plan's public numbers; see `plan`."""
         return self
 
     def variants(self, n: int, batch_size: int) -> tuple["TrainingMethod", ...]:

@@ -16,8 +16,7 @@ from dpoptim.opacus_words import KnowsOpacus
 
 @dataclass(frozen=True)
 class PlannedClipNorm(KnowsOpacus):
-    """Clip norms for equal stretches of the run: (1, 0.5) clips to 1 in the first half, then to
-    0.5.
+    """Clip norms for equal stretches of the run: (1, 0.5) halves it in the second half.
 
     What a step releases is divided by its clip norm first, so the run costs what it costs with
     one.

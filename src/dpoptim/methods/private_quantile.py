@@ -1,5 +1,4 @@
-"""A clip norm that the run finds by itself: a quantile of the records' gradient norms, paid from
-the run's own budget.
+"""A clip norm that the run finds: a quantile of gradient norms, paid from its own budget.
 
 Every step of the run is one Gaussian query of noise multiplier z on a sum to which one record adds
 a vector of norm at most 1. What the vector holds may be decided from what earlier steps released,
@@ -83,8 +82,7 @@ class PrivateQuantile(KnowsOpacus):
 
     @classmethod
     def monitor(cls, clip_norm: float, share: float = 0.01) -> "PrivateQuantile":
-        """A fixed clip norm, and in every step a noisy count of the gradients below it (Fang et
-        al. 2023, Fig. 1).
+        """A fixed clip norm and a noisy count of gradients below it (Fang et al. 2023, Fig. 1).
 
         `PrivateTraining.share_unclipped` has it. With noise_multiplier=0, for public data, it is
         exact.
@@ -259,9 +257,7 @@ class QuantileSearch(AdaptiveClipNorm):
 
 
 def histogram(octaves: Tensor, votes: Tensor) -> Tensor:
-    """Sums of the votes of norms 2^octaves in `BINS` bins; each is shared by the two bins whose
-    middles are nearest.
-    """
+    """Sums of votes for norms 2^octaves in `BINS` bins, each shared by the two nearest."""
     places = ((octaves - LOWEST) * BINS_PER_OCTAVE + 0.5).clamp(0, BINS - 1)
     lower = places.floor().clamp(max=BINS - 2)
     upper_share = places - lower
@@ -271,9 +267,7 @@ def histogram(octaves: Tensor, votes: Tensor) -> Tensor:
 
 
 def quantile_of(noisy: Tensor, quantile: float) -> float:
-    """The norm below which a share ``quantile`` of the counts lies, from a noisy histogram;
-    geometric within a bin.
-    """
+    """The norm below which a noisy histogram has a share ``quantile``; geometric in a bin."""
     from sklearn.isotonic import isotonic_regression
 
     shares = isotonic_regression(np.cumsum(noisy.numpy()))

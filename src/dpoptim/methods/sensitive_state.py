@@ -1,6 +1,4 @@
-"""What a run keeps private beside the engine: what a method remembers, and a clip norm that
-changes.
-"""
+"""What a run keeps private beside the engine: a method's memory, a clip norm that changes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -15,15 +13,11 @@ class Peers(Protocol):
     """The processes that hold a part of every vector each. All ask the same, in one order."""
 
     def norm(self, parts: Sequence[Tensor]) -> float:
-        """The Euclidean norm of a vector of which this process has these parts; the same number in
-        every process.
-        """
+        """The Euclidean norm of a vector in parts; the same number in every process."""
         ...
 
     def total(self, local: Tensor) -> Tensor:
-        """The sum of a few numbers over all processes, in the one that releases it; an empty
-        tensor in the others.
-        """
+        """The sum of a few numbers over all processes, in the one that releases; else empty."""
         ...
 
     def known(self, released: Tensor, like: Tensor) -> Tensor:
@@ -44,8 +38,7 @@ class SensitiveState(Protocol):
         ...
 
     def query(self, sums: list[list[Tensor]]) -> list[Tensor]:
-        """From the engine's sums of a step (one list of flat float64 vectors for each sum) to what
-        the gate releases.
+        """Return what the gate releases, of the engine's sums of a step (float64, flat, by device).
 
         What it remembers changes in `released` and `skipped` only: an interrupted step is asked
         again.
@@ -70,9 +63,7 @@ class SensitiveState(Protocol):
 
 
 class AdaptiveClipNorm(Protocol):
-    """A clip norm that changes over a run by what was released or planned; every step is a query
-    with norm bound 1.
-    """
+    """A clip norm that changes by what was released or planned; queries have norm bound 1."""
 
     rule: ClippingRule
     # the last noisy share of gradients below the clip norm; nan if none was released
@@ -117,9 +108,7 @@ class AdaptiveClipNorm(Protocol):
         ...
 
     def answer(self, released: list[Tensor]) -> list[Tensor] | None:
-        """Return the noisy sums in what was released, or None if the step only measured; choose
-        the next ``rule``.
-        """
+        """Return a release's noisy sums, None if it only measured; choose the next ``rule``."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -132,9 +121,7 @@ class AdaptiveClipNorm(Protocol):
 
 
 class ClipNormPolicy(Protocol):
-    """Public settings of a clip norm that changes: a frozen dataclass that stands in a method's
-    ``clip_norm``.
-    """
+    """Public, frozen settings of a clip norm that changes, for a method's ``clip_norm``."""
 
     @property
     def start(self) -> float:

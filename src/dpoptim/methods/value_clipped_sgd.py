@@ -18,8 +18,7 @@ PROVED = Assumption(
 
 @dataclass(frozen=True)
 class ValueClippedSGD(TrainingMethod):
-    """DP-SGD with an upper bound on each record's gradient norm in place of the norm: no
-    per-record gradients at all.
+    """DP-SGD with an upper bound in place of each gradient norm: no per-sample gradients.
 
     One forward and one ordinary backward pass. Linear models and feed-forward nets alone (chains
     of ``nn.Linear`` and activations), for which the bound is proved; whatever else is refused by

@@ -1,6 +1,4 @@
-"""A whole-run solver as a plan's method: what it may spend is one Gaussian, however it divides
-that up.
-"""
+"""A whole-run solver as a plan's method: one Gaussian, however the solver divides it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -51,8 +49,7 @@ class FilteredBudget(Mechanism):
 
 @dataclass(frozen=True)
 class WholeRun(KnowsOpacus):
-    """A solver of `dpoptim.solvers` on a linear model, within a budget that is reserved as one
-    Gaussian.
+    """A solver of `dpoptim.solvers` on a linear model, its budget reserved as one Gaussian.
 
     Args:
         solver: ``"noisy-gd"``, ``"kl-spider"``, ...; see `DPLogisticRegression`.
@@ -103,9 +100,7 @@ class WholeRun(KnowsOpacus):
         noise_multiplier: float | None = None,
         neighboring: str = "zero-out",
     ) -> Plan:
-        """Return the budget of a run on ``n`` records, exact and public; ``noise_multiplier`` is 1
-        / mu.
-        """
+        """Return the budget of a run on ``n`` records, exact; ``noise_multiplier`` is 1 / mu."""
         return make_plan(
             self,
             n=n,

@@ -1,5 +1,4 @@
-"""Accelerated-DP-SRGD: population risk in one pass (Choquette-Choo, Ganesh and Thakurta 2024,
-Algorithm 1).
+"""Accelerated-DP-SRGD, one pass (Choquette-Choo, Ganesh and Thakurta 2024, Algorithm 1).
 
 Nesterov's method on a *recursive* gradient: batch t says how ``eta_t grad F(x_t) - eta_{t-1} grad
 F(x_{t-1})`` moved, and the sum of all that was said so far is ``eta_t grad F(x_t)``, estimated

@@ -1,6 +1,4 @@
-"""Adaptive noisy gradient descent (Menart et al. 2024, Algorithm 3): as much noise as the
-gradient's length allows.
-"""
+"""Adaptive noisy gradient descent (Menart et al. 2024, Algorithm 3): noise by gradient length."""
 
 import math
 

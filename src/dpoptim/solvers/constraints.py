@@ -1,6 +1,4 @@
-"""Constraint sets of the solvers: closed, convex, public. Projecting what was released is
-post-processing.
-"""
+"""Closed, convex, public constraint sets; projecting what was released is post-processing."""
 
 from dataclasses import dataclass
 from typing import Protocol

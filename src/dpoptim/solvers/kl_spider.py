@@ -1,6 +1,4 @@
-"""KL-Spider (Menart et al. 2024, Algorithm 1): variance reduction with rounds that end when the
-gradient is small.
-"""
+"""KL-Spider (Menart et al. 2024, Algorithm 1): variance reduction in rounds of adaptive length."""
 
 from dataclasses import dataclass
 
@@ -33,8 +31,7 @@ def kl_spider(
     label: str = "KL-Spider",
     noise_seed: int | None = None,
 ) -> Result:
-    """Minimise a smooth risk with ``F(w) - min F <= (kl_gamma |grad F(w)|)^kl_exponent``,
-    kl_exponent in [1, 2].
+    """Minimise a smooth risk: ``F(w) - min F <= (kl_gamma |grad F(w)|)^kl_exponent``, in [1, 2].
 
     Excess risk O~((kl_gamma L0 sqrt(d) / (n sqrt(rho)))^kl_exponent), which is optimal up to
     logarithms (Theorem 1). Each round draws one noisy gradient and then follows noisy gradient
@@ -179,8 +176,7 @@ def run_round(
     *,
     known: Anchor | None,
 ) -> tuple[Tensor, float, Anchor]:
-    """Lines 8 to 17: an anchor, then differences, until the estimate is short or the steps are
-    used up.
+    """Lines 8 to 17: an anchor, then differences, until the estimate is short or steps end.
 
     Where the anchor is short already, the paper's round ends and the next one draws another at the
     same point. Its error is small enough for every target down to the floor (Lemma 2), so the

@@ -1,6 +1,4 @@
-"""Noisy gradient descent with momentum: few full-batch steps, each with little noise. The
-estimators' default.
-"""
+"""Noisy gradient descent with momentum, few full-batch steps. The estimators' default."""
 
 import torch
 from torch import Tensor
@@ -27,8 +25,7 @@ def momentum_gd(
     label: str = "noisy gradient descent with momentum",
     noise_seed: int | None = None,
 ) -> Result:
-    """``v <- momentum v + noisy gradient, w <- w - step_size v``; returns the mean of the last
-    quarter of the iterates.
+    """``v <- momentum v + noisy gradient, w <- w - step_size v``; the mean of the last quarter.
 
     Args:
         objective: what to minimise.

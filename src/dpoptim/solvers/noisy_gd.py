@@ -1,6 +1,4 @@
-"""Noisy gradient descent (Menart et al. 2024, Algorithm 4), and the plain kind with a constant
-step.
-"""
+"""Noisy gradient descent (Menart et al. 2024, Algorithm 4), and with a constant step."""
 
 import math
 from collections.abc import Callable
@@ -30,8 +28,7 @@ def noisy_gd(
     label: str = "noisy gradient descent",
     noise_seed: int | None = None,
 ) -> Result:
-    """Full-batch gradient descent with Gaussian noise; every step costs the same share of the
-    budget.
+    """Full-batch gradient descent with Gaussian noise, each step at the same share of the budget.
 
     With ``weak_convexity`` it is Algorithm 4: it minimises ``F(w) + L |w - w0|^2`` (strongly
     convex if F is L-weakly convex) with steps 1/(L t), projected onto the ball of radius
@@ -149,9 +146,7 @@ def descend(
     radius: float = math.inf,
     average: bool = True,
 ) -> Tensor:
-    """``steps`` noisy gradient steps from ``centre`` on ``F + pull |w - centre|^2``, inside a ball
-    around it.
-    """
+    """Take noisy gradient steps from ``centre`` on ``F + pull |w - centre|^2``, in a ball."""
     w = centre.clone()
     weighted, total = w.clone(), 1  # iterate t has weight t
     for t in range(1, steps + 1):

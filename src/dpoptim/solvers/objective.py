@@ -15,8 +15,7 @@ from dpoptim.solvers.problem import Problem, Terms
 
 
 class Objective:
-    """``F(w) = (1/n) sum_i f(w; z_i) + penalty(w)`` over a private data set. What it computes is
-    private.
+    """``F(w) = (1/n) sum_i f(w; z_i) + penalty(w)`` over a private data set; results are private.
 
     Args:
         problem: the loss, e.g. `LinearProblem` or `ModuleProblem`.
@@ -86,8 +85,7 @@ class Objective:
         return self.problem.dimension
 
     def clipped_sum(self, terms: Terms, bound: float) -> Tensor:
-        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over this process's records: float64,
-        shape (d,). Private.
+        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over own records, (d,). Private.
 
         **Guarantee.** Zeroing out a record changes it by at most ``bound``, replacing one by at
         most twice that.

@@ -1,6 +1,4 @@
-"""What a solver needs of a loss: sums over records of clipped combinations of gradients, at any
-points.
-"""
+"""What solvers need of a loss: sums of clipped combinations of gradients at any points."""
 
 import copy
 import math
@@ -19,9 +17,7 @@ Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
 
 
 class Problem(Protocol):
-    """A loss f(w; z) of parameters w, one float64 vector, and a record z; and a public part that
-    sees no record.
-    """
+    """A loss f(w; z) of parameters w, one float64 vector, and a record z; and a public penalty."""
 
     @property
     def dimension(self) -> int:
@@ -38,14 +34,11 @@ class Problem(Protocol):
         ...
 
     def prepare(self, records: tuple[Any, ...]) -> Any:
-        """Turn a chunk of the data, one slice of every array, into what the other methods take as
-        ``batch``.
-        """
+        """Turn a chunk of the data, a slice of each array, into the other methods' ``batch``."""
         ...
 
     def clipped_sum(self, batch: Any, terms: Terms, bound: float) -> Tensor:
-        """``sum over the batch's records of clip(sum_j c_j grad f(w_j; z), bound)``: float64,
-        shape (d,), CPU. Private.
+        """``sum of clip(sum_j c_j grad f(w_j; z), bound)`` over a batch: float64, (d,). Private.
 
         **Guarantee.** One record changes the sum by at most ``bound`` (by twice that if it takes
         another value), rounding included; a record whose gradient is not finite counts as zero.
@@ -116,8 +109,7 @@ class LinearProblem:
 
 
 class ModuleProblem:
-    """Any module whose records do not see each other, with a loss for each record. Batches are
-    (input, target).
+    """A module without cross-record dependence, and a loss a record; batches are (input, target).
 
     Gradients at several points come from copies of the model that share one layer use, so a
     difference of gradients is clipped as exactly as a tied weight. The copies run in ``eval()``
@@ -224,9 +216,7 @@ class Copies(nn.Module):
         return [model(x) for model in self.models]
 
     def same(self) -> dict[nn.Parameter, nn.Parameter]:
-        """Each parameter of the second and later copies, with the first copy's parameter that it
-        stands for.
-        """
+        """Each parameter of the second and later copies, by the first copy's."""
         first, *others = self.models
         return {
             p: q
@@ -243,9 +233,7 @@ def checked(capacity: int, l2: float) -> tuple[int, float]:
 
 
 def write_parameters(model: nn.Module, w: Tensor) -> None:
-    """Write the vector ``w`` (shape (d,)) into the model's trainable parameters, in their
-    order.
-    """
+    """Write the vector ``w``, (d,), into the model's trainable parameters, in order."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():
         for p, part in zip(trainable, w.split([p.numel() for p in trainable]), strict=True):

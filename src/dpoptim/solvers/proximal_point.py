@@ -33,8 +33,7 @@ def proximal_point(
     label: str = "proximal point",
     noise_seed: int | None = None,
 ) -> Result:
-    """Minimise a weakly convex, possibly non-smooth risk under the KL condition with kl_exponent
-    >= 2.
+    """Minimise a weakly convex risk, smooth or not, under KL with kl_exponent >= 2.
 
     T times, noisy gradient descent on ``F(w) + L |w - w_{t-1}|^2`` for an equal part of the
     budget. Excess risk O~((kl_gamma L0 sqrt(d (1 + F0^((kappa-2)/kappa) kl_gamma^2 L)) / (n

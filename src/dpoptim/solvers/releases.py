@@ -1,5 +1,4 @@
-"""What a solver may learn about its data: noisy gradients, differences, norms and choices, each
-paid for beforehand.
+"""What solvers learn of data: noisy gradients, norms and choices, each paid beforehand.
 
 Prices are in ``rho = mu^2 / 2``. A solver sees only what this returns, so everything it computes
 is post-processing.
@@ -71,9 +70,7 @@ class Result:
 
     @property
     def rho_spent(self) -> float:
-        """The sum of the prices. Not a guarantee where the solver chose from its outputs when to
-        stop.
-        """
+        """The sum of the prices; no guarantee where outputs decided when to stop."""
         return math.fsum(step.rho for step in self.trace)
 
 
@@ -133,15 +130,11 @@ class Releases:
         return self._gate.deviation(bound, math.sqrt(2 * rho)) / self.n
 
     def price(self, bound: float, noise: float) -> float:
-        """The rho that a standard deviation of ``noise`` on the mean costs; the inverse of
-        `noise`.
-        """
+        """The rho that a standard deviation of ``noise`` on the mean costs; inverts `noise`."""
         return (self.neighbours_differ_by * bound / (self.n * noise)) ** 2 / 2
 
     def gradient(self, w: Tensor, *, lipschitz: float, rho: float) -> Tensor:
-        """grad F(w) with noise, every record's gradient clipped to ``lipschitz``; the public
-        penalty comes on top.
-        """
+        """grad F(w) with noise, gradients clipped to ``lipschitz``; the public penalty on top."""
         released = self._mean("gradient", [(1.0, w)], lipschitz, rho)
         return released + self.objective.problem.penalty_gradient(w)
 
@@ -152,9 +145,7 @@ class Releases:
         return released + penalty(new) - penalty(old)
 
     def gradient_norm(self, w: Tensor, *, lipschitz: float, rho: float) -> float:
-        """|grad F(w)| with noise, every record's gradient clipped to ``lipschitz``; may be
-        negative.
-        """
+        """|grad F(w)| with noise, gradients clipped to ``lipschitz``; may be negative."""
         public = self.n * self.objective.problem.penalty_gradient(w)
         bound, mu = lipschitz + rounding(public), math.sqrt(2 * rho)
         released = self._answer(
@@ -168,9 +159,7 @@ class Releases:
         return mean
 
     def least_gradient(self, points: Sequence[Tensor], *, lipschitz: float, rho: float) -> int:
-        """The index of a point with a small gradient of F (Menart et al., Theorem 5), by the
-        exponential mechanism.
-        """
+        """The index of a point of small gradient (Menart et al., Theorem 5), privately chosen."""
         mu = min(math.sqrt(2 * rho), SUREST_CHOICE)
         epsilon, rho = selection_epsilon(mu), mu**2 / 2
         public = [self.n * self.objective.problem.penalty_gradient(w) for w in points]
@@ -237,9 +226,7 @@ class Releases:
         return answer
 
     def _sum(self, terms: Terms, bound: float) -> Tensor:
-        """This process's clipped sum, private; kept until the next question, since a norm and a
-        gradient often share one.
-        """
+        """This process's clipped sum, private; kept, as norm and gradient often share one."""
         if self._asked is not None and same_question(self._asked[:2], (terms, bound)):
             return self._asked[2]
         total = self.objective.clipped_sum(terms, bound)
@@ -248,8 +235,7 @@ class Releases:
 
 
 def rounding(public: Tensor) -> float:
-    """What rounding may add to a record's effect on the norm of (a private sum + ``public``),
-    where ``public`` is long.
+    """Rounding's part in a record's effect on the norm of (a private sum + ``public``).
 
     The addition rounds each entry to 2^-53 of its value, and `accurate_norm` the norm to 2^-52: in
     two worlds 3 * 2^-52 of the length. Beside 10^17 a record that adds 1 can move a norm by 16.
@@ -258,9 +244,7 @@ def rounding(public: Tensor) -> float:
 
 
 def same_question(asked: tuple[Terms, float], now: tuple[Terms, float]) -> bool:
-    """Whether two sums are of the same combination at the same points, with the same bound. All of
-    it is public.
-    """
+    """Whether two sums combine the same points, with the same bound; all public."""
     if asked[1] != now[1] or len(asked[0]) != len(now[0]):
         return False
     return all(

@@ -1,6 +1,4 @@
-"""A stationary point (Menart et al. 2024, Theorem 5): adaptive descent, then a private choice
-among its iterates.
-"""
+"""A stationary point (Menart et al. 2024, Theorem 5): descent, then a private choice."""
 
 from torch import Tensor
 

@@ -15,8 +15,7 @@ Gradient = Literal["recursive", "independent"]
 
 @dataclass(frozen=True)
 class SRGD:
-    """Settings of one run, all public; `suggested_settings` fills them in from rough knowledge of
-    the problem.
+    """Settings of one run, all public; `suggested_settings` fills them in roughly.
 
     Args:
         steps: T, the number of batches.
@@ -84,8 +83,7 @@ def theorem_settings(
     radius: float,
     minimiser_inside: bool,
 ) -> SRGD:
-    """The settings of Eq. 19 (Theorem 5.8) or, if the minimiser may lie outside of the set, of
-    Theorem 5.12.
+    """The settings of Eq. 19 (Theorem 5.8) or, for minimisers outside the set, Theorem 5.12.
 
     They carry a proof and large constants: Eq. 19 asks for more steps than there are records below
     about n = 1e7.
@@ -155,8 +153,7 @@ def suggested_settings(
     minimiser_inside: bool = True,
     neighboring: str = "zero-out",
 ) -> SRGD:
-    """Settings with the theorems' structure and constants of order 1. Wrong guesses cost accuracy,
-    never privacy.
+    """Settings as the theorems have them, constants of order 1; errors cost no privacy.
 
     T is ``2 n^(1/4)`` or, if the minimiser may lie outside of the set, ``sqrt(n)``; B = n / T and
     C = L. beta is the largest of M, of twice what balances the optimisation error ``beta R^2 /

@@ -1,6 +1,4 @@
-"""Data that is seen once: a fixed partition into batches of equal size, so that each record is in
-one batch only.
-"""
+"""Data seen once: a fixed partition into equal batches, each record in one only."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +12,7 @@ CHUNK = 8192  # records handed on at a time; a batch may be larger than memory
 def batches(
     data: Sequence[Any] | Iterable[Any], batch_size: int, steps: int
 ) -> Iterator[Iterator[tuple[Any, ...]]]:
-    """Batch t holds the records from t * batch_size to (t + 1) * batch_size, in the order of the
-    data, in chunks.
+    """Batch t: records from t * batch_size to (t + 1) * batch_size, in order, in chunks.
 
     Args:
         data: a tuple of arrays of equal length, records on the first axis (tensors, numpy arrays,

@@ -1,5 +1,4 @@
-"""Linear regression from two noisy sums, X^T X and X^T y: one release, no steps (after Wang 2018,
-"AdaSSP").
+"""Linear regression from noisy sums of X^T X and X^T y: one release (after Wang 2018, "AdaSSP").
 
 AdaSSP chooses a ridge from a noisy smallest eigenvalue, for a third of the budget. Here nothing is
 spent on that: how large the noise in X^T X is in operator norm is public, so eigenvalues of the
@@ -42,8 +41,7 @@ def sufficient_statistics(
     noise_seed: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """The minimiser of ``mean (w (x, 1) - y)^2 / 2 + l2 |V|^2 / 2``, from noisy sums of (x, 1)(x,
-    1)^T and (x, 1) y.
+    """The minimiser of ``mean (w (x, 1) - y)^2 / 2 + l2 |V|^2 / 2``, from two noisy sums.
 
     Args:
         model: with the squared loss and one output.
@@ -135,9 +133,7 @@ def sufficient_statistics(
 def sums(
     model: LinearModel, data: tuple[np.ndarray, np.ndarray], radius: float, target_bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """sum (x, 1)(x, 1)^T / radius^2 of shape (d, d), and sum (x, 1) y / (radius target_bound) of
-    shape (d,). Private.
-    """
+    """sum (x, 1)(x, 1)^T / radius^2, (d, d), sum (x, 1) y / (radius target_bound): private."""
     gram, cross = np.zeros((model.columns, model.columns)), np.zeros(model.columns)
     for start in range(0, len(data[0]), BLOCK):
         x = np.asarray(data[0][start : start + BLOCK], dtype=np.float64)

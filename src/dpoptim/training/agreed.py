@@ -26,8 +26,7 @@ def agree_on_run(
     *,
     sharded: bool,
 ) -> int:
-    """Refuse ranks that would do different things, or have another number of records together than
-    was planned.
+    """Refuse ranks that disagree on the run, or together hold another number of records.
 
     Args:
         options: others of `attach`, by name.

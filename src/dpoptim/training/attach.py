@@ -47,8 +47,7 @@ def attach(
     process_group: ProcessGroup | None = None,
     sharded: bool = False,
 ) -> PrivateTraining:
-    """Make training private according to ``plan``. Use as ``with dpoptim.attach(...) as
-    private:``.
+    """Make training private by ``plan``: ``with dpoptim.attach(...) as private:``.
 
     Inside, ``private.backward(losses)`` hands clipped per-record sums to the engine (``.grad``
     stays None), and ``optimizer.step()`` lets the gate write the noisy mean into ``.grad`` before

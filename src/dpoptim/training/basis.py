@@ -1,6 +1,4 @@
-"""What a training's guarantee rests on beside its plan: what is enforced, and what is taken on
-trust.
-"""
+"""What a guarantee rests on beside its plan: what is enforced, and what is taken on trust."""
 
 from collections.abc import Iterable, Mapping
 
@@ -123,9 +121,7 @@ def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
 
 
 def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool]:
-    """What a run has done so far that must be said of its guarantee: see `basis_of_loss` and
-    `basis_of_caveats`.
-    """
+    """What a run's guarantee must say of it so far: `basis_of_loss` and `basis_of_caveats`."""
     return {
         "seeded": seeded,
         "attributes": engine.writes_attributes,

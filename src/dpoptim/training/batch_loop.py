@@ -30,8 +30,7 @@ class BatchLoop(PublicFigures):
         timeout: float = 0,
         fixed_shape: bool | None = None,
     ) -> Batches:
-        """All batches of the steps that remain, drawn by the plan's sampler, collated as
-        DataLoader would.
+        """All batches of the remaining steps, by the plan's sampler, collated as DataLoader would.
 
         Args:
             physical_batch_size: rows that memory holds; a larger logical batch arrives in
@@ -109,14 +108,11 @@ class BatchLoop(PublicFigures):
 
     @property
     def step_is_complete(self) -> bool:
-        """Whether all of a step's microbatches have been delivered, and the step is still to come.
-        Private.
-        """
+        """Whether all microbatches of a step are delivered, and the step still to come. Private."""
         return self._steps.state == "complete"
 
     def backward(self, losses: Tensor) -> None:
-        """Differentiate the batch's losses: each record's gradient is clipped, and added to the
-        step's sum.
+        """Differentiate the batch's losses: clip each record's gradient, add it to the step's sum.
 
         Args:
             losses: one for each delivered record, shape (rows,): compute them with

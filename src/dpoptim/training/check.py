@@ -61,8 +61,7 @@ class CheckResult:
 def check(
     model: nn.Module, loss: Loss, batch: Any, *, collate_fn: Collate | None = None
 ) -> CheckResult:
-    """Test that model and loss treat the records of a batch independently, and find the loss's
-    reduction.
+    """Test that model and loss treat records independently, and find the loss's reduction.
 
     The engine's clipped sum over a batch is compared with the sum over micro-batches of one: of
     the records as they are, and of the same with padding that was made up (masks that end early,
@@ -118,9 +117,7 @@ def check(
 
 
 def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
-    """The same records, ever more of which are padding; and cut to shorter sequences, if
-    ``sequences``.
-    """
+    """The same records, ever more of them padding; and cut shorter, if ``sequences``."""
 
     def changed(change: Callable[[Any, int], Any]) -> Units:
         return [
@@ -143,8 +140,7 @@ def with_padding(records: Units, *, sequences: bool) -> Iterator[Units]:
 
 
 def compare_if_possible(program: Program, records: Units) -> str:
-    """Compare records that may not be what model and loss take. Returns why they could not be
-    compared; empty if they were.
+    """Compare records that model and loss may not take; returns why they could not, or "".
 
     Raises:
         PrivacyError: they were, and see each other.
@@ -159,8 +155,7 @@ def compare_if_possible(program: Program, records: Units) -> str:
 
 
 def compare(program: Program, records: Units) -> CheckResult:
-    """Compare the batch of ``records`` (some repeated, so that it is unlike every other axis) with
-    each of them alone.
+    """Compare the batch of ``records`` (some repeated, for an axis of its own) with each alone.
 
     Args:
         records: the rows of each, of all equally many.
@@ -239,9 +234,7 @@ def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[
 
 
 def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Refuse models that write down what they see, or give the same batch another loss the second
-    time.
-    """
+    """Refuse models that keep what they see, or give the same batch another loss later."""
     values = Values([*model.named_buffers(), *model.named_parameters()])
     outputs = list[Tensor]()
     for _ in range(2):

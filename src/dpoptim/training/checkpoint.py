@@ -1,5 +1,4 @@
-"""Checkpoints of private runs: one file that brings back the model, the optimizers and all privacy
-state.
+"""Checkpoints of private runs: one file with the model, the optimizers and all privacy state.
 
 **Secret**: who is in the batches drawn ahead, the order of fixed batches, error feedback and
 correlated noise are kept as they are; whoever reads them can undo a part of the run's protection.
@@ -58,8 +57,7 @@ def write_checkpoint(
     announce: Callable[[str], None],
     on_first: Callable[[Callable[[], Any]], Any] = lambda ask: ask(),
 ) -> None:
-    """Write ``contents`` (tensors, numbers, text, and nests of them) to a file that its owner
-    alone may read.
+    """Write ``contents`` (nests of tensors, numbers, text) to a file that only its owner may read.
 
     Args:
         key: 32 bytes that seal it.
@@ -244,8 +242,7 @@ def identity_of(
 
 
 def refuse_other_training(checkpoint: dict[str, Any], ours: dict[str, Any], ledger: Ledger) -> None:
-    """A run goes on only as what it was: the same plan, parameters, optimizers, number of records,
-    and ledger.
+    """Refuse to go on as another run: other plan, parameters, optimizers, records or ledger.
 
     Raises:
         ValueError: naming what differs; nothing has been changed.

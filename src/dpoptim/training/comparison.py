@@ -62,8 +62,7 @@ def settled(
 
 
 class Comparison:
-    """One batch, and the same records one at a time: under a bound that really clips, and under
-    one that does not.
+    """One batch, and its records one at a time, under a bound that clips and one that does not.
 
     Args:
         alone: batches of one.
@@ -138,9 +137,7 @@ class Comparison:
         )
 
     def _ordinary(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The records' own gradients, shape (rows, entries), and that of the whole batch as
-        autograd has it.
-        """
+        """The records' gradients, (rows, entries), and the whole batch's, by autograd."""
         parameters = list(trainable(self.model).values())
         found = torch.autograd.grad(
             self.loss(self.model, self.together), parameters, allow_unused=True
@@ -158,9 +155,7 @@ class Comparison:
         return float((expected - target).norm()) <= 1e-3 * float(rows.norm(dim=1).sum())
 
     def _weighs_records(self, gradients: list[Tensor]) -> bool:
-        """Whether the batch's gradient is made of the records' own, with weights that add up to
-        1.
-        """
+        """Whether the batch's gradient is the records' own, with weights that add up to 1."""
         rows, target = self._ordinary(gradients)
         weights = torch.linalg.pinv(rows @ rows.T, hermitian=True, rtol=1e-9) @ (rows @ target)
         explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())

@@ -1,6 +1,4 @@
-"""What lies in slots that no record took: made-up records, in the one shape that all records
-have.
-"""
+"""Made-up records for slots that no record took, in the one shape that all records have."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

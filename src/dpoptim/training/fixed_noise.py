@@ -1,6 +1,4 @@
-"""Random numbers that are always the same, so that runs of a model that draws noise can be
-compared.
-"""
+"""Random numbers that never change, to compare runs of a model that draws noise."""
 
 from typing import Any
 
@@ -13,8 +11,7 @@ VALUE = 0.5  # of whatever is drawn; a uniform number, and a normal one that is 
 
 
 class FixedNoise(TorchDispatchMode):
-    """Fills what random operators return with constants: a record's noise is the same in any
-    batch.
+    """Fills what random operators return with constants, the same for a record in any batch.
 
     Dropout keeps everything, permutations turn the order round, so that what mixes
     records by them is seen, and choices take the first. What draws inside a fused kernel

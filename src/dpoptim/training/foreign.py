@@ -1,6 +1,4 @@
-"""What other libraries, and habits from plain training, bring into a private loop: refused, or
-explained, by name.
-"""
+"""Other libraries' doings, and habits of plain training, in a private loop: refused by name."""
 
 from collections.abc import Iterable
 from types import TracebackType
@@ -107,8 +105,6 @@ def refuse_accumulation(optimizer: object) -> None:
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside what Accelerate, Lightning and others wrap around it, on which hooks
-    run.
-    """
+    """The optimizer that hooks run on, inside what Accelerate, Lightning and others wrap it in."""
     inner = getattr(optimizer, "optimizer", None)
     return innermost(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

@@ -72,8 +72,7 @@ def choose_isolation(
     choice: Choice = "auto",
     batch_axis: int | None = None,
 ) -> Chosen:
-    """Find the fastest way to keep the model's records apart that gives each record its own
-    gradient.
+    """Find the fastest way to keep records apart that gives each record its own gradient.
 
     Args:
         model: not attached.
@@ -179,9 +178,7 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
 
 @torch.no_grad()
 def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
-    """Whether replacing one record, also by an enormous one, leaves the outputs of all others as
-    they are.
-    """
+    """Whether another record, also an enormous one, leaves all other records' outputs alone."""
     before = sample.outputs(model)
     for sizes in ((1.0,), (1e6, 1e3, 10.0)):
         after = with_another_record(model, sample, sizes)
@@ -301,9 +298,7 @@ class Trials:
             return list(Trials(self.model, self.sample)._shares(isolation).values())
 
     def _shares(self, isolation: Isolation) -> dict[str, float]:
-        """Of each parameter, how many tolerances its sums are from what they should be, under the
-        worse bound.
-        """
+        """By how many tolerances each parameter's sums are off, under the worse bound."""
         shares = dict.fromkeys(trainable(self.model), 0.0)
         for bound in self._bounds:
             for name, share in self._under(bound, isolation):

@@ -1,6 +1,4 @@
-"""What `attach` does with the loss and the collate function that it is given: `check`, on records
-of its own.
-"""
+"""How `attach` tries the loss and collate function it is given: `check`, on its own records."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,8 +59,7 @@ def check_loss(
     units: Units,
     isolation: Isolation,
 ) -> LossCheck:
-    """Check the loss of a run to come on made-up records, also of unequal lengths, and on a few of
-    the data set, collated alone and with others.
+    """Check a loss on made-up records, of unequal lengths too, and a few of the data set's.
 
     Args:
         model: not attached.

@@ -89,8 +89,7 @@ class Sample:
 
 
 def made_up_batch(model: nn.Module, train_set: Dataset[Any]) -> tuple[Any, int] | None:
-    """Random records of record 0's form, collated as DataLoader does, and how many; None if that
-    cannot be done.
+    """Random records of record 0's form, collated, and how many; None if that cannot be done.
 
     **Guarantee.** Only the structure, shapes and dtypes of record 0 are used, never its values.
     """
@@ -174,9 +173,7 @@ def odd_batch_size(
 
 
 def random_like(x: Tensor, rows: int) -> Tensor:
-    """Random inputs of a record's shape and dtype; integers are 0 or 1, which every vocabulary
-    has.
-    """
+    """Random inputs of a record's shape and dtype; integers are 0 or 1, as in any vocabulary."""
     shape = (rows, *x.shape)
     if x.is_floating_point():
         return torch.randn(shape, dtype=x.dtype)

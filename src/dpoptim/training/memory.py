@@ -1,6 +1,4 @@
-"""How many rows fit: the physical batch size for a given amount of memory, measured on the engine
-that will run.
-"""
+"""How many rows a given amount of memory holds, measured on the engine that will run."""
 
 import gc
 import weakref
@@ -28,8 +26,7 @@ ENOUGH = 0.97  # share of the memory that a found size should take
 def physical_batch_size(
     plan: Plan, model: nn.Module, loss: Loss, batch: Any, *, max_memory: int
 ) -> int:
-    """The most rows at a time whose private forward and backward pass stays within ``max_memory``
-    bytes.
+    """The most rows whose private forward and backward pass stays within ``max_memory`` bytes.
 
     Meant for ``private.batches(physical_batch_size=...)``, which changes speed and memory but not
     the update. Passes over a few rows give an estimate, which larger ones correct. The model is
@@ -135,9 +132,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def estimate(known: list[tuple[int, int]], limit: int) -> int:
-    """Rows that take ``limit`` bytes, by the line through the smallest and the latest of the known
-    (rows, bytes).
-    """
+    """Rows that take ``limit`` bytes, by a line through the least and last (rows, bytes)."""
     if len(known) < 2:
         return 1
     (few, first), (rows, needed) = known[0], known[-1]
@@ -174,9 +169,7 @@ def isolation_for(model: nn.Module, batch: Any) -> Chosen:
 def peak_memory(
     plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int, chosen: Chosen | None = None
 ) -> int:
-    """Bytes that the engine's pass over ``batch``, of so many rows, takes at its peak, beyond what
-    was there before.
-    """
+    """Bytes that the engine's pass over ``batch`` of so many rows takes on top, at its peak."""
     device = next(model.parameters()).device
     chosen = chosen or isolation_for(model, batch)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -207,9 +200,7 @@ def peak_memory(
 
 
 def without_collector(run: Callable[[], None]) -> Callable[[], None]:
-    """Run it as if Python never collected cycles: when it does is an accident, and the peak is
-    what may be needed.
-    """
+    """Run it as if Python never collected cycles, which would lower the peak by accident."""
 
     def alone() -> None:
         was_enabled = gc.isenabled()

@@ -1,6 +1,4 @@
-"""Poisson batches cut to microbatches that memory holds, with "this ends the step" travelling
-along.
-"""
+"""Poisson batches cut to microbatches that memory holds, the end of each step marked."""
 
 import math
 from collections import deque
@@ -47,8 +45,7 @@ class Microbatch:
 
 
 class BatchQueue:
-    """The logical batches of a run: drawn when first wanted, kept until their noisy sum has been
-    released.
+    """The logical batches of a run, kept from their drawing until their noisy sum is released.
 
     A batch that was drawn is never replaced by another draw: whoever could look at batches and ask
     for new ones would choose who takes part, and Poisson accounting would no longer hold. Nor are
@@ -98,9 +95,7 @@ class BatchQueue:
         return len(self._waiting)
 
     def draw_ahead(self, batches: int) -> None:
-        """Draw until so many wait; where several processes draw alike, those that have drawn fewer
-        catch up.
-        """
+        """Draw until so many wait; ranks that share draws catch up with those that drew more."""
         self._waiting.extend(next(self._drawn) for _ in range(batches - len(self._waiting)))
 
     def released(self) -> None:
@@ -109,9 +104,7 @@ class BatchQueue:
         self._released += 1
 
     def secret_state(self) -> dict[str, Any]:
-        """For a checkpoint: who takes part in steps that were drawn ahead, and the order in force.
-        Secret.
-        """
+        """For a checkpoint: members of steps drawn ahead, and the order in force. Secret."""
         order = self._position.order
         return {
             "released": self._released,
@@ -200,9 +193,7 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         return list(self._cut(blocks))
 
     def _cut(self, blocks: list[list[Indices]]) -> Iterator[list[list[Indices]]]:
-        """Microbatches of whole blocks where they fit; a block too large for memory by itself
-        is cut.
-        """
+        """Microbatches of whole blocks where they fit; blocks too large for memory are cut."""
         microbatch: list[list[Indices]] = []
         for whole in blocks:
             for block in [whole] if self._fits([whole]) else self._single_groups(whole):

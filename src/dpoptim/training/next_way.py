@@ -1,6 +1,4 @@
-"""The next way to try of keeping records apart, from where the last one failed and where layers
-have their records.
-"""
+"""The next way of keeping records apart, by where the last failed and layers have records."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,8 +32,7 @@ class Failure:
 def places_of_records(
     model: nn.Module, sample: Sample, isolation: Isolation, *, lookups: bool
 ) -> Isolation:
-    """Where layers that have a rule find the records among their input's axes, by a run of the
-    model as it is.
+    """Where layers with a rule find records among input axes, by a run of the model as it is.
 
     Args:
         lookups: whether lookups of (1, T) indices are made once for all records, not once for
@@ -77,8 +74,7 @@ def places_of_records(
 
 
 def place_in(x: Tensor, rule: LayerRule, rows: int, *, lookups: bool) -> str:
-    """Where the records are in a layer's input, by its sizes; for made-up records, as many as
-    ``rows``.
+    """Where records are in a layer's input, by its sizes, for ``rows`` made-up records.
 
     Args:
         lookups: as for `places_of_records`.
@@ -96,9 +92,7 @@ def place_in(x: Tensor, rule: LayerRule, rows: int, *, lookups: bool) -> str:
 
 
 def promoted(model: nn.Module, isolation: Isolation, failure: Failure) -> Isolation:
-    """The next way to try: ``vmap`` for what surrounds the failure, then for the model, then
-    records alone.
-    """
+    """The next way: ``vmap`` around the failure, then of the model, then records alone."""
     if isolation.enforced:
         return Isolation.of("alone")
     modules = dict(model.named_modules())

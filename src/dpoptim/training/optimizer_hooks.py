@@ -1,6 +1,4 @@
-"""What happens inside ``optimizer.step()``: the last microbatch lets the gate release, before
-anything else looks.
-"""
+"""What ``optimizer.step()`` does first: after the last microbatch the gate releases."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -123,9 +121,7 @@ def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | No
 
 
 class PrivateLoss(Tensor):
-    """Stands where an optimizer expects the closure's loss. It holds no number, and says so when
-    one is wanted.
-    """
+    """Takes the place of a closure's loss; it has no number, and says so when one is wanted."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,4 @@
-"""A model in private training: batches go out, clipped sums come in, and only the gate's answers
-reach the optimizers.
-"""
+"""A model in private training: batches out, clipped sums in, only the gate's answers beyond."""
 
 import warnings
 import weakref
@@ -142,8 +140,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint that ``attach(..., resume=path)`` goes on from: model, optimizers and
-        all privacy state.
+        """Write a checkpoint for ``attach(..., resume=path)``: model, optimizers, privacy state.
 
         **The file is a secret, like the data**: it holds who takes part in coming steps, what
         error feedback remembers, and the noise that correlated mechanisms will take back. To
@@ -243,9 +240,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         return self._steps.gate.why_nothing_is_returned
 
     def detach(self) -> None:
-        """Take everything off model and optimizer. Called by leaving the ``with``; harmless when
-        repeated.
-        """
+        """Take everything off model and optimizer, as leaving the ``with`` does; repeatable."""
         self._loader.restore_randomness()
         self._attached.take_off()
 

@@ -1,6 +1,4 @@
-"""What made-up records tell about a model before training: how many positions layers see, and
-where their records are.
-"""
+"""What made-up records tell of a model: layers' positions, and where records are."""
 
 from contextlib import suppress
 from functools import partial
@@ -16,9 +14,7 @@ from dpoptim.training.quiet import quiet
 
 @torch.no_grad()
 def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, int]:
-    """How many positions a record has in each layer that multiplies by a matrix, by the layer's
-    name; empty if that cannot be found out.
-    """
+    """Positions of a record in each layer with a product, by name; empty if unknown."""
     if sample is None:
         return {}
     sample, rows, seen = sample.records([0, 1]), 2, dict[str, int]()

@@ -1,6 +1,4 @@
-"""A progress bar of a run: steps of the plan, time left, speed, and the epsilon that is reserved;
-nothing private.
-"""
+"""A progress bar of public figures: steps of the plan, time, speed, epsilon reserved."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

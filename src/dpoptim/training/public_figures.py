@@ -1,6 +1,4 @@
-"""What may be said of a run while it trains: public figures, the guarantee, and what it rests
-on.
-"""
+"""What may be said of a run while it trains: public figures, guarantee and its basis."""
 
 import dataclasses
 import math
@@ -73,8 +71,7 @@ class PublicFigures:
         return self._steps.moved
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """The guarantee of what is reserved: the whole plan from the first step on, however early
-        the run stops.
+        """The guarantee of what is reserved: the whole plan, however early the run stops.
 
         Args:
             delta: state it at another delta than the plan's, 1e-14 < delta < 1.
@@ -94,16 +91,13 @@ class PublicFigures:
 
     @property
     def clip_norm(self) -> float:
-        """What gradients are clipped to now; public. With a `PrivateQuantile`: ``nan`` until it is
-        found.
-        """
+        """The current clip norm; public. With a `PrivateQuantile` ``nan`` until it is found."""
         found = self._steps.choice is None or self._steps.choice.found
         return self._engine.clipping.norm if found else math.nan
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in every entry of the last gradients that were released;
-        public.
+        """Standard deviation of the noise in each entry of the last released gradients; public.
 
         Before the first release, of the gradients to come; 0 without noise; ``nan`` where the
         noise is of a tree. Optimizers with a ``noise_std`` of their own, such as
@@ -113,8 +107,7 @@ class PublicFigures:
 
     @property
     def share_unclipped(self) -> float:
-        """The noisy share of the last step's gradients that were not clipped; public. ``nan``
-        where none is released.
+        """The noisy, public share of unclipped gradients in the last step; ``nan``: none released.
 
         Gradients within 9 % of the clip norm count in part, so that no rounding turns a vote.
         """
@@ -130,9 +123,7 @@ class PublicFigures:
 
     @property
     def reservation(self) -> str | None:
-        """The ledger's name for this run's reservation; None before the first noisy step, or
-        without noise.
-        """
+        """The ledger's name for this run's reservation; None before it, or without noise."""
         return None if self._steps.gate.reservation is None else self._steps.gate.reservation.id
 
     @property
@@ -161,8 +152,7 @@ class PublicFigures:
         return as_table(self.describe())
 
     def progress(self, items: Iterable[Any], console: Console | None = None) -> Iterator[Any]:
-        """The items of `batches` or `steps` beside a progress bar of public figures: steps, time,
-        epsilon reserved.
+        """Iterate over `batches` or `steps` beside a progress bar: steps, time, epsilon reserved.
 
         Example::
 

@@ -1,6 +1,4 @@
-"""Run a model to look at it, not to train it: deterministic, and everything that it moved is put
-back.
-"""
+"""Run a model to look at it, deterministically; everything that moved is put back."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,9 +16,7 @@ LARGE_PRIME = 9973  # sines of larger numbers are not exact
 
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
-    """Restore training modes, buffers, the parameters of all but very large models, and the random
-    generators afterwards.
-    """
+    """Restore modes, buffers, random generators, and parameters of all but very large models."""
     modes = {module: module.training for module in model.modules()}
     copied = list(model.buffers())
     # of larger ones there may be no room for two

@@ -1,5 +1,4 @@
-"""The files of a checkpoint that several processes write, each what it has of a model that none
-holds whole.
+"""A checkpoint's files of several processes, each with its part of a model none has whole.
 
 Beside the checkpoint, which names them and their SHA-256, lies one file of each rank, as secret and
 with the same seal. They have names of their own in every save, and are all on the disk before the
@@ -99,9 +98,7 @@ def remove_rank_files(path: Path, names: Sequence[str]) -> None:
 
 
 def remove_other_rank_files(path: Path, needed: Sequence[Mapping[str, str]]) -> None:
-    """Remove what earlier saves to ``path`` left: a checkpoint that was replaced, or one that was
-    never finished.
-    """
+    """Remove files of earlier saves to ``path``, replaced or never finished."""
     kept = {each["file"] for each in needed}
     ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.\d+-of-\d+\.part")
     with suppress(OSError):
@@ -110,9 +107,7 @@ def remove_other_rank_files(path: Path, needed: Sequence[Mapping[str, str]]) -> 
 
 
 def with_parts(contents: dict[str, Any], path: Path, key: bytes | None) -> dict[str, Any]:
-    """A checkpoint's contents with `Stored` where tensors lie in the ranks' files, which are read
-    when they are asked for.
-    """
+    """A checkpoint's contents, `Stored` for tensors in ranks' files, read when asked for."""
     folder = Path(os.path.realpath(path)).parent
     return dict(stored(contents, reader(contents["files"], folder, key)))
 

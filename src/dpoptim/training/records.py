@@ -1,6 +1,4 @@
-"""Single records of any form (tensors, numbers, tuples, mappings, dataclasses, nests of them), and
-others of that form.
-"""
+"""Single records of any form (tensors, numbers, tuples, mappings, nests), and others like them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -67,8 +65,7 @@ def is_label(path: Path) -> bool:
 
 
 def made_up(record: Any, generator: torch.Generator) -> Any:
-    """A random record of this one's form: whole numbers are 0 or 1, which every vocabulary and
-    label set has; masks are 1.
+    """A random record of this form: whole numbers are 0 or 1, valid anywhere; masks are 1.
 
     Raises:
         TypeError: a leaf that is neither a tensor nor an array nor a number, which nobody can make
@@ -106,9 +103,7 @@ def length_of(record: Any) -> int:
 
 
 def cut(record: Any, length: int) -> Any:
-    """The record with all axes that are as long as the first one cut to ``length``: a shorter
-    sequence.
-    """
+    """The record with all axes as long as the first cut to ``length``: a shorter sequence."""
     whole = length_of(record)
 
     def shorter(path: Path, leaf: Any) -> Any:
@@ -121,9 +116,7 @@ def cut(record: Any, length: int) -> Any:
 
 
 def masked_after(record: Any, length: int) -> Any:
-    """The record with its masks 0, and its labels to be ignored, from position ``length`` on: a
-    sequence with padding.
-    """
+    """The record padded from position ``length`` on: masks 0, labels to be ignored."""
 
     return map_leaves(record, lambda path, leaf: masked(path, leaf, length))
 

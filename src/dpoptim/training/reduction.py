@@ -1,6 +1,4 @@
-"""How a scalar loss was made of the records' losses, read off the graph that autograd kept of
-it.
-"""
+"""How a scalar loss was made of the records' losses, by the graph that autograd kept."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,9 +123,7 @@ def _of_mean(node: Any, rows: int) -> Reading:
 
 
 def _of_quotient(node: Any, rows: int) -> Reading | None:
-    """A sum divided by the number of records is their mean. Any other factor leaves it open what
-    the sum stands for.
-    """
+    """A sum over the number of records is their mean; another factor leaves its meaning open."""
     other = node._saved_other
     if isinstance(other, Tensor):
         other = (

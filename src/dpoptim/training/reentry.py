@@ -25,8 +25,7 @@ def refuse_another_program(
     same: bool,
     choose: Callable[[], Chosen],
 ) -> None:
-    """Refuse to go on with a model or optimizers that are not what was attached, as far as
-    `attach` looks at them.
+    """Refuse to go on with another model or optimizers, as far as `attach` looks at them.
 
     Args:
         same: whether their names and shapes are.

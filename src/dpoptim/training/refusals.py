@@ -124,8 +124,7 @@ def refuse_other_unit(plan: Plan, units: Units) -> None:
 
 
 def refuse_other_size(plan: Plan, count: int, name: str) -> None:
-    """Where n is public, data of another size than planned, in all processes; and so is this
-    comparison.
+    """Refuse data of another size than planned, in all processes, where n is public.
 
     Args:
         count: records or persons; ``name`` says which.
@@ -173,9 +172,7 @@ def refuse_blind_hooks(engine: Engine) -> None:
 
 
 def refuse_devices(plan: Plan, engine: Engine) -> None:
-    """Much noise is drawn where it is added, after the run was charged; so a device is first asked
-    whether it can.
-    """
+    """Ask a device before the charge whether it can draw noise, as much is drawn there."""
     entries: Counter[torch.device] = Counter()
     for p in engine.parameters:
         entries[p.device] += p.numel()
@@ -190,9 +187,7 @@ def parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Parame
 
 
 def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """The optimizers together must hold exactly the trainable parameters: others would move, or
-    leak, without the gate.
-    """
+    """Refuse optimizers that do not hold exactly the trainable parameters: others would leak."""
     held = parameters_of(optimizers)
     times = Counter(map(id, held))
     named = list(zip(engine.names, engine.parameters, strict=True))
@@ -217,9 +212,7 @@ def refuse_foreign_parameters(engine: Engine, optimizers: Sequence[torch.optim.O
 
 
 def refuse_changed_parameters(engine: Engine, *, everything: bool = False) -> None:
-    """Parameters and buffers must be the ones that were attached, and those that do not train as
-    they were.
-    """
+    """Refuse parameters and buffers that are not those attached, or moved untrained."""
     for name, p in engine.model.named_parameters():
         if p.requires_grad != (id(p) in engine.places):
             change = "unfrozen" if p.requires_grad else "frozen"

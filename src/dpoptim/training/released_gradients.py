@@ -1,6 +1,4 @@
-"""From the gate to the optimizers: each finds its share of a release in ``.grad``, as it was
-written, and uses it once.
-"""
+"""From the gate to the optimizers: each uses its share of a release in ``.grad`` once."""
 
 import warnings
 from collections.abc import Sequence
@@ -64,9 +62,7 @@ class ReleasedGradients:
         return True
 
     def used(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped: the next step must not find its gradients, whether or not zero_grad() is
-        called.
-        """
+        """Forget gradients that were used, whether or not zero_grad() is called."""
         if self._moving is not None and self._moving.optimizer is optimizer:
             self._moving = None
         for group in optimizer.param_groups:
@@ -96,9 +92,7 @@ class ReleasedGradients:
         )
 
     def unfinished(self) -> dict[str, Any] | None:
-        """What an update that failed would need again, for a checkpoint: noisy gradients, which
-        are public.
-        """
+        """What a failed update would need again, for a checkpoint: noisy gradients, public."""
         if self._moving is None:
             return None
         left = {self._moving.optimizer, *self._waiting}
@@ -130,9 +124,7 @@ class ReleasedGradients:
             optimizer.step()
 
     def refuse_changes(self) -> None:
-        """Refuse foreign gradients, and parameters or buffers that are not those that were
-        attached.
-        """
+        """Refuse foreign gradients, and parameters or buffers other than those attached."""
         self._refuse_other_gradients()
         refuse_changed_parameters(self._engine)
         refuse_foreign_parameters(self._engine, self._optimizers)
@@ -178,9 +170,7 @@ class Moving:
 
 
 def versions(optimizer: torch.optim.Optimizer) -> list[int]:
-    """How often each tensor of an optimizer has been written: parameters, and what is remembered
-    of each.
-    """
+    """How often each tensor of an optimizer was written, parameters and state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     states = [value for p in parameters for value in optimizer.state.get(p, {}).values()]
     return [version_of(tensor) for tensor in (*parameters, *states) if isinstance(tensor, Tensor)]

@@ -1,5 +1,4 @@
-"""Physical batches of a public number of rows: records take free slots at random, and what stays
-empty counts as zero.
+"""Physical batches of a public number of rows: records in random slots, empty ones count zero.
 
 **Theorem.** Suppose that forward pass, backward pass and the engine compute each row's part as a
 function of that row, of its place, and of the shapes alone (deterministic kernels that treat rows
@@ -90,9 +89,7 @@ def slots_needed(plan: Plan) -> int:
 
 
 def costs_little(plan: Plan) -> bool:
-    """Whether a plan's steps take hardly longer with a fixed shape
-    (``benchmarks/fixed_shape.py``).
-    """
+    """Whether steps take hardly longer with a fixed shape (``benchmarks/fixed_shape.py``)."""
     sampled = isinstance(plan.sampler, PoissonSampling) and plan.sampler.sample_rate < 1
     return sampled and slots_needed(plan) <= (1 + WORTH_PADDING) * plan.batch_size
 
@@ -129,8 +126,7 @@ def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
 
 
 class SlotSampler:
-    """Places batches into slots, and yields the items of each physical batch: `NO_ROW` where a
-    slot is empty.
+    """Places batches into slots, yields each physical batch's items; `NO_ROW`: an empty slot.
 
     Args:
         batches: where the batches come from.

@@ -71,9 +71,7 @@ class Steps:
         return self._state
 
     def restart(self) -> None:
-        """A loop begins. One that was left in mid-step starts that step again, with the same
-        records; nothing of it was released.
-        """
+        """Begin a loop; a step left midway starts again with its records, nothing released."""
         self.refuse_interrupted()
         self._engine.restart()
         if self.choice is not None:
@@ -153,9 +151,7 @@ class Steps:
         }
 
     def restore(self, secret: dict[str, Any]) -> None:
-        """Go on, from a fresh start, where `secret_state` was taken; the gate was made with its
-        part.
-        """
+        """Go on, freshly started, where `secret_state` was taken; the gate has its part."""
         self.done = secret["steps_done"]
         self._queue.restore(secret["queue"])
         if self._side is not None:

@@ -11,9 +11,7 @@ from dpoptim.sampling import FixedBatches
 
 
 def is_stream(train_set: Any) -> bool:
-    """Whether records can be had in order only: an ``IterableDataset`` (WebDataset's too), or an
-    iterator.
-    """
+    """Whether records come in order only: an ``IterableDataset`` (WebDataset), an iterator."""
     by_index = hasattr(train_set, "__getitem__") or isinstance(train_set, DataLoader)
     return isinstance(train_set, IterableDataset) or (
         hasattr(train_set, "__iter__") and not by_index

@@ -7,9 +7,7 @@ from torch import nn
 
 
 class TailAverage:
-    """The mean of the iterates after a given step: less noise for nothing, since iterates are
-    released anyway.
-    """
+    """The mean of the iterates after a given step: less noise for free, as they are released."""
 
     def __init__(self, model: nn.Module, start: int) -> None:
         self._model, self._start, self._count = model, start, 0

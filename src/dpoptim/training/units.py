@@ -1,5 +1,4 @@
-"""What one index of the sampler stands for: a row, a record of several rows, or a person who owns
-some of the rows.
+"""What a sampler's index stands for: a row, a record of several, or a person owning some.
 
 A *unit* is what the guarantee protects. Units are sampled, never rows; in a batch every unit has K
 rows, one after the other, of which some may not be there; its gradient is the mean (or sum) of
@@ -45,8 +44,7 @@ class Persons:
 
     @classmethod
     def of(cls, owners: Any, rows: int, most: int) -> "Persons":
-        """From the owner of each row, numbers or strings, shape (rows,). Persons are numbered in
-        the order of their names.
+        """Make persons of each row's owner, numbers or strings, (rows,), in the names' order.
 
         Raises:
             ValueError: not one owner for each row. No message quotes one.
@@ -73,8 +71,7 @@ class Persons:
         return len(self.ends)
 
     def bring(self, coins: KeyStream, persons: Indices) -> Indices:
-        """Row numbers of some persons, shape (persons, most); `NO_ROW` after the last one of those
-        who have fewer.
+        """Row numbers of persons, (persons, most); `NO_ROW` fills up those who have fewer.
 
         **Guarantee.** Which rows a person brings depends on that person's own rows and coins: all
         of them, or as many as may be, each choice as likely. The values of rows are not looked at.
@@ -129,9 +126,7 @@ class Units:
         return hashlib.sha256(owners).hexdigest()
 
     def bring(self, coins: KeyStream, units: Indices) -> Indices:
-        """What these units bring to a step: items of the data set, shape (units,), or each
-        person's, (units, K).
-        """
+        """The items of these units in a step: shape (units,), or each person's, (units, K)."""
         return units if self.persons is None else self.persons.bring(coins, units)
 
     def items_of(self, units: int) -> int:
@@ -197,8 +192,7 @@ def units_of(
 
 
 def split_rows(item: Any, K: int) -> list[Any]:
-    """The K rows of a record: of each tensor or array of shape (K, ...), its k-th; of anything
-    else, the same for all.
+    """The K rows of a record: the k-th of each (K, ...) tensor or array; the rest repeated.
 
     Raises:
         ValueError: a tensor or array has another first axis.
