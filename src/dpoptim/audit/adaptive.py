@@ -1,5 +1,4 @@
-"""Two attacks on adaptive gradient descent, on its two kinds of release; each input makes it spend
-nearly all on one kind.
+"""Attacks on adaptive gradient descent's two releases, by inputs that spend nearly all on one.
 
 Its claim is for every input, so the public part of the risk may be made for the attack: a linear
 penalty, whose constant slope says how long the gradient is, and with that what its release costs.
@@ -59,8 +58,7 @@ def from_gradients(
 def from_norms(
     trials: int, seed: int, *, budget: Budget, neighboring: str, confidence: float
 ) -> Separation:
-    """Runs one after another, in one dimension with one record: norms cost the most, and a slope
-    makes gradients cheap.
+    """Runs in turn, one record in one dimension: norms cost most, a slope makes gradients cheap.
 
     Every release, of either kind, shows the canary in full.
     """
@@ -95,9 +93,7 @@ def attacked(
 
 
 def of_gradients(result: Result, middle: Tensor) -> Tensor:
-    """What the gradients tell, coordinate by coordinate: their sum of (released - middle) /
-    noise^2, shape (d,).
-    """
+    """The gradients' evidence by coordinate: sum of (released - middle) / noise^2, (d,)."""
     noises = [step.noise for step in result.trace if step.kind == "gradient"]
     total = torch.zeros_like(middle)
     for noise, (old, new) in zip(noises, pairwise(result.iterates), strict=True):

@@ -99,9 +99,7 @@ def alignment(
     to: Tensor,
     norm: float,
 ) -> Floats:
-    """Inner products of the records' clipped gradients, at parameters ``at``, with the vector
-    ``to``; shape (m,).
-    """
+    """Inner products of records' clipped gradients, at parameters ``at``, with ``to``; (m,)."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parts = at.split([p.numel() for p in trainable.values()])
     weights = {

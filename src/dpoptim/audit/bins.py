@@ -1,5 +1,4 @@
-"""Attack on banded noise over balls in bins, by somebody who does not know the canaries' bins: the
-guarantee rests on that.
+"""Attack on banded noise over balls in bins, without knowing the canaries' bins.
 
 The likelihood ratio of a canary is a mean over the bins that it may be in.
 """
@@ -42,9 +41,7 @@ class MixturesOfBins(SampledGaussians):
         return BallsInBinsDpEvent(noise_multiplier, self.gram)
 
     def tradeoff(self, noise_multiplier: float) -> Tradeoff:
-        """By simulation of the likelihood ratio in both worlds, five standard deviations to the
-        safe side.
-        """
+        """By simulated likelihood ratios in both worlds, five deviations to the safe side."""
         rates = ndtr(np.linspace(-3.7, 3.7, 200))
         absent, present = simulated(self.gram, noise_multiplier)
         # so that the true rate at the threshold is at least the stated one
@@ -63,9 +60,7 @@ class MixturesOfBins(SampledGaussians):
 
 
 def simulated(gram: tuple[float, ...], noise_multiplier: float) -> tuple[Floats, Floats]:
-    """Log-likelihood ratios of ``SIMULATED`` runs without and with the record, each shape
-    (SIMULATED,).
-    """
+    """Log-likelihood ratios of ``SIMULATED`` runs without and with the record."""
     covariance = toeplitz(np.array(gram)) / noise_multiplier**2
     values, axes = np.linalg.eigh(covariance)
     root = axes * np.sqrt(np.maximum(values, 0.0))
@@ -80,8 +75,7 @@ def simulated(gram: tuple[float, ...], noise_multiplier: float) -> tuple[Floats,
 
 
 def outputs_of(plan: Plan) -> tuple[CorrelatedSum, Floats]:
-    """Return the plan's query, and the strategy's outputs of one record in each bin: (steps,
-    bins).
+    """Return the plan's query, and the strategy's outputs of a record in each bin: (steps, bins).
 
     Raises:
         ValueError: the plan samples otherwise, or its noise is not banded.
@@ -123,9 +117,7 @@ def scores_of_bins(
     noise_seed: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Floats:
-    """Run the plan with the canaries in ``present`` (shape (m,)), and score each one's presence:
-    (m,).
-    """
+    """Run the plan with the canaries in ``present``, (m,), and score each one's presence: (m,)."""
     query, outputs = outputs_of(plan)
     data = canary_data(plan.neighboring, torch.from_numpy(present))
     model = Canaries(len(present), dtype)

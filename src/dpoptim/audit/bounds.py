@@ -36,9 +36,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Errors:
-    """Counts of wrong guesses: of "present" in ``absent_trials``, of "absent" in
-    ``present_trials``.
-    """
+    """Wrong guesses: of "present" in ``absent_trials``, of "absent" in ``present_trials``."""
 
     false_positives: int
     absent_trials: int
@@ -57,9 +55,7 @@ class Errors:
                 )
 
     def upper_bounds(self, confidence: float) -> tuple[float, float]:
-        """Upper bounds on (false positive rate, false negative rate), both right with probability
-        ``confidence``.
-        """
+        """Upper bounds on both error rates, right together with probability ``confidence``."""
         failure = failure_of(confidence) / 2
         false_positive = clopper_pearson_upper(self.false_positives, self.absent_trials, failure)
         false_negative = clopper_pearson_upper(self.false_negatives, self.present_trials, failure)
@@ -67,8 +63,7 @@ class Errors:
 
 
 def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, failure: float) -> Floats:
-    """Exact upper limit of a rate seen ``count`` times in ``trials``; wrong with probability at
-    most ``failure``.
+    """Exact upper limit of a rate seen ``count`` times in ``trials``; confidence 1 - ``failure``.
 
     Clopper and Pearson 1934. Broadcasts; in [0, 1].
 
@@ -111,8 +106,7 @@ def clopper_pearson_lower(count: ArrayLike, trials: ArrayLike, failure: float) -
 
 
 def epsilon_lower_bound(errors: Errors, delta: float, confidence: float) -> float:
-    """The largest epsilon that the errors refute at ``delta``; 0 if none. Both directions of the
-    attack.
+    """The largest epsilon that the errors refute at ``delta``, in both directions; 0 if none.
 
     (epsilon, delta)-DP forces ``FPR + e^epsilon FNR >= 1 - delta`` and the same with the two
     exchanged (Kairouz, Oh and Viswanath 2015, Theorem 2.1).

@@ -66,8 +66,7 @@ class WatchingLedger(Ledger):
 
 
 def audit_charging() -> ChargingResult:
-    """Watch a gate's first release, a whole run and an attempt to go on after its last step, and a
-    forked process that would spend from the same ledger in memory.
+    """Watch a first release, a whole run and more after it, and a fork on the same ledger.
 
     Returns:
         what was charged before the first release, and whether a step too many and the forked
@@ -137,9 +136,7 @@ def _fork() -> Sequence[str]:
 
 
 def _whole_run() -> Sequence[str]:
-    """A training loop that wants more than was planned; it may not get it, and must pay for what
-    it got.
-    """
+    """Train by a loop that wants more than planned; it may not get it, and must pay."""
     failed: list[str] = []
     model = Canaries(RECORDS, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -1,6 +1,4 @@
-"""``dpoptim audit``: the audits of `methods` with a table, a picture and a file; and the audit of
-a saved run.
-"""
+"""``dpoptim audit``: the audits of `methods`, with table, picture and file; or a saved run's."""
 
 import json
 import math
@@ -28,8 +26,7 @@ def chosen(method: str) -> list[str]:
 
 
 def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
-    """Check a run's certificate against its plan, and attack the plan's own sampling, clipping and
-    noise.
+    """Check a run's certificate against its plan, and attack the plan's sampling, clipping, noise.
 
     What is attacked is a replay on canary records: the run's data is not needed.
 
@@ -50,9 +47,7 @@ def audit_run(directory: Path, *, trials: int, seed: int) -> list[Finding]:
 
 
 def verdict_text(found: Finding, trials: int) -> str:
-    """The verdict for a person, with the ``--trials`` that would do where ``trials`` were too
-    few.
-    """
+    """The verdict for a person, with the ``--trials`` that would do if ``trials`` were too few."""
     if found.verdict != WEAK:
         return found.verdict
     enough = math.ceil(trials * found.trials_needed / max(found.trials, 1))
@@ -60,9 +55,7 @@ def verdict_text(found: Finding, trials: int) -> str:
 
 
 def save(findings: Sequence[Finding], out: Path, settings: dict[str, Any]) -> None:
-    """Write ``audit.json`` and ``audit.png`` into the folder ``out``, made if it does not
-    exist.
-    """
+    """Write ``audit.json`` and ``audit.png`` into the folder ``out``, made if need be."""
     out.mkdir(parents=True, exist_ok=True)
     document = {
         "confidence": CONFIDENCE,

@@ -1,5 +1,4 @@
-"""The audits at fixed, small settings, under names: what the mutants are tried against, and a
-quick check of an install.
+"""Named audits at fixed, small settings: tried against mutants, and quick checks of an install.
 
 Each detector is a function without arguments that returns its findings (no text: nothing found).
 Statistical ones are set so that each of them raises a false alarm with probability at most
@@ -51,9 +50,7 @@ def finding(result: Any) -> str:
 def two_worlds(
     *, canaries: int, sample_rate: float, steps: int, neighboring: str = "add-or-remove-one"
 ) -> str:
-    """The plan is made here, so that a fault in planning is attacked too; C is not 1, so that it
-    cannot be forgotten.
-    """
+    """Two worlds; the plan is made here, to attack planning too, with C unlike 1."""
     plan = DPSGD(clip_norm=2.0).plan(
         n=canaries,
         batch_size=round(sample_rate * canaries),
@@ -122,9 +119,7 @@ def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def replay() -> str:
-    """One record changed to something extreme or left out, and a record without gradient left
-    out.
-    """
+    """One record made extreme or left out, and a record without gradient left out."""
     generator = torch.Generator().manual_seed(SEED)
     x, y = torch.randn(40, 3, generator=generator), torch.arange(40) % 2
     pairs: list[tuple[Callable[[Any], Any], Any, Any]] = []
@@ -164,9 +159,7 @@ def seen_of_training(data: tuple[Tensor, Tensor], *, sample_rate: float) -> dict
 
 
 def model_of_canaries(sign: Tensor) -> Tensor:
-    """The released model itself, of full batches of canaries of which the last has no gradient: it
-    must not matter.
-    """
+    """Full batches of canaries, the last without gradient: the model must not tell of it."""
     model = Canaries(40, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0).plan(n=40, batch_size=40, steps=2, noise_multiplier=1.0, delta=1e-5)
@@ -183,9 +176,7 @@ def noise() -> str:
 
 
 def participation() -> str:
-    """Batches of a hundred; batches of one, of which a third are empty; and batches that may be no
-    larger than expected.
-    """
+    """Batches of a hundred; of one, a third empty; and of no more than expected."""
     settings: tuple[dict[str, Any], ...] = (
         {"records": 400, "batch_size": 100, "steps": 200},
         {"records": 4, "batch_size": 1, "steps": 500},
@@ -201,9 +192,7 @@ def charging() -> str:
 
 
 def refusals() -> str:
-    """Loops whose gradients would escape clipping, or count twice: the library must refuse each by
-    name.
-    """
+    """Loops whose gradients would escape clipping or count twice must be refused by name."""
 
     def functional(model: nn.Linear, x: Tensor) -> None:
         (model(x) + F.linear(100 * x, model.weight)).mean().backward()

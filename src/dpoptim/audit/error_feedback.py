@@ -19,9 +19,7 @@ from dpoptim.training.attach import attach
 
 
 def released_means(plan: Plan, x: Tensor, seed: int) -> Tensor:
-    """What each step releases when record i's gradient is x[i] whatever the model: shape
-    (steps,).
-    """
+    """The release of each step, (steps,), record i's gradient being x[i] for any model."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -44,9 +42,7 @@ def dice_sgd(trials: int, seed: int) -> Finding:
 
 
 def dice_sgd_plan(plan: Plan, records: Sequence[int], seed: int) -> Finding:
-    """The shift of one of ``records`` in the true run, noise off, against the plan's noise: the
-    exact likelihood ratio.
-    """
+    """The exact likelihood ratio: one of ``records``' shift, noise off, over the plan's noise."""
     quiet = replace(plan, noise_multiplier=0.0)
     deviation = plan.query.standard_deviation / plan.batch_size
     nobody = torch.zeros(plan.n, dtype=torch.float64)
@@ -63,8 +59,7 @@ def dice_sgd_plan(plan: Plan, records: Sequence[int], seed: int) -> Finding:
 
 
 def dice_sgd_as_published(trials: int, seed: int) -> Finding:
-    """One record with a huge gradient fills the hidden state when it is first drawn, and shifts
-    every later step by C2.
+    """One huge gradient fills the hidden state when drawn, and shifts later steps by C2.
 
     Threshold tests on the sum of all steps; their error rates are computed: the first draw is
     geometric.

@@ -32,8 +32,7 @@ Attack = Callable[[Plan, int, int], Finding]  # (plan, trials, seed)
 
 @dataclass(frozen=True)
 class PlainlyClipped(TrainingMethod):
-    """A method's sampler and mechanism with flat clipping, for attacks on these: how it clips has
-    tests of its own.
+    """A method's sampler and mechanism with flat clipping, to attack these alone.
 
     Args:
         method: whose they are. clip_norm: its norm bound.
@@ -83,9 +82,7 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
 
 
 def two_worlds(plan: Plan, trials: int, seed: int) -> Finding:
-    """Independent noise on Poisson batches: a canary in each of ``trials`` coordinates; see
-    `audit.two_worlds`.
-    """
+    """Independent noise on Poisson batches, ``trials`` canaries at once; see `audit.two_worlds`."""
     scaled = replace(
         plainly(plan), n=trials, batch_size=max(1, round(plan.batch_size / plan.n * trials))
     )
@@ -142,9 +139,7 @@ FAMILIES: dict[str, Attack] = {
 
 
 def audits() -> dict[str, Audit]:
-    """Return the audits of all methods by name: those of `AUDITS`, and of any other registered
-    method at its defaults.
-    """
+    """Return all methods' audits by name: `AUDITS`, and other registered methods at defaults."""
     covered = {name.partition(",")[0] for name in AUDITS}
     others = [name for name in registry.method_names() if name not in covered]
     return {**AUDITS, **{name: partial(at_defaults, name) for name in others}}

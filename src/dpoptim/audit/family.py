@@ -1,6 +1,4 @@
-"""Attacks on Poisson-subsampled Gaussians: what a claim allows, where to cut the scores, what the
-errors certify.
-"""
+"""Attacks on Poisson-subsampled Gaussians: claims' curves, thresholds, what errors certify."""
 
 import math
 from dataclasses import dataclass
@@ -31,16 +29,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """The trade-off curve of a claim: the least false negative rate at each false positive rate,
-    both shape (k,).
-    """
+    """A claim's trade-off curve: least false negative rates at false positive rates, (k,)."""
 
     false_positive_rates: Floats
     false_negative_rates: Floats
 
     def approached(self, false_positive: ArrayLike, false_negative: ArrayLike) -> Floats:
-        """How near an attack with these error rates comes to the curve: its separation over the
-        curve's own there.
+        """How near an attack's errors come to the curve: its separation over the curve's own there.
 
         Sampled Gaussians are easier to attack at one end of the curve than at the other, which the
         plain separation of `gdp_lower_bound` does not know.
@@ -52,8 +47,7 @@ class Tradeoff:
 
 @dataclass(frozen=True)
 class SampledGaussians:
-    """A family of mechanisms: ``steps`` Gaussians on Poisson batches, with any one noise
-    multiplier.
+    """A family of mechanisms: ``steps`` Gaussians on Poisson batches, at any noise multiplier.
 
     Written down here and not taken from a plan, so that a fault in a plan's own event cannot hide
     itself.
@@ -80,9 +74,7 @@ class SampledGaussians:
         return dp_accounting.SelfComposedDpEvent(step, self.steps)
 
     def tradeoff(self, noise_multiplier: float) -> Tradeoff:
-        """The member's curve: exact for full batches, else the lower bound of
-        `dpoptim.accounting.tradeoff_curve`.
-        """
+        """The member's curve: exact for full batches, else the lower bound `tradeoff_curve`."""
         rates = ndtr(np.linspace(-4.3, 4.3, 300))
         if self.sample_rate == 1:
             scale = 2.0 if self.neighboring == "replace-one" else 1.0
@@ -103,17 +95,14 @@ class SampledGaussians:
     def trials_that_show_half(
         self, noise_multiplier: float, claimed: float, delta: float, confidence: float
     ) -> int:
-        """Trials a world with which the best attack on the member with this noise refutes half of
-        ``claimed``.
-        """
+        """Trials a world that the best attack needs to refute half of ``claimed`` at this noise."""
         scale = calibrate_event(
             self.event, epsilon=claimed / 2, delta=delta, neighboring=self.neighboring
         )
         return trials_that_show(self.tradeoff(noise_multiplier), self.tradeoff(scale), confidence)
 
     def lower_bound(self, errors: Errors, delta: float, confidence: float) -> float:
-        """Epsilon at ``delta`` of the noisiest member that the errors do not refute; 0 if they
-        refute none.
+        """Epsilon at ``delta`` of the noisiest member that the errors do not refute, or 0.
 
         The trade-off curves are ordered by the noise, so every noise above the smallest refuted
         one is refuted too. The bound holds for members of the family, with probability
@@ -139,9 +128,7 @@ class SampledGaussians:
     def _smallest_refuted(
         self, false_positive: float, false_negative: float, guess: float
     ) -> float:
-        """The smallest noise multiplier whose curve lies above the point, rounded up; infinite if
-        it is above 1e4.
-        """
+        """The least noise multiplier whose curve lies above the point; infinite above 1e4."""
 
         def refuted(noise: float) -> bool:
             return self.least_misses(noise, false_positive) > false_negative
@@ -164,8 +151,7 @@ class SampledGaussians:
 def choose_threshold(
     absent: ArrayLike, present: ArrayLike, confidence: float, claim: Tradeoff
 ) -> float:
-    """The threshold (guess "present" above it) that would certify most, on trials that must not be
-    used again.
+    """The threshold that would certify most, on trials that must not be used again.
 
     Args:
         absent, present: scores of the trials without and with the record, shapes (k,) and (l,).
@@ -190,8 +176,7 @@ def choose_threshold(
 
 
 def attainable_errors(claim: Tradeoff, trials: int, confidence: float) -> Errors:
-    """The errors that the best attack on a mechanism with this trade-off curve would make on
-    average.
+    """The errors of the best attack on a mechanism with this trade-off curve, on average.
 
     What they certify is the upper limit of what ``trials`` trials a world can be expected to show.
     """

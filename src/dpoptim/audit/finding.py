@@ -77,9 +77,7 @@ def finding(
     *,
     needed: Callable[[], int] = lambda: 0,
 ) -> Finding:
-    """The verdict on a claim. Args: needed: how many trials would do, asked only if these are too
-    few.
-    """
+    """The verdict on a claim; ``needed``: how many trials would do, asked if these are too few."""
     weak = limit < STRONG * claimed
     verdict = "refuted" if lower > claimed * (1 + 1e-9) else WEAK if weak else "consistent"
     trials_needed = needed() if verdict == WEAK else 0

@@ -1,6 +1,4 @@
-"""The contract of layer rules: each record's own gradient, and one record that moves a clipped sum
-by C at most.
-"""
+"""The contract of layer rules: each record's own gradient, moving a clipped sum by C at most."""
 
 import copy
 from collections.abc import Sequence
@@ -22,9 +20,7 @@ Batch = Sequence[Tensor]
 
 
 class Between(nn.Module):
-    """A layer whose inputs come from something trainable, so that their gradients count as
-    well.
-    """
+    """A layer whose inputs come from something trainable, so that their gradients count too."""
 
     def __init__(self, layer: nn.Module, count: int) -> None:
         super().__init__()

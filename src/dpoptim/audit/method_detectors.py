@@ -1,6 +1,4 @@
-"""Detectors for the methods beyond DP-SGD; see `detectors`. The exact ones have no false
-alarms.
-"""
+"""Detectors for methods beyond DP-SGD, as in `detectors`; exact ones raise no false alarms."""
 
 import math
 from dataclasses import replace
@@ -44,9 +42,7 @@ def named_audits(*names: str) -> str:
 
 
 def error_feedback() -> str:
-    """Exact: how far one large gradient moves the true run, against the S that the noise is
-    for.
-    """
+    """Exact: how far one large gradient moves the true run, against the noise's S."""
     for method, (n, batch_size, passes) in DICE_RUNS:
         plan: Plan = method.plan(
             n=n, batch_size=batch_size, epochs=passes, noise_multiplier=1.0, delta=1e-5
@@ -66,9 +62,7 @@ def error_feedback() -> str:
 
 
 def value_clipping() -> str:
-    """Exact: each record alone, in nets whose biases or later weights make most of the
-    gradient.
-    """
+    """Exact: records alone, in nets whose biases or later weights make most of the gradient."""
     for first, second, size in ((1.0, 1.0, 1e-3), (0.1, 30.0, 1.0)):
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
         generator = torch.Generator().manual_seed(SEED)
@@ -93,9 +87,7 @@ def sum_norm(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def clip_norm_search() -> str:
-    """Exact: how far one record moves a search's queries, which the noise takes to be 1 at
-    most.
-    """
+    """Exact: how far one record moves a search's queries, at most 1 for the noise."""
     for when in ("at the start", "all along"):
         queries = []
         for present in (False, True):

@@ -19,9 +19,7 @@ from dpoptim.audit.step_methods import dp_ftrl, dp_ftrl_by_turns, dp_ftrl_in_bin
 
 
 def statistic(name: str, trials: int, seed: int) -> Finding:
-    """A released statistic: the exact shift of its vector by the worst record, against the noise
-    that it gets.
-    """
+    """A released statistic: the exact shift by the worst record, against its noise."""
     claimed = gdp_epsilon(released_statistics.MU, DELTA)
     return finding(claimed, gdp_epsilon(released_statistics.largest_mu(name), DELTA), claimed, 0)
 

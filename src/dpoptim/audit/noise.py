@@ -94,8 +94,7 @@ class Weights(nn.Module):
 def audit_noise(
     *, steps: int = 12, failure: float = 1e-6, noise_seed: int | None = None
 ) -> NoiseResult:
-    """Look at the noise of some steps of the live gate, at its tail, and at whether global seeds
-    reach it.
+    """Look at the live gate's noise in some steps, at its tail, and at effects of global seeds.
 
     Args:
         steps: at least 2.
@@ -123,9 +122,7 @@ def audit_noise(
 def gate_noise(
     steps: int, *, noise_seed: int | None = None, shapes: tuple[tuple[int, ...], ...] = SHAPES
 ) -> list[Floats]:
-    """The noise that a run without gradients releases, in units of its planned deviation: one
-    (steps, size) a tensor.
-    """
+    """A gradientless run's noise, in planned deviations: one (steps, size) a tensor."""
     model = Weights(shapes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=CLIP_NORM).plan(
@@ -153,9 +150,7 @@ def zero(model: torch.nn.Module) -> None:
 
 
 def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
-    """p-values of standard normal, independent noise; ``noise`` has one (steps, size) array a
-    tensor.
-    """
+    """p-values of standard normal, independent noise: a (steps, size) array a tensor."""
     pvalues: dict[str, float] = {}
     for i, z in enumerate(noise):
         pvalues[f"tensor {i}: standard deviation"] = two_sided(
@@ -193,9 +188,7 @@ def noise_pvalues(noise: list[Floats]) -> dict[str, float]:
 
 
 def tail_pvalues(stream: KeyStream, draws: int = 400_000) -> dict[str, float]:
-    """The sampler's tail on its own: draws given |Z| > 4.04, of which 1.5e-4 lie beyond the edge
-    of float32 generators.
-    """
+    """The sampler's tail: |Z| > 4.04, of which 1.5e-4 lie beyond float32 generators' edge."""
     start = ziggurat.TAIL_START
     z = np.abs(ziggurat.settle(stream, np.full(draws, start), np.zeros(draws, dtype=np.int64)))
     edge = 5.768
@@ -217,9 +210,7 @@ def resolution_pvalue(z: Floats) -> float:
 
 
 def freshness_pvalue() -> float:
-    """0 if two runs from the same global seeds drew equal noise: it would be known to whoever
-    knows the seeds.
-    """
+    """0 if two runs of equal global seeds drew equal noise, known to who knows the seeds."""
     state = torch.random.get_rng_state()
     runs = []
     try:
@@ -234,16 +225,12 @@ def freshness_pvalue() -> float:
 
 
 def correlation_pvalue(x: Floats, y: Floats) -> float:
-    """Of the correlation of paired standard normals, known to have mean 0: normal, with variance
-    1/n.
-    """
+    """Of the correlation of paired standard normals of mean 0: normal of variance 1/n."""
     return normal_pvalue(float(x @ y) / math.sqrt(len(x)))
 
 
 def repetition_pvalue(noise: Floats) -> float:
-    """Of the largest circular autocorrelation over all lags, summed over the rows of ``noise``:
-    finds copies anywhere.
-    """
+    """Of the largest circular autocorrelation over lags, rows summed: finds copies anywhere."""
     steps, size = noise.shape
     power = (np.abs(np.fft.rfft(noise, axis=1)) ** 2).sum(0)
     lags = np.fft.irfft(power, n=size)[1 : size // 2 + 1]

@@ -1,5 +1,4 @@
-"""Audit by one training run: many canaries, each put in by a coin, and an attacker who guesses the
-coins.
+"""Audit by one training run: many canaries, each in by a coin, and an attacker who guesses.
 
 For full models and for loops of one's own, where thousands of runs are out of reach. Weaker than
 `two_worlds`, because all canaries share one run. Two estimators, from the same guesses:
@@ -68,9 +67,7 @@ class OneRunResult:
 
     @property
     def verdict(self) -> str:
-        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no audit
-        proves a claim.
-        """
+        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no proof."""
         return "refuted" if self.lower_bound > self.claimed else "consistent"
 
     def to_json(self) -> dict[str, Any]:
@@ -95,8 +92,7 @@ def one_run(
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> OneRunResult:
-    """Train once on canaries chosen by coins, guess the coins from scores, and compare with what
-    the plan promises.
+    """Train once on canaries chosen by coins, guess these from scores, compare with the plan.
 
     Args:
         run: a private training of any kind, by a loop of your own or by `attached_run`. It is
@@ -166,9 +162,7 @@ def one_run(
 def binomial_epsilon(
     canaries: int, guesses: int, correct: int, delta: float, failure: float
 ) -> float:
-    """The largest epsilon for which so many right guesses have probability at most ``failure``,
-    rounded down; or 0.
-    """
+    """The largest epsilon that so many right guesses refute at ``failure``, rounded down; or 0."""
 
     def refuted(epsilon: float) -> bool:
         return binomial_pvalue(canaries, guesses, correct, epsilon, delta) <= failure
@@ -179,8 +173,7 @@ def binomial_epsilon(
 def binomial_pvalue(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """Bound on P(W >= correct) under (epsilon, delta)-DP: Steinke, Nasr and Jagielski 2023,
-    Theorem 5.2.
+    """Bound P(W >= correct) under (epsilon, delta)-DP (Steinke et al. 2023, Theorem 5.2).
 
     ``P(Y >= v) + 2 m delta max_i P(v > Y >= v - i) / i``, Y binomial with ``guesses`` trials of 1
     / (1 + e^-epsilon).
@@ -198,8 +191,7 @@ def binomial_pvalue(
 def tradeoff_epsilon(
     canaries: int, guesses: int, correct: int, plan: Plan, failure: float
 ) -> float:
-    """Epsilon at the plan's delta of the noisiest mechanism of the plan's family that is refuted;
-    0 if none is.
+    """Epsilon, at the plan's delta, of its family's noisiest refuted mechanism; 0 if none is.
 
     The family: Poisson-sampled Gaussians of the plan's rate and steps for DP-SGD; one Gaussian for
     whatever else.
@@ -244,8 +236,7 @@ def tradeoff_refutes(
     correct: int,
     failure: float,
 ) -> bool:
-    """Whether P(W >= correct) <= ``failure`` for every mechanism with this trade-off curve; see
-    the module.
+    """Whether P(W >= correct) <= ``failure`` for all mechanisms with this trade-off curve.
 
     Args:
         inverse_blow_up: B^-1 on [0, 1], B = 1 - f; a smaller function refutes less.
@@ -261,9 +252,7 @@ def tradeoff_refutes(
 
 
 def largest(refuted: Callable[[float], bool], low: float, high: float) -> float:
-    """The largest value that is refuted, rounded down; ``low`` if none is. ``refuted`` is
-    decreasing.
-    """
+    """The largest refuted value, rounded down, or ``low``; ``refuted`` is decreasing."""
     if refuted(high):
         return high
     start = low

@@ -1,5 +1,4 @@
-"""Participation audit: who took part in which step of a run, and is that what the accountant was
-told?
+"""Participation audit: who took part in which step, and is that what the accountant was told?
 
 With the noise off, canaries whose gradients are coordinates of their own show exactly which
 records each step summed. Under Poisson sampling these are independent coins of one bias, so their
@@ -75,8 +74,7 @@ def audit_participation(
     failure: float = 1e-6,
     noise_seed: int | None = None,
 ) -> ParticipationResult:
-    """Run a plan without noise through the public API and test its batches against independent
-    coins.
+    """Run a plan without noise through the public API; test batches against independent coins.
 
     Args:
         records, batch_size, steps: of the plan; an expected batch of one or two makes empty
@@ -121,9 +119,7 @@ def participation(
     largest_batch: float | None = None,
     noise_seed: int | None = None,
 ) -> NDArray[np.float64]:
-    """How often each record counted in each step that was released: shape (steps, records), 0 or 1
-    if all is well.
-    """
+    """How often each record counted in each step: (steps, records), 0 or 1 if all is well."""
     model = Canaries(records, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     plan = DPSGD(clip_norm=1.0, largest_batch=largest_batch).plan(
@@ -144,9 +140,7 @@ def participation(
 
 
 def participation_pvalues(took_part: NDArray[np.float64], sample_rate: float) -> dict[str, float]:
-    """p-values of independent coins of bias ``sample_rate`` in (0, 1); ``took_part`` has shape
-    (steps, records).
-    """
+    """p-values of coins of bias ``sample_rate`` in (0, 1); ``took_part``: (steps, records)."""
     (steps, records), q = took_part.shape, sample_rate
     variance = q * (1 - q)
     sizes, counts = took_part.sum(1), took_part.sum(0)
@@ -176,9 +170,7 @@ def participation_pvalues(took_part: NDArray[np.float64], sample_rate: float) ->
 def truncated_pvalues(
     took_part: NDArray[np.float64], sample_rate: float, most: int
 ) -> dict[str, float]:
-    """p-values of batches of at most ``most`` records, of which coins have left out a part where
-    more were drawn.
-    """
+    """p-values of batches of ``most`` at most, cut by coins where more were drawn."""
     steps, records = took_part.shape
     sizes, counts = took_part.sum(1), took_part.sum(0)
     at_least = bdtrc(np.arange(most) - 1.0, records, sample_rate)  # P(size >= 0), ...

@@ -1,6 +1,4 @@
-"""Try to falsify that a person moves a step's sum by at most C, however many rows they own, and
-whatever these hold.
-"""
+"""Try to falsify that a person moves a step's sum by at most C, whatever rows they own."""
 
 from typing import Literal
 
@@ -50,9 +48,7 @@ def sum_of_a_step(
 
 
 def persons() -> str:
-    """A person of rows that agree, that cancel, and of one row, taken out of a data set: by how
-    much do sums move?
-    """
+    """Take persons out, of agreeing, cancelling or single rows: how far do sums move?"""
     owners = torch.tensor([0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 5, 5, 5])
     x = torch.arange(len(owners) * FEATURES, dtype=torch.float64).view(-1, FEATURES).mul(1.7).sin()
     y = torch.arange(len(owners), dtype=torch.float64).add(0.4).cos()

@@ -119,9 +119,7 @@ class Attacker:
         self._runs = 0
 
     def run(self, steps: int) -> None:
-        """One run: looked at, every other one killed, taken up and looked at, and ended before it
-        is done.
-        """
+        """One run: looked at, every other one killed, taken up, looked at, and ended early."""
         self._runs += 1
         plan = DPSGD(clip_norm=1.0).plan(
             n=10, batch_size=10, steps=steps, noise_multiplier=NOISE, delta=1e-5

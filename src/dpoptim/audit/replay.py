@@ -1,5 +1,4 @@
-"""Replay audit: run the same seeded program on neighbouring data, and compare everything that it
-does not charge for.
+"""Replay audit: the same seeded program on neighbouring data, all that is uncharged compared.
 
 A program with fixed seeds is a function of its data. Whatever it returns, prints, logs, warns,
 writes or raises besides the released (noisy) values must not depend on the data at all, so on D
@@ -42,9 +41,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Where the two runs differed: dotted names, such as ``returned['steps']`` or ``printed``;
-    empty is good.
-    """
+    """Where two runs differed: names as ``returned['steps']``, ``printed``; empty is good."""
 
     differences: tuple[str, ...]
 
@@ -133,9 +130,7 @@ def observe(run: Callable[[Data], Any], data: Data, *, seed: int = 0) -> Observa
 
 
 def differences(name: str, a: Any, b: Any) -> list[str]:
-    """Names of the parts in which two values differ; tensors and floats are compared bit by bit
-    (NaN equals NaN).
-    """
+    """Names of parts in which two values differ, bit by bit (NaN equals NaN)."""
     if type(a) is not type(b):
         return [name]
     if is_dataclass(a) and not isinstance(a, type):

@@ -1,6 +1,4 @@
-"""An exact audit of private searches: what their trials could cost by the noise that they really
-had, against what was charged and claimed.
-"""
+"""Private searches audited exactly: what trials could cost by their noise, against the charge."""
 
 from typing import Any
 from unittest.mock import patch
@@ -22,9 +20,7 @@ ROUNDING = 1e-3
 
 
 def searches() -> str:
-    """A search on made-up records: empty, or what its trials cost beyond the charge or the
-    claim.
-    """
+    """A search on made-up records: empty, or what trials cost beyond charge or claim."""
     fits: list[float] = []
     honest = DPLogisticRegression.fit
 

@@ -1,5 +1,4 @@
-"""Try to falsify ``|sum(D) - sum(D')| <= C``: one record more or less, noise off, on any model,
-loss and data.
+"""Try to falsify ``|sum(D) - sum(D')| <= C``: neighbours, noise off, any model, loss and data.
 
 The bound is a theorem about what is computed, so there are no statistics here: one ratio above 1
 refutes it. What cannot be covered is said in `gradients.products`: the *forward* pass may round
@@ -66,8 +65,7 @@ def audit_sensitivity(
     seed: int = 0,
     tolerance: float = 0.0,
 ) -> SensitivityResult:
-    """Remove records, plain and distorted, one at a time, and measure how far the clipped sum
-    moves.
+    """Remove records, plain and distorted, one at a time, and measure the clipped sum's moves.
 
     Args:
         model: not attached; it is attached and detached here, and its parameters stay as they are.
@@ -125,9 +123,7 @@ def clipped_sums(
     reduction: Reduction = "sum",
     microbatches: int = 1,
 ) -> list[Tensor]:
-    """The engine's clipped sums of one logical batch, before any noise: private. One tensor a
-    parameter, float64.
-    """
+    """A logical batch's clipped sums, noiseless and private: a float64 tensor a parameter."""
     engine = Engine(model, rule, capacity=capacity, reduction=reduction)
     engine.attach()
     try:
@@ -147,18 +143,14 @@ def cut(batch: Batch, microbatches: int) -> Iterator[Batch]:
 
 
 def joint_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """Euclidean distance of two lists of tensors taken as one vector; infinite where it is not a
-    number.
-    """
+    """Euclidean distance of lists of tensors as vectors; infinite where it is no number."""
     squares = [(a - b).double().square().sum() for a, b in zip(first, second, strict=True)]
     distance = float(torch.stack(squares).sum().sqrt())
     return float("inf") if math.isnan(distance) else distance
 
 
 def distort(x: Tensor, place: int, kind: str, generator: torch.Generator) -> Tensor:
-    """A copy of ``x`` with record ``place`` made adversarial. Integers (indices, labels) are left
-    alone or copied.
-    """
+    """A copy of ``x`` with record ``place`` adversarial; integers are left or copied."""
     x = x.clone()
     if kind == "copy":
         x[place] = x[place - 1]

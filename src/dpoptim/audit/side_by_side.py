@@ -1,5 +1,4 @@
-"""Many runs side by side: each coordinate of one long vector is a run of its own, in one
-dimension.
+"""Many runs side by side: each coordinate of a long vector is a run in one dimension.
 
 A method adds noise to every coordinate independently and decides everything else (steps, step
 sizes) for all of them together, from what was released. If nobody has a gradient but a canary,
@@ -32,8 +31,7 @@ World = Callable[[float, int], Floats]
 
 
 class CanaryProblem:
-    """A problem for the solvers: records are numbers, and a record's clipped gradient is that
-    multiple of the bound.
+    """A solvers' problem: records are numbers, their clipped gradients so many bounds.
 
     Args:
         runs, capacity: coordinates, and records at most.
@@ -99,9 +97,7 @@ class Separation:
 
 
 def lowest(neighboring: str) -> float:
-    """What the canary holds in the world without it, in norm bounds: nothing, or its value turned
-    round.
-    """
+    """The world without the canary, in norm bounds: nothing, or its value turned round."""
     return -1.0 if neighboring == "replace-one" else 0.0
 
 

@@ -82,9 +82,7 @@ def adaptive(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero
 def adaptive_norms(
     trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out"
 ) -> Finding:
-    """Adaptive gradient descent where it spends nearly all on norms; a tenth of the trials, since
-    each is a run.
-    """
+    """Adaptive gradient descent that spends nearly all on norms; a trial is a run: a tenth."""
     runs, budget = max(1000, trials // 10), Budget(DELTA, mu=mu)
     found = from_norms(
         runs, seed * 10**6, budget=budget, neighboring=neighboring, confidence=CONFIDENCE

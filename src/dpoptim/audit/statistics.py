@@ -1,5 +1,4 @@
-"""Exact audits of released statistics: how far the worst record moves what reaches the noise,
-against the noise's own size.
+"""Exact audits of released statistics: the worst record's shift, against the noise.
 
 For one Gaussian vector that is the likelihood ratio's separation, so mu is found and not
 estimated; that the noise is drawn rightly is what `audit.noise` tests. Beside it a replay: with
@@ -119,9 +118,7 @@ def largest_mu(name: str) -> float:
 
 
 def differs(name: str) -> bool:
-    """Whether anything that the fit leaves behind depends on the data otherwise than through what
-    was released.
-    """
+    """Whether anything else that a fit leaves behind depends on the data."""
     fit, records = fits()[name]
     others = np.zeros((RECORDS - 1, COLUMNS))
     shown = set()

@@ -50,9 +50,7 @@ BY_TURNS = Attack(scores_of_turns, family_of_turns)
 
 
 def two_worlds_finding(plan: Plan, seed: int, attack: Attack = BY_STEPS) -> Finding:
-    """What the two-world audit finds of a plan that samples, or takes every record in every
-    step.
-    """
+    """The two-world audit's finding on a plan that samples, or takes everybody each step."""
     result = audit_two_worlds(
         plan, confidence=CONFIDENCE, seed=seed, noise_seed=seed, attack=attack
     )
@@ -83,9 +81,7 @@ def dp_ftrl(
 
 
 def dp_ftrl_by_turns(trials: int, seed: int, *, rate: float = 0.5, bands: int = 4) -> Finding:
-    """Banded noise on batches sampled by turns; at ``rate`` 1 a part is taken whole, and the
-    attack shows most.
-    """
+    """Banded noise on cyclic Poisson batches; at ``rate`` 1 parts are whole, and most shows."""
     plan = DPFTRL(1.0, sampling="cyclic-poisson", bands=bands).plan(
         n=trials - trials % bands,
         batch_size=round(rate * trials) // bands,
@@ -112,8 +108,7 @@ def dp_ftrl_in_bins(trials: int, seed: int, *, bins: int = 3) -> Finding:
 
 
 def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:
-    """Canaries in the first batch of fixed batches in given order: that is where a record is best
-    seen.
+    """Canaries in the first of fixed batches in given order, where a record is best seen.
 
     Args:
         plan: of a method that takes its batches in the data set's order. Steps and noise stay.
@@ -151,9 +146,7 @@ def mu_of(plan: Plan) -> float:
 
 
 def table_releases(plan: Plan, data: TensorDataset, columns: int, seed: int) -> Floats:
-    """Each record's gradient is its weight times 16 C at its own entry of a table; what each step
-    releases.
-    """
+    """Each step's release, a record's gradient being 16 C times its weight at its entry."""
     table = nn.Embedding(columns, 1, dtype=torch.float64)
     with torch.no_grad():
         table.weight.zero_()

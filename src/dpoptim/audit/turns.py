@@ -34,9 +34,7 @@ def parts_of(plan: Plan) -> CyclicPoissonSampling:
 
 
 def family_of_turns(plan: Plan) -> SampledGaussians:
-    """Return the family that the plan is in, its noise apart: written down here, not asked of
-    it.
-    """
+    """Return the plan's family, its noise apart: written down here, not asked of it."""
     sampler = parts_of(plan)
     turns = -(-plan.steps // sampler.parts)
     return SampledGaussians(plan.batch_size / plan.n * sampler.parts, turns, plan.neighboring)
@@ -49,9 +47,7 @@ def scores_of_turns(
     noise_seed: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Floats:
-    """Run the plan with the canaries in ``present`` (shape (m,)), and score each one's presence:
-    (m,).
-    """
+    """Run the plan with the canaries in ``present``, (m,), and score each one's presence: (m,)."""
     sampler = parts_of(plan)
     data = canary_data(plan.neighboring, torch.from_numpy(present))
     model = Canaries(len(present), dtype)

@@ -1,5 +1,4 @@
-"""Two-world audit: the library's own code path, run on a data set with and without a record, many
-times at once.
+"""Two-world audit: the library's own code with and without a record, many times at once.
 
 **Many worlds in one run.** Every canary record looks up a row of its own in a table with one
 column, so its gradient is one coordinate, longer than the clip norm: the worst case for a Gaussian
@@ -59,9 +58,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> str:
-        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no audit
-        proves a claim.
-        """
+        """``"refuted"`` if the lower bound exceeds the claim, else ``"consistent"``: no proof."""
         return "refuted" if self.lower_bound > self.claimed else "consistent"
 
     def to_json(self) -> dict[str, Any]:
@@ -77,9 +74,7 @@ class AuditResult:
 
 
 class Canaries(nn.Module):
-    """A table with one row for each canary: the gradient of record i is ``length`` at coordinate
-    i.
-    """
+    """A table with a row for each canary: record i's gradient is ``length`` at coordinate i."""
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -166,9 +161,7 @@ def audit_two_worlds(
 
 @dataclass(frozen=True)
 class Attack:
-    """A way to score canaries, (plan, who is present, noise_seed, dtype) -> scores, and the plan's
-    family.
-    """
+    """Scores of canaries by (plan, present, noise_seed, dtype), and the plan's family."""
 
     scores: Callable[..., NDArray[np.float64]]
     family: Callable[[Plan], SampledGaussians]
@@ -196,9 +189,7 @@ def canary_scores(
     noise_seed: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> NDArray[np.float64]:
-    """Run the plan with the canaries in ``present`` (shape (m,)) and score each canary's presence:
-    shape (m,).
-    """
+    """Run the plan with the canaries in ``present``, (m,), and score each one's presence: (m,)."""
     data = canary_data(plan.neighboring, torch.from_numpy(present))
     model = Canaries(len(present), dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -246,8 +237,7 @@ def log_likelihood_ratio(
     sample_rate: float,
     neighboring: str = "add-or-remove-one",
 ) -> NDArray[np.float64]:
-    """Log-likelihood ratio, present over absent, of one step's noisy coordinate in units of C; any
-    shape.
+    """Log-likelihood ratio, present over absent, of a step's noisy coordinate over C; any shape.
 
     ``log(1 - q + q exp((2 x - 1) / (2 sigma^2)))``; under replace-one the absent world's own term
     is subtracted.

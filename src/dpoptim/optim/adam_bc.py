@@ -1,6 +1,4 @@
-"""Adam whose second moment has the noise's variance taken off (Tang, Shpilevskiy and Lecuyer 2023,
-"DP-AdamBC").
-"""
+"""Adam less the noise's variance in the second moment (Tang et al. 2023, "DP-AdamBC")."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -101,9 +99,7 @@ class AdamBC(torch.optim.Optimizer):
 
 
 def pass_on(optimizers: Iterable[torch.optim.Optimizer], noise_std: float) -> None:
-    """Tell optimizers that want to know it (those with a ``noise_std`` of their own) how noisy a
-    release is.
-    """
+    """Tell optimizers with a ``noise_std`` of their own how noisy a release is."""
     for optimizer in optimizers:
         if "noise_std" in optimizer.defaults:
             if math.isnan(noise_std):

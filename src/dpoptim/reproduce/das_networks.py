@@ -1,5 +1,4 @@
-"""Which clip norm is best for a network? Two layers with tanh on raw images (the protocol of Das
-et al. 2023, Table 7).
+"""Which clip norm is best for a network? Two layers with tanh (Das et al. 2023, Table 7).
 
 The paper's data sets are EMNIST and CIFAR-100; ours is Fashion-MNIST, so no figures of theirs
 stand beside.
@@ -33,9 +32,7 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """Accuracy on the test images over seeds, at the learning rate that was best on other
-    records.
-    """
+    """Test accuracy over seeds, at the learning rate that was best on other records."""
 
     clip_norm: float
     epsilon: float
@@ -53,9 +50,7 @@ def table7(
     epsilons: Sequence[float] = EPSILONS,
     norms: Sequence[float] = CLIP_NORMS,
 ) -> list[Row]:
-    """Measure all clip norms and write ``das_networks.csv`` into the folder ``out``. Public
-    data.
-    """
+    """Measure all clip norms of public data; write ``das_networks.csv`` into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = ((x * SCALE, y) for x, y in load(directory))
     rows = []

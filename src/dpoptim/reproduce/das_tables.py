@@ -1,5 +1,4 @@
-"""Which clip norm is best? Accuracy at percentiles of the per-sample Lipschitz constants (Das et
-al. 2023, Tables 5 and 6).
+"""Accuracy at percentiles of the per-sample Lipschitz constants (Das et al. 2023, Tables 5, 6).
 
 Softmax regression. For each clip norm and epsilon the learning rate is the best of a grid on a
 tenth of the training records that those runs do not train on; then all records train, with other
@@ -86,9 +85,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Row:
-    """Percent of the hold-out at one clip norm and epsilon: mean and standard deviation over
-    seeds; the paper's mean.
-    """
+    """Hold-out percent at a clip norm and epsilon: mean and deviation over seeds; the paper's."""
 
     data: str
     clipped_at: str  # a number, or a percentile of the Lipschitz constants
@@ -102,8 +99,7 @@ class Row:
 
 
 def smooth_pixels(side: int, cutoff: float) -> torch.Tensor:
-    """A low-pass filter over images of ``side`` x ``side`` pixels and an intercept, which it
-    leaves alone.
+    """A low-pass filter over ``side`` x ``side`` pixels, and an intercept left alone.
 
     In the basis of the two-dimensional cosine transform the frequency (i, j) is multiplied by
     ``1 / (1 + (i^2 + j^2) / cutoff^2)``. Float64, symmetric, positive definite, of shape (side^2 +
@@ -122,9 +118,7 @@ def smooth_pixels(side: int, cutoff: float) -> torch.Tensor:
 def das_table(
     out: Path, case: Case, recipe: Recipe, *, seeds: int = 3, epsilons: Sequence[float] = EPSILONS
 ) -> list[Row]:
-    """Measure one data set; write ``das_<data>.csv`` and ``.png`` into the folder ``out``. Public
-    data.
-    """
+    """Measure a public data set; write ``das_<data>.csv`` and ``.png`` into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     stem = f"das_{case.name.lower().replace('-', '_')}"
     constants = lipschitz_constants(case.model, case.x)
@@ -223,9 +217,7 @@ def table6(out: Path, fashion_directory: Path, *, seeds: int = 3) -> list[Row]:
 
 
 def table5(out: Path, tweets_directory: Path, *, seeds: int = 3) -> list[Row]:
-    """A TweetEval task on sentence features of norm 1, scaled to norm 10 (public), about as in the
-    paper.
-    """
+    """A TweetEval task on sentence features of norm 10 (public), about as in the paper."""
     case = tweets(tweets_directory, out / "cache")
     scaled = replace(case, l2=0.0, x=case.x * 10, x_test=case.x_test * 10)
     model = LinearModel("softmax", features=case.model.features, outputs=case.model.outputs)

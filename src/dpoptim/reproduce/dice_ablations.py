@@ -1,6 +1,4 @@
-"""How DiceSGD's thresholds and learning rate matter (cf. Zhang et al. 2024, Figs. 2 and 3), under
-the proven accounting.
-"""
+"""DiceSGD's thresholds and learning rates (cf. Zhang et al. 2024, Figs. 2, 3), proven noise."""
 
 import itertools
 from collections.abc import Sequence
@@ -50,9 +48,7 @@ PANELS = {
 def dice_ablations(
     out: Path, case: Case, *, seeds: int = 3, panels: Sequence[str] = tuple(PANELS)
 ) -> list[Cell]:
-    """Measure the panels at epsilon = 2, zero-out; write ``dice_<panel>.csv`` and ``.png`` of each
-    to the folder ``out``.
-    """
+    """Measure panels at epsilon 2, zero-out; write ``dice_<panel>.csv``, ``.png`` into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     cells = []
     for panel in panels:

@@ -1,5 +1,4 @@
-"""The bias of clipping, and error feedback without it (Zhang et al. 2024, App. B.1). No noise,
-made-up data, no privacy.
+"""The bias of clipping, and error feedback without it (Zhang et al. 2024, App. B.1); no noise.
 
 One parameter x, Huber losses with slope at most C' = ceil(C) + 1, C' records at -1 and one at C':
 their mean is least at x = 0. Clipped to C, the far record pulls with C instead of C', and gradient
@@ -27,9 +26,7 @@ START = 1.5
 
 @dataclass(frozen=True)
 class Ending:
-    """Where a method ended: the mean of x over the last tenth of its passes, and where it should
-    by the analysis above.
-    """
+    """Where a method ended, the mean x of its last passes, and where the analysis says."""
 
     method: str
     clip_norm: float
@@ -41,8 +38,7 @@ class Ending:
 def bias_of_clipping(
     out: Path, *, clip_norms: Sequence[float] = CLIP_NORMS, passes: int = 400
 ) -> list[Ending]:
-    """Measure all methods; write ``dice_bias.csv`` and ``dice_bias.png`` into the folder ``out``.
-    Seconds on one core.
+    """Measure all methods; write ``dice_bias.csv`` and ``.png`` into ``out``. Seconds on one core.
 
     Methods: clipping alone; DiceSGD as published (nothing is lost of a gradient); DiceSGD as
     proven, with R the largest gradient there is and e kept between passes; and with e reset after

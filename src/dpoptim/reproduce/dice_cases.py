@@ -1,6 +1,4 @@
-"""What DiceSGD and DP-SGD are compared on: public data, models, and the settings to choose
-from.
-"""
+"""Public data, models and settings on which DiceSGD and DP-SGD are compared."""
 
 import csv
 import re
@@ -174,9 +172,7 @@ def words(text: str) -> list[str]:
 
 
 def numbered(texts: Sequence[Sequence[str]], places: dict[str, int]) -> Arrays:
-    """Words by number, and the words that follow them: both of shape (records, WORDS - 1), padded
-    with `PADDING`.
-    """
+    """Words by number, and the words after them: (records, WORDS - 1), padded with `PADDING`."""
     numbers = torch.full((len(texts), WORDS), PADDING)
     for row, text in zip(numbers, texts, strict=True):
         known = [places.get(word, UNKNOWN) for word in text[:WORDS]]

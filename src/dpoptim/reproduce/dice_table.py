@@ -29,9 +29,7 @@ PUBLISHED = "DiceSGD as published"
 
 @dataclass(frozen=True)
 class Row:
-    """Test score over seeds of one method at its best settings; noise is the standard deviation on
-    the mean gradient.
-    """
+    """A method's test score over seeds at its best settings; ``noise`` on the mean gradient."""
 
     case: str
     method: str
@@ -116,9 +114,7 @@ def candidates(
 
 
 def train(plan: Plan, case: Case, step: float, seed: int, measured_on: Arrays) -> float:
-    """Score of the mean of the second half of the iterates; minus infinity where training left the
-    numbers.
-    """
+    """Score of the mean of the second half of iterates; minus infinity if not finite."""
     model, optimizer = case.model_and_optimizer(step, plan.method.rule.norm)
     average = TailAverage(model, plan.steps // 2)
     with attach(plan, model, optimizer, TensorDataset(*case.training), noise_seed=seed) as private:

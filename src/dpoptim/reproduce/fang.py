@@ -1,6 +1,4 @@
-"""Gradient clipping against value clipping: how often gradients are clipped, accuracy, and time
-(Fang et al. 2023).
-"""
+"""Gradient against value clipping: clipped shares, accuracy, time (Fang et al. 2023)."""
 
 import importlib.util
 import math
@@ -38,8 +36,7 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Frequency:
-    """Share of clipped gradients in an epoch, without noise (public data) or as the monitor
-    releases it.
+    """Share of clipped gradients in an epoch, without noise (public data) or as released.
 
     Of the *expected* batch, so that the chance of who takes part may carry it a little below 0 or
     above 1.
@@ -130,9 +127,7 @@ def methods(clip_norm: float) -> dict[str, DPSGD | ValueClippedSGD]:
 
 
 def accuracies(out: Path, directory: Path, *, seeds: int = 3) -> list[Score]:
-    """Fig. 2: write ``fang_fig2.csv``. Clip norm and learning rate are the best of a grid for each
-    method.
-    """
+    """Fig. 2: write ``fang_fig2.csv``, at each method's best clip norm and learning rate."""
     out.mkdir(parents=True, exist_ok=True)
     training, choosing, test = load(directory)
     rows = []
@@ -179,8 +174,7 @@ def run(
 def epoch_times(
     out: Path, directory: Path, *, repeats: int = 5, say: Callable[[str], None] = print
 ) -> list[Time]:
-    """Table 2: write ``fang_table2.csv``. Epochs of the methods take turns; micro-batches of one:
-    1,000 records.
+    """Table 2: write ``fang_table2.csv``; methods take turns; 1,000 records for batches of one.
 
     Opacus takes part where it is installed (the extra ``[bench]``).
     """
@@ -225,9 +219,7 @@ def plain_epoch(name: str, training: Arrays) -> float:
 
 
 def loader_epoch(name: str, training: Arrays) -> float:
-    """Ordinary SGD on shuffled batches of PyTorch's own loader, which collates record by
-    record.
-    """
+    """Ordinary SGD on shuffled batches of PyTorch's loader, collated record by record."""
     model, optimizer = start(name, 0.1, 1.0)
     started = time.process_time()
     for x, y in DataLoader(TensorDataset(*training), batch_size=BATCH, shuffle=True):

@@ -15,8 +15,7 @@ from dpoptim.solvers.problem import Terms
 
 
 class TiltedProblem:
-    """f(w; z) = phi(w) + <w, z>. With centred records the risk is phi itself, and every record
-    differs from it.
+    """f(w; z) = phi(w) + <w, z>; of centred records the risk is phi, and all differ from it.
 
     Args:
         start: the starting point, shape (d,).
@@ -72,9 +71,7 @@ def tilted(problem: TiltedProblem, n: int) -> Objective:
 
 
 def power(kappa: float, dimension: int) -> TiltedProblem:
-    """phi = |w|^tau / tau with tau = kappa / (kappa - 1): (tau^(-1/kappa), kappa)-KL. The start
-    has norm 1.
-    """
+    """phi = |w|^tau / tau, tau = kappa / (kappa - 1): (tau^(-1/kappa), kappa)-KL; start: norm 1."""
     tau = kappa / (kappa - 1)
     start = torch.full((dimension,), dimension**-0.5, dtype=torch.float64)
     return TiltedProblem(
@@ -83,9 +80,7 @@ def power(kappa: float, dimension: int) -> TiltedProblem:
 
 
 def sine(dimension: int) -> TiltedProblem:
-    """phi = sum of w^2 + 3 sin^2 w: not convex, but PL (kappa = 2). Starts at w = 2.5, beyond its
-    steepest waves.
-    """
+    """phi = sum of w^2 + 3 sin^2 w: not convex, but PL (kappa = 2); start: w = 2.5."""
     start = torch.full((dimension,), 2.5, dtype=torch.float64)
     return TiltedProblem(
         start, lambda w: float((w**2 + 3 * w.sin() ** 2).sum()), lambda w: 2 * w + 3 * (2 * w).sin()
@@ -93,9 +88,7 @@ def sine(dimension: int) -> TiltedProblem:
 
 
 def steep_valley(dimension: int) -> TiltedProblem:
-    """phi = sqrt(1 + |w|^2), started at a distance of a million: the gradient stays near 1 for the
-    whole run.
-    """
+    """phi = sqrt(1 + |w|^2) from a distance of a million: the gradient stays near 1."""
     start = torch.full((dimension,), 1e6 * dimension**-0.5, dtype=torch.float64)
     return TiltedProblem(
         start,
@@ -105,9 +98,7 @@ def steep_valley(dimension: int) -> TiltedProblem:
 
 
 def network() -> Objective:
-    """Regression of 16 records by 64 hidden units: over-parameterised, so the least risk is zero
-    and PL holds nearby.
-    """
+    """Regression of 16 records by 64 hidden units: over-parameterised, so PL holds nearby."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(16, 8, generator=generator, dtype=torch.float64)
     y = torch.randn(16, generator=generator, dtype=torch.float64)

@@ -1,5 +1,4 @@
-"""Menart et al. 2024: do the solvers reach the rates of Theorems 1, 4 and 5? Slopes on losses with
-known parameters.
+"""Menart et al. 2024: the rates of Theorems 1, 4, 5 by slopes on losses of known parameters.
 
 The theorems speak of ``x = sqrt(d) / (n sqrt(rho))`` alone, so x is varied through rho at a small
 n: the runs are real ones, clipping and noise included, but their budgets are no privacy anybody
@@ -40,9 +39,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Slope:
-    """What an experiment found: the least-squares slope of log measured against log x, and what
-    the theorem says.
-    """
+    """A found slope of log measured against log x, least squares; and the theorem's."""
 
     experiment: str
     kappa: float
@@ -216,8 +213,7 @@ def experiments() -> list[Experiment]:
 
 
 def kl_rates(out: Path, quick: bool) -> list[Slope]:
-    """Measure all slopes; write ``kl_rates.csv``, ``kl_slopes.csv`` and ``kl_rates.png`` to the
-    folder ``out``.
+    """Measure slopes; write ``kl_rates.csv``, ``kl_slopes.csv``, ``kl_rates.png`` into ``out``.
 
     Args:
         out: a folder, made if it does not exist.
@@ -260,9 +256,7 @@ def draw_slope(axis: Any, runs: Sequence[Run], slope: Slope) -> None:
 
 
 def draw(path: Path, runs: Sequence[Run], slopes: Sequence[Slope]) -> None:
-    """Measured points, the fitted lines' slopes, and lines of the theorems' slopes through the
-    same centre.
-    """
+    """Measured points with their slopes, and lines of the theorems' slopes through the centre."""
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     from matplotlib.ticker import NullFormatter

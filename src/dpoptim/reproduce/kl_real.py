@@ -1,5 +1,4 @@
-"""The solvers of Menart et al. 2024 and DP-SGD on real, public data at the same guarantee
-(zero-out neighbours).
+"""The solvers of Menart et al. 2024 and DP-SGD on public data at one guarantee (zero-out).
 
 Each method gets one setting for each data set, chosen from a short list by the empirical risk at
 epsilon = 1 (the data are public; on private data that choice would have to be paid for). Then all
@@ -47,8 +46,7 @@ Method = Callable[[Case, float, int, Settings], Tensor]
 def dp_sgd(
     case: Case, epsilon: float, seed: int, settings: Settings, smoothing: Tensor | None = None
 ) -> Tensor:
-    """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's own plan, coins and
-    gate.
+    """DP-SGD in closed form: Poisson batches, momentum 0.9, the library's plan, coins and gate.
 
     A public matrix ``smoothing``, symmetric and positive definite, of shape (columns, columns),
     multiplies the released gradients (outputs, columns): post-processing, so free.
@@ -220,9 +218,7 @@ def write(out: Path, rows: Sequence[Row]) -> None:
 
 
 def compare(case: Case, seeds: int) -> list[Row]:
-    """Every method on one data set, each with its best setting at epsilon = 1 (seed 0, which is
-    not used again).
-    """
+    """Every method on a data set, at its best setting at epsilon 1 (by seed 0, used once)."""
     rows = []
     for name, (method, choices) in METHODS.items():
         risks = [case.excess_risk(method(case, 1.0, 0, settings)) for settings in choices]

@@ -1,6 +1,4 @@
-"""Fashion-MNIST in one pass: softmax regression, every record seen once, batches from 64 to
-4,096.
-"""
+"""Fashion-MNIST in one pass: softmax regression in batches from 64 to 4,096."""
 
 import itertools
 import math
@@ -35,9 +33,7 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """Accuracy on the test images, over seeds, of one method at its best settings; of the mean
-    iterate if ``averaged``.
-    """
+    """Test accuracy over seeds of a method at its best settings; ``averaged``: mean iterate."""
 
     method: str
     batch_size: int
@@ -67,9 +63,7 @@ def accuracy(w: Tensor, arrays: Arrays) -> float:
 
 
 def train(settings: SRGD, data: Arrays, epsilon: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Last weights and mean iterate after one pass, in an order drawn from ``seed``, which looks
-    at no record.
-    """
+    """Last weights and mean iterate after one pass, in an order drawn from ``seed``."""
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))
     problem = LinearProblem(MODEL, capacity=settings.batch_size)
     shuffled = data[0][order], data[1][order]
@@ -87,8 +81,7 @@ def one_pass(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     epsilons: Sequence[float] = EPSILONS,
 ) -> Path:
-    """Measure all methods and write ``one_pass.csv`` into the folder ``out``; about half an hour
-    on one core.
+    """Measure all methods, write ``one_pass.csv`` into ``out``; half an hour on one core.
 
     Clip norm, step size, and whether to average the iterates, are the best of a grid for each
     method, batch size and epsilon, on records that are neither trained nor tested on, with noise

@@ -1,5 +1,4 @@
-"""A made-up problem on which both terms of the rate of Choquette-Choo et al. 2024, Theorem 4.2,
-are tight.
+"""A made-up problem where both rates of Choquette-Choo et al. 2024, Theorem 4.2, are tight.
 
 In units of L R the theorem's rate is ``1 / sqrt(n) + sqrt(p) / (epsilon n)``. There is one problem
 for each loss and p, the same for all n, and its minimiser is known:
@@ -92,9 +91,7 @@ class Task:
         )
 
     def excess(self, w: Tensor) -> float:
-        """F(w) - F(w*): exact for squared loss, else the mean divergence of the predictions on
-        20,000 fresh rows.
-        """
+        """F(w) - F(w*): exact for squared loss, else the mean divergence on 20,000 fresh rows."""
         if self.kind == "squared":
             return float((torch.from_numpy(self.scales) * (w - self.best)).square().sum() / 2)
         x = fresh_rows(self)

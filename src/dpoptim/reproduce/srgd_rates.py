@@ -1,5 +1,4 @@
-"""How the excess population risk of one-pass methods falls with n (Choquette-Choo et al. 2024,
-Theorem 4.2).
+"""Excess population risk of one-pass methods by n (Choquette-Choo et al. 2024, Theorem 4.2).
 
 The claim: with T of order n^(1/4) batches only, accelerated recursive gradients reach, in units of
 L R, ``1 / sqrt(n) + sqrt(p) / (epsilon n)`` for every convex loss with gradients up to L and its
@@ -46,9 +45,7 @@ BETAS = (1.0, 2.0, 4.0, 8.0, 16.0)  # times M; the theorem asks for 1 or more
 
 @dataclass(frozen=True)
 class Cell:
-    """One method's excess risk on one problem at one n and epsilon (inf: no noise), with its best
-    settings.
-    """
+    """A method's excess risk at one n and epsilon (inf: no noise), at its best settings."""
 
     loss: str
     p: int
@@ -147,8 +144,7 @@ def slope(cells: Iterable[Cell]) -> float:
 
 
 def exponents(cells: Sequence[Cell], power: float = 1.0) -> tuple[float, float]:
-    """(alpha, gamma) of ``excess = a_p n^-alpha + b (sqrt(p) / (epsilon n))^gamma``, by least
-    squares on logarithms.
+    """(alpha, gamma) of ``excess = a_p n^-alpha + b (sqrt(p) / (epsilon n))^gamma``, in logarithms.
 
     ``cells`` are of one loss and one method; a_p is free for each p, b is common. With ``power`` 2
     the squares of the two terms add instead, as they do once privacy's part is the smaller (see
@@ -193,8 +189,7 @@ def intervals(cells: Sequence[Cell]) -> Floats:
 
 
 def srgd_rates(out: Path, *, quick: bool = False, seeds: int = 10) -> Path:
-    """Measure, and write ``srgd_rates.csv``, ``srgd_exponents.csv`` and ``srgd_rates.png`` into
-    the folder ``out``.
+    """Measure; write ``srgd_rates.csv``, ``.png`` and ``srgd_exponents.csv`` into ``out``.
 
     Args:
         out: made if it does not exist.

@@ -1,5 +1,4 @@
-"""The certificate: what a finished run may claim, as strict JSON. The report shows the same facts
-to people.
+"""The certificate: what a finished run may claim, as strict JSON; the report shows the same.
 
 It holds public figures only. Scores are in it only where the run's data was declared public.
 """
@@ -112,8 +111,7 @@ def reading(result: RunResult) -> str:
 
 @lru_cache(maxsize=64)
 def best_guess(plan: Plan, guarantee: Guarantee) -> float:
-    """A bound on how often the best attacker is right who decides between two neighbours on even
-    prior odds.
+    """A bound on how often the best attacker tells two neighbours apart, on even prior odds.
 
     See `right_at_most`; without an epsilon there is only the guarantee itself.
     """
@@ -178,16 +176,12 @@ def certificate(result: RunResult) -> dict[str, Any]:
 
 
 def write_certificate(path: Path, result: RunResult) -> None:
-    """Write the certificate as a JSON file, whole or not at all; OSError names the path and the
-    fix.
-    """
+    """Write the certificate as JSON, whole or not at all; OSError names the path and the fix."""
     write_atomically(path, dump(certificate(result)) + "\n")
 
 
 def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
-    """What the best attacker can reach, from the whole privacy curve and not from one of its
-    points.
-    """
+    """What the best attacker can reach, by the whole privacy curve."""
     return {
         "right_at_most": best_guess(plan, guarantee),
         "prior_odds": "even",
@@ -205,9 +199,7 @@ def misses(plan: Plan) -> tuple[float, ...]:
 
 
 def further_deltas(plan: Plan) -> list[dict[str, float]]:
-    """Epsilon of the whole run at other deltas; at the plan's own it is the plan's own. None of a
-    claim without proof.
-    """
+    """Epsilon of the whole run at other deltas and the plan's own; None without a proof."""
     if plan.guarantee.status != "proven":
         return []
     exact = {plan.guarantee.delta: plan.guarantee.epsilon}
@@ -253,9 +245,7 @@ def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
 
 
 def account_command(plan: Plan) -> str | None:
-    """The command that computes the plan's epsilon again, from nothing but its public numbers;
-    None without a proof.
-    """
+    """The command that computes epsilon again from public numbers; None without a proof."""
     if plan.guarantee.status != "proven":
         return None
     size, steps, noise = plan.batch_size, plan.steps, plan.noise_multiplier

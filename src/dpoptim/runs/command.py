@@ -202,9 +202,7 @@ def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:
 
 
 def charged_to(data: Data) -> str:
-    """The data set's name in its ledger; runs that protect persons and runs that protect records
-    do not add up.
-    """
+    """The data set's name in its ledger: of persons and of records, which do not add up."""
     return data.name if data.persons is None else data.name + PERSONS
 
 
@@ -228,9 +226,7 @@ def prepare_folder(request: TrainRequest, data: Data) -> Path:
 
 
 def try_writing(folder: Path) -> None:
-    """Fail now rather than after training if the folder cannot be written; older results are left
-    as they are.
-    """
+    """Fail before training if the folder cannot be written; older results stay as they are."""
     trial = folder / ".trial"
     write_atomically(trial, b"0" * 4096)
     trial.unlink()

@@ -72,9 +72,7 @@ def power_of_ten(value: float) -> str:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Where two labels go so as not to touch: at their heights, or as far apart as need be around
-    the middle.
-    """
+    """Two labels' places: their heights, or far enough apart around the middle not to touch."""
     if len(heights) < 2 or abs(heights[0] - heights[1]) >= gap:
         return list(heights)
     middle, sign = sum(heights) / 2, 1 if heights[0] >= heights[1] else -1
@@ -82,9 +80,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def mark(axes: Axes, x: float, y: float, text: str, side: str) -> None:
-    """A point with its label above it, which begins or ends there: ``side`` is the side that is
-    aligned.
-    """
+    """A point with its label above it; ``side`` is the side of the label that is aligned."""
     axes.plot(
         x, y, "o", color=WARM, markersize=8, markeredgecolor=PAPER, markeredgewidth=1.5, zorder=3
     )
@@ -106,9 +102,7 @@ def titles(axes: Axes, vertical: str, horizontal: str) -> None:
 
 @contextmanager
 def figure_style(name: str) -> Iterator[None]:
-    """The pages' style, whatever the user has set; matplotlib's own settings come back
-    afterwards.
-    """
+    """The pages' style, whatever the user has set; matplotlib's own settings come back."""
     with (
         style.context(_STYLE, after_reset=True),
         mpl.rc_context({"svg.hashsalt": f"dpoptim {name}"}),  # the same run makes the same bytes
@@ -126,9 +120,7 @@ def new_axes() -> Axes:
 
 
 def inline_svg(axes: Axes, name: str) -> str:
-    """The picture as an element for the inside of an HTML page: no prologue, no metadata, no
-    outside names.
-    """
+    """The picture as an element inside an HTML page: no prologue, metadata or outside names."""
     figure, buffer = axes.get_figure(root=True), io.StringIO()
     assert figure is not None
     figure.savefig(buffer, format="svg", metadata={"Date": None})

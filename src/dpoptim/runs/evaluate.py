@@ -1,6 +1,4 @@
-"""``dpoptim evaluate``: a saved model's score on private hold-out records, with noise, charged
-before it is drawn.
-"""
+"""``dpoptim evaluate``: a saved model's noisy score on private records, charged beforehand."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +39,7 @@ def evaluate_run(
     confidence: float = 0.95,
     noise_seed: int | None = None,
 ) -> ClassifierScores | RegressorScores:
-    """Score a saved model on private records, as `evaluate_classifier` and `evaluate_regressor`
-    do.
+    """Score a saved model on private records: `evaluate_classifier`, `evaluate_regressor`.
 
     Args:
         run: a run directory, or its ``model.pt``, of a model of a table.
@@ -163,9 +160,7 @@ def first_of_each(persons: list[str], seen: set[str]) -> list[int]:
 
 
 def outputs_of_one(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
-    """One record through the model alone: in a batch, its last digits could depend on who else is
-    there.
-    """
+    """One record through the model alone: in a batch, its last digits could depend on others."""
     return outputs_of(saved, x[None])[0]
 
 

@@ -28,8 +28,7 @@ UNSCALED = (
 
 
 def load(options: TrainRequest) -> Data:
-    """Load the data set that the options name; public ones without a hold-out of their own lose a
-    fifth to one.
+    """Load the options' data set; public ones without a hold-out of their own lose a fifth to one.
 
     Raises:
         FileNotFoundError, ValueError: naming the file or option and the fix.

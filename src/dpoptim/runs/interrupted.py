@@ -1,6 +1,4 @@
-"""Runs that are interrupted and go on: signals, and what is kept in the run directory
-meanwhile.
-"""
+"""Runs that are interrupted and go on: signals, and files kept in the run directory meanwhile."""
 
 import io
 import signal
@@ -43,9 +41,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C, or SIGTERM, into a request to stop after the step; the second stops
-    at once.
-    """
+    """Turn the first Ctrl-C or SIGTERM into a stop after the step; the second stops at once."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may watch for signals
@@ -60,8 +56,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @dataclass
 class SavedRun:
-    """An unfinished run's files in its directory: a secret checkpoint, and what the loop around it
-    remembers.
+    """An unfinished run's files: a secret checkpoint, and what the loop around it remembers.
 
     Args:
         folder: the run directory.
@@ -116,9 +111,7 @@ class SavedRun:
             )
 
     def _save(self, private: PrivateTraining, average: TailAverage, scores: list[float]) -> None:
-        """First what the checkpoint's step needs, then the checkpoint: killed in between, the
-        older pair is whole.
-        """
+        """Save what the checkpoint's step needs first: killed in between, the old pair is whole."""
         own = self.folder / RELEASED.format(private.steps_done)
         if self.ranks.rank == 0:
             stream = io.BytesIO()

@@ -9,9 +9,7 @@ DELTA = 1e-5
 
 
 def method_rows() -> list[dict[str, str]]:
-    """Return a row for each method: what it is, what it trains, its settings, relations and
-    audit.
-    """
+    """Return a row for each method: its idea, models, settings, relations and audit."""
     return [row_of(each) for each in entries().values()]
 
 

@@ -1,6 +1,4 @@
-"""The small models that the command line trains. Any other module goes through
-`dpoptim.attach`.
-"""
+"""The small models of the command line; any other module goes through `dpoptim.attach`."""
 
 import math
 
@@ -11,8 +9,7 @@ MODELS = ("softmax", "mlp", "cnn")
 
 
 def build_model(name: str, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A model for records of ``shape`` (channels, height, width for ``"cnn"``) with one output a
-    class, or one number.
+    """A model for records of ``shape`` (C, H, W for ``"cnn"``), one output a class, or a number.
 
     Records of shape (features,) may come several to a person, in an axis before the last.
     Initialised from torch's global generator. Raises ValueError for an unknown name or a shape

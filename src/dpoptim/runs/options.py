@@ -1,6 +1,4 @@
-"""The options of ``dpoptim train``, each declared once: its type, its default and what the help
-says of it.
-"""
+"""The options of ``dpoptim train``, each declared once: type, default and help."""
 
 import inspect
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""From the options of ``dpoptim train`` to a plan: which method, on how many records, for what
-budget.
-"""
+"""From the options of ``dpoptim train`` to a plan: method, number of records and budget."""
 
 import json
 import math
@@ -154,8 +152,7 @@ def is_small_and_linear(options: TrainRequest, data: Data, n: int) -> bool:
 
 
 def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
-    """The method's own settings: --clipping, and whatever --set gives, as JSON values or else as
-    text.
+    """The method's own settings: --clipping, and what --set gives as JSON values or else text.
 
     Raises:
         ValueError: the method has no such setting.
@@ -191,9 +188,7 @@ def refuse_settings(chosen: Entry, options: TrainRequest) -> None:
 
 
 def single_pass_method(options: TrainRequest) -> str:
-    """The method, checked against --single-pass: by default accelerated SRGD where the model is
-    linear.
-    """
+    """The method, checked against --single-pass; by default accelerated SRGD if linear."""
     if not options.single_pass:
         return options.method
     if options.epochs not in (None, 1):
@@ -210,9 +205,7 @@ def single_pass_method(options: TrainRequest) -> str:
 
 
 def relation_of(options: TrainRequest, bundled: bool, possible: Sequence[str]) -> str:
-    """The relation: add-or-remove-one where the sampler allows it and n is public, else
-    zero-out.
-    """
+    """The relation: add-or-remove-one if the sampler allows it and n is public, else zero-out."""
     if options.neighboring is not None:
         relation = str(options.neighboring)
     elif "add-or-remove-one" in possible and (options.n is not None or bundled):

@@ -1,6 +1,4 @@
-"""``dpoptim predict``: a trained model read new records by column name, a chunk at a time, into a
-CSV file.
-"""
+"""``dpoptim predict``: a trained model reads records by column name, chunk by chunk, to CSV."""
 
 import csv
 import os
@@ -26,9 +24,7 @@ CHUNK = 8192  # records at a time, of arrays
 
 @dataclass(frozen=True)
 class Predicted:
-    """How a file of predictions came out. ``score``: accuracy or R2 where the true values were
-    public; else None.
-    """
+    """The file of predictions; ``score``: accuracy or R2 where true values were public, or None."""
 
     records: int
     score: float | None
@@ -82,9 +78,7 @@ def predict_file(run: Path, data: Path, out: Path, *, public: bool = False) -> P
 def features_of(
     saved: SavedModel, data: Path, *, with_targets: bool
 ) -> Iterator[tuple[Floats, NDArray[np.int64] | NDArray[np.float32] | None]]:
-    """The records as the model takes them, in chunks, with their targets where asked for and
-    there.
-    """
+    """The records as the model takes them, in chunks, with targets where asked for and there."""
     if not data.is_file():
         raise FileNotFoundError(
             f"{data} does not exist; --data takes a file with the records to predict."
@@ -116,9 +110,7 @@ def features_of(
 
 @torch.no_grad()
 def outputs_of(saved: SavedModel, x: Floats) -> NDArray[np.float64]:
-    """Probabilities of the classes, float64 of shape (records, classes); or predicted numbers,
-    shape (records, 1).
-    """
+    """Class probabilities, float64 (records, classes); or predicted numbers, (records, 1)."""
     if saved.row_norm is not None:
         x = clip_rows(x.reshape(len(x), -1), saved.row_norm).astype(np.float32).reshape(x.shape)
     outputs = saved.model(torch.from_numpy(np.ascontiguousarray(x))).double()

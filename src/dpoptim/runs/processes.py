@@ -1,6 +1,4 @@
-"""``dpoptim train`` in the processes that torchrun starts: they train together; rank 0 keeps the
-run directory and the ledger.
-"""
+"""``dpoptim train`` under torchrun: one training; rank 0 has the run directory and ledger."""
 
 import os
 from collections.abc import Iterator

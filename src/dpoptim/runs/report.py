@@ -1,5 +1,4 @@
-"""The report: one HTML file that shows people what a run guarantees, what that rests on, and what
-it cost.
+"""The report: one HTML file of what a run guarantees, what that rests on, and what it cost.
 
 It says what the certificate says, and draws it. `page` is its frame.
 """

@@ -26,9 +26,7 @@ from dpoptim.runs.drawing import (
 
 
 def privacy_curve_figure(plan: Plan, point: str, caveat: str = "") -> str:
-    """Epsilon against delta for the whole run, the plan's own point marked and called
-    ``point``.
-    """
+    """Epsilon against delta for the whole run, the plan's own point marked as ``point``."""
     guarantee = plan.guarantee
     least, most = min(1e-10, guarantee.delta), max(1e-3, guarantee.delta)
     deltas = np.geomspace(least, most, 40)
@@ -55,9 +53,7 @@ def privacy_curve_figure(plan: Plan, point: str, caveat: str = "") -> str:
 
 
 def spending_figure(plan: Plan, point: str, caveat: str = "") -> str:
-    """Epsilon, at the plan's delta, of plans that are like this one but stop earlier; its end
-    called ``point``.
-    """
+    """Epsilon, at the plan's delta, of plans like this that stop earlier; its end: ``point``."""
     # Epsilon grows about like the square root of the steps; squares spread the points evenly along
     # the curve.
     steps = sorted({max(1, round(plan.steps * (part / 8) ** 2)) for part in range(1, 9)})
@@ -79,9 +75,7 @@ def spending_figure(plan: Plan, point: str, caveat: str = "") -> str:
 
 
 def attacker_figure(plan: Plan) -> str:
-    """The errors that no attacker can avoid: false negatives against false positives, by the whole
-    curve.
-    """
+    """The errors that no attacker can avoid: false negatives against false positives."""
     alarms = np.concatenate([np.linspace(0, 0.1, 21), np.linspace(0.1, 1, 46)[1:]])
     misses = tradeoff_curve(plan.event, plan.neighboring, alarms)
     with figure_style("attacker"):

@@ -1,6 +1,4 @@
-"""The report's look: one column of text, two of pictures; on paper, on a phone, by day and by
-night.
-"""
+"""The report's look: a column of text, two of pictures; paper, phone, day and night."""
 
 STYLE = """
 :root { color-scheme: light dark;

@@ -1,6 +1,4 @@
-"""What a finished run may show to the world: public figures only. Certificate and report are made
-from it.
-"""
+"""Public figures of a finished run, of which certificate and report are made."""
 
 from dataclasses import dataclass
 

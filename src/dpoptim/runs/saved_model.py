@@ -1,6 +1,4 @@
-"""``model.pt``: a trained model with what it takes to read new records; plain data, loaded without
-running code.
-"""
+"""``model.pt``: a trained model and how to read records; plain data, loaded running no code."""
 
 import hashlib
 import io
@@ -46,9 +44,7 @@ class SavedModel:
 def contents(
     model: nn.Module, name: str, data: Data, row_norm: float | None = None
 ) -> dict[str, Any]:
-    """What ``model.pt`` holds: text, numbers and tensors only, all of them public once the model
-    is.
-    """
+    """The contents of ``model.pt``: text, numbers, tensors, public once the model is."""
     schema = data.encoding if isinstance(data.encoding, Schema) else None
     preparation = data.encoding if isinstance(data.encoding, Preparation) else None
     return {

@@ -18,8 +18,7 @@ def new_schema(
     out: Path | None,
     overwrite: bool,
 ) -> tuple[Path, int]:
-    """Write a schema for ``data``; returns its file, and in how many columns something is left to
-    fill in.
+    """Write a schema for ``data``; returns its file, and how many columns are to be filled in.
 
     Raises:
         FileNotFoundError, ValueError: no table, no such column, or the file to write is there

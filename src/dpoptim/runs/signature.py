@@ -1,5 +1,4 @@
-"""Signatures of certificates with an organisation's key: Ed25519, in a file of its own beside the
-certificate.
+"""Signatures of certificates by an organisation's key: Ed25519, in a file beside them.
 
 Make a key with ``openssl genpkey -algorithm ed25519 -out key.pem``, and publish what
 ``openssl pkey -in key.pem -pubout`` prints.

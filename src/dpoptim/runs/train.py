@@ -67,9 +67,7 @@ def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def record_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The loss of each row, shape (rows,): cross-entropy, or half the squared error of numbers to
-    predict.
-    """
+    """The loss of each row, (rows,): cross-entropy, or half the squared error of numbers."""
     if y.is_floating_point():
         return (outputs[:, 0] - y).square() / 2
     return F.cross_entropy(outputs, y, reduction="none")
@@ -83,9 +81,7 @@ def batch_losses(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A privately trained model, its public scores (if the data is public), and where it started
-    from.
-    """
+    """A privately trained model, its public scores (of public data), and its start."""
 
     model: nn.Module
     guarantee: Guarantee
@@ -230,8 +226,7 @@ def comparison_epochs(data: Data) -> int:
 def train_without_privacy(
     data: Data, model: nn.Module, *, epochs: int, seed: int
 ) -> tuple[float, ...]:
-    """Hold-out score after each epoch of ordinary training, which may look at the data as private
-    training may not.
+    """Hold-out scores after each epoch of ordinary training, which private training may not see.
 
     A strong comparison, so that the price of privacy is not made to look low. The columns of a
     table are standardised. A linear model is fitted by L-BFGS, ten iterations an epoch, with

@@ -36,9 +36,7 @@ def row_norm(data: Data) -> float:
 
 
 def solver_clip(data: Data) -> float:
-    """Where records' gradients are clipped by default: a share of the largest that a record of
-    that norm can have.
-    """
+    """The default clip norm: a share of the largest gradient of records of that norm."""
     return CLIPPED_SHARE * math.sqrt(2) * math.hypot(row_norm(data), 1)
 
 
@@ -53,8 +51,7 @@ def train_by_solver(
     noise_seed: int | None,
     on_step: Callable[[int], None],
 ) -> Trained:
-    """Train a softmax model (``Flatten`` and one ``Linear``) by ``plan.method``; see
-    `train_privately`.
+    """Train a softmax model (``Flatten``, one ``Linear``) by ``plan.method``: `train_privately`.
 
     **Guarantee.** ``guarantee``, for every table; records are clipped to a public norm one by one.
     """

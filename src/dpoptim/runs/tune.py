@@ -45,8 +45,7 @@ class Tuned:
 
 
 def grid_of(texts: Sequence[str] | None, data: Data) -> dict[str, list[Any]]:
-    """NAME=VALUE,VALUE,... for each setting; by default clip norms around the usual one, and
-    steps.
+    """Read NAME=VALUE,VALUE,... for each setting; by default usual clip norms, and steps.
 
     Raises:
         ValueError: no name, or no values.

@@ -1,5 +1,4 @@
-"""Is a run's certificate what its plan gives? Everything that the plan determines is computed
-again.
+"""Is a run's certificate what its plan gives? All that the plan determines, computed again.
 
 What only the run knew (names, scores, times, what attaching found out) cannot be computed: the
 digest in the certificate shows damage to it, and a signature any change.

@@ -51,9 +51,7 @@ class TheoremSettings:
 
 
 def c_dp(n: int, delta: float) -> float:
-    """c_DP of Eq. 19: ``4 sqrt(2) log2(n)^1.5 sqrt(ln(2 n / delta)) ln(2.5 / delta)``. About 2e4
-    for n = 1e6.
-    """
+    """c_DP of Eq. 19: ``4 sqrt(2) log2(n)^1.5 sqrt(ln(2 n / delta)) ln(2.5 / delta)``."""
     return (
         4
         * math.sqrt(2)
@@ -66,8 +64,7 @@ def c_dp(n: int, delta: float) -> float:
 def minimiser_inside(
     n: int, p: int, epsilon: float, delta: float, *, lipschitz: float, radius: float
 ) -> TheoremSettings:
-    """Eq. 19 (Theorem 5.8): T = c_DP n^(1/4) if the unconstrained minimiser of the population risk
-    is in the set.
+    """Eq. 19 (Theorem 5.8): T = c_DP n^(1/4), if the population minimiser is in the set.
 
     Valid for ``2^-o(n^(1/6)) <= delta <= 1/n``, ``p <= (epsilon n)^2`` and n large enough that
     c_DP >= M R / L.
@@ -81,8 +78,7 @@ def minimiser_inside(
 def minimiser_anywhere(
     n: int, *, lipschitz: float, smoothness: float, radius: float, batch_size: float | None = None
 ) -> TheoremSettings:
-    """Theorem 5.12: any B <= sqrt(n) (the default is sqrt(n)), ``beta = (16 c_M + 8) L n^1.5 / (R
-    B^2)``, c_M = M R / L.
+    """Theorem 5.12: B <= sqrt(n), the default; ``beta = (16 c_M + 8) L n^1.5 / (R B^2)``, c_M = MR/L.
 
     Valid for p up to about ``epsilon^2 n^2`` (Corollary 5.10). The clipping bound is Corollary
     5.10's (8 c_M + 4) L.
@@ -102,9 +98,7 @@ def minimiser_anywhere(
 
 
 def optimal_rate(n: float, p: float, epsilon: float) -> float:
-    """``1 / sqrt(n) + sqrt(p) / (epsilon n)``: what Theorems 5.8 and 5.12 reach up to logarithms,
-    in units of L R.
-    """
+    """``1 / sqrt(n) + sqrt(p) / (epsilon n)``, in L R: Theorems 5.8, 5.12 up to logarithms."""
     return 1 / math.sqrt(n) + math.sqrt(p) / (epsilon * n)
 
 
@@ -118,8 +112,7 @@ def excess_risk_bound(
     noise_norms: Sequence[float],
     failure: float,
 ) -> float:
-    """Theorem 5.1's bound on F(y_T) - F(x*), for eta_t = t + 1; wrong with probability at most
-    ``failure``.
+    """Theorem 5.1's bound on F(y_T) - F(x*), eta_t = t + 1; wrong with ``failure`` at most.
 
     Args:
         batch_size: B.
@@ -161,8 +154,7 @@ def excess_risk_bound(
 def independent_excess_risk_bound(
     *, batch_size: float, beta: float, lipschitz: float, radius: float, noise_norms: Sequence[float]
 ) -> float:
-    """Theorem 5.13's bound on E F(y_T) - F(x*) for independent gradients, eta_t = t + 1 and beta
-    >= M.
+    """Theorem 5.13's bound on E F(y_T) - F(x*): independent gradients, eta_t = t + 1, beta >= M.
 
     Divided by the sum of the T weights that enter, T (T + 1) / 2, where the paper prints
     eta_{0:T}, which has one more.

@@ -1,5 +1,4 @@
-"""What theory says of the clip norm: Das et al. 2023, and the growth condition of Fang et al.
-2023.
+"""Theory of the clip norm: Das et al. 2023, and the growth condition of Fang et al. 2023.
 
 Diagnostics for public or synthetic data: they need every record's loss. Nothing here sets the
 noise of a run; that always comes from calibration. Risks are in units of the loss, clip norms in
@@ -70,9 +69,7 @@ def clipped_advantage(tau: float, constants: Floats, excess: Floats) -> float:
 
 @dataclass(frozen=True)
 class RiskTerms:
-    """The two terms of Theorem 5.4: (A) grows with tau, (B) falls with it and vanishes under
-    interpolation.
-    """
+    """The two terms of Theorem 5.4: (A) grows with tau, (B) falls, to 0 under interpolation."""
 
     optimisation: float
     bias: float
@@ -92,8 +89,7 @@ def risk_terms(
     scale: float,
     interpolation_gap: float,
 ) -> RiskTerms:
-    """Theorem 5.4: the bound of DP-SGD's risk at clip norm tau, for convex losses, ``T = 1 / (3
-    phi^2)`` steps.
+    """Theorem 5.4: DP-SGD's risk at clip norm tau, convex losses, ``T = 1 / (3 phi^2)`` steps.
 
     Args:
         alpha: alpha(tau), at least 1; see `clipped_advantage`.
@@ -124,8 +120,7 @@ def interpolation_settings(tau: float, phi: float, scale: float) -> tuple[int, f
 def constrained_heavy_tailed(
     phi: float, *, k: float, moment: float, gamma: float, diameter: float
 ) -> Settings:
-    """Theorem I.1: convex losses on a set of diameter D_W, E[G^k] <= moment^k; holds with
-    probability 1 - gamma.
+    """Theorem I.1: convex, a set of diameter D_W, E[G^k] <= moment^k; probability 1 - gamma.
 
     The risk is of the order ``phi^(1 - 1/k)``, which is optimal (Theorem I.3).
     """
@@ -143,9 +138,7 @@ def constrained_heavy_tailed(
 def unconstrained_heavy_tailed(
     phi: float, *, k: float, moment: float, gamma: float, distance: float, scale: float
 ) -> Settings:
-    """Theorem J.1: convex losses on all of R^d, E[G^k] <= moment^k; with probability 1 - gamma.
-    Order phi^(1 - 2/(k+1)).
-    """
+    """Theorem J.1: convex on R^d, E[G^k] <= moment^k; w.p. 1 - gamma, order phi^(1 - 2/(k+1))."""
     steps, rate = _steps(phi)
     tail = moment / gamma ** (1 / k)
     clip_norm = tail * rate ** (-1 / (k + 1))
@@ -162,9 +155,7 @@ def unconstrained_heavy_tailed(
 def improved_heavy_tailed(
     phi: float, *, k: float, moment: float, distance: float, scale: float, minimiser_bound: float
 ) -> Settings:
-    """Theorem K.1: as J.1 under Assumption 6.4 (D = ``minimiser_bound``); with probability 3/4.
-    Order phi^(1 - 1/k).
-    """
+    """Theorem K.1: J.1 with Assumption 6.4 (D: ``minimiser_bound``); w.p. 3/4, phi^(1 - 1/k)."""
     steps, rate = _steps(phi)
     clip_norm = moment * rate ** (-1 / (2 * k))
     first = (distance**2 / scale + 2 * scale) * rate ** ((1 - 1 / k) / 2)
@@ -185,18 +176,14 @@ def _steps(phi: float) -> tuple[int, float]:
 
 
 def nonconvex_orders(phi: float, *, k: float, gamma: float) -> Settings:
-    """Theorem 6.8: smooth nonconvex losses; clip norm, step size and squared gradient norm up to
-    unstated constants.
-    """
+    """Theorem 6.8: smooth nonconvex; clip norm, step, squared gradient norm up to constants."""
     steps, _ = _steps(phi)
     power, tail = 1 / (2 * k - 1), gamma ** (-2 / (2 * k - 1))
     return Settings(steps, tail * phi**-power, phi ** (1 + power) / tail, tail * phi ** (1 - power))
 
 
 def optimal_orders(phi: float, k: float) -> dict[str, float]:
-    """Orders of the risk by problem: Theorems I.1, J.1, K.1 and 6.8 (the last in the squared
-    gradient norm).
-    """
+    """Orders of the risk: Theorems I.1, J.1, K.1 and 6.8 (in the squared gradient norm)."""
     return {
         "constrained convex": phi ** (1 - 1 / k),
         "unconstrained convex": phi ** (1 - 2 / (k + 1)),
@@ -206,16 +193,12 @@ def optimal_orders(phi: float, k: float) -> dict[str, float]:
 
 
 def growth_parameters(smoothness: float) -> tuple[float, float]:
-    """(beta1, beta2) with ``|grad f|^2 <= beta1 (f - inf f) + beta2``: (2 L, 0) for L-smooth f
-    (Fang et al., Lemma 3.2).
-    """
+    """(beta1, beta2) with ``|grad f|^2 <= beta1 (f - inf f) + beta2`` (Fang et al., Lemma 3.2)."""
     return 2 * smoothness, 0.0
 
 
 def growth_bound(loss: Floats, beta1: float, beta2: float, lower_bound: float = 0.0) -> Floats:
-    """The bound on each record's gradient norm that the growth condition gives from its loss (Fang
-    et al., Def. 3.1).
-    """
+    """The bound on a record's gradient norm by its loss under growth (Fang et al., Def. 3.1)."""
     return np.sqrt(beta1 * np.maximum(loss - lower_bound, 0.0) + beta2)
 
 

@@ -38,8 +38,7 @@ class Smooth:
 def stationarity_bound(
     problem: Smooth, *, steps: int, clip_norm: float, feedback_clip: float, noise: float
 ) -> tuple[float, float]:
-    """Return Theorem 3.6's bound on ``E |grad f(x_t)|^2`` over its distribution of t, and its step
-    size.
+    """Return Theorem 3.6's bound on ``E |grad f(x_t)|^2`` over its law of t, and its step size.
 
     Args:
         problem: the loss.

@@ -93,8 +93,7 @@ class KLSetting:
 
 
 def spider_bound(setting: KLSetting) -> float:
-    """Theorem 1, with its constant: the excess risk of KL-Spider with the theorem's constants,
-    with probability 1 - beta.
+    """Theorem 1: KL-Spider's excess risk with the theorem's constants, w.p. 1 - beta.
 
     ``(32 gamma L0 sqrt(K d log(1/beta')) / (n sqrt(rho)))^kappa``, at most F0 (then it says
     nothing). For kappa in [1, 2], losses that are L0-Lipschitz and L1-smooth on the ball of
@@ -105,9 +104,7 @@ def spider_bound(setting: KLSetting) -> float:
 
 
 def spider_radius(setting: KLSetting) -> float:
-    """How far KL-Spider can get from its start (Lemma 1, summed over the actual schedule), in
-    units of w.
-    """
+    """How far KL-Spider can get from its start (Lemma 1, over the actual schedule), in w."""
     return (
         sum(
             round_.steps * round_.difference_bound
@@ -118,8 +115,8 @@ def spider_radius(setting: KLSetting) -> float:
 
 
 def proximal_rate(setting: KLSetting) -> float:
-    """Theorem 2, up to a constant: ``(gamma L0 sqrt(T d log(n^2 log^2(1/beta') / (d beta'))) / (n
-    sqrt(rho)))^kappa``.
+    """Theorem 2, up to a constant:
+    ``(gamma L0 sqrt(T d log(n^2 log^2(1/beta') / (d beta'))) / (n sqrt(rho)))^kappa``.
 
     For kappa >= 2 and losses that are L0-Lipschitz and ``smoothness``-weakly convex near the
     start.
@@ -150,8 +147,7 @@ def adaptive_exponent(kl_exponent: float) -> float:
 
 
 def adaptive_rate(setting: KLSetting) -> float:
-    """Theorem 4, up to a constant: the excess risk of adaptive gradient descent, with probability
-    1 - 2 beta.
+    """Theorem 4, up to a constant: adaptive descent's excess risk, w.p. 1 - 2 beta.
 
     For kappa in [1, 2], L0-Lipschitz and L1-smooth F, and ``L0^2 log(n sqrt(rho)/beta) / (L1 n) <=
     sqrt(rho)``: raises ValueError where that fails.
@@ -175,8 +171,7 @@ def adaptive_rate(setting: KLSetting) -> float:
 
 
 def stationary_rate(setting: KLSetting, steps: int | None = None) -> float:
-    """Theorem 5, up to a constant: the gradient norm that the selection finds, with probability 1
-    - 3 beta.
+    """Theorem 5, up to a constant: the selection's gradient norm, w.p. 1 - 3 beta.
 
     ``min(sqrt(F0 L1 / T), sqrt(L0 sqrt(F0 L1) x)) + L0 sqrt(log(n sqrt(rho)/beta)) / sqrt(n
     sqrt(rho))``, without any KL condition (gamma and kappa are used only if ``risk_bound`` is
@@ -192,8 +187,7 @@ def stationary_rate(setting: KLSetting, steps: int | None = None) -> float:
 
 
 def lower_bound_rate(setting: KLSetting) -> float:
-    """Corollary 1, up to a constant and logarithms: no rho-zCDP algorithm does better than
-    ``(gamma L0 x)^kappa``.
+    """Corollary 1, up to constants and logarithms: no rho-zCDP beats ``(gamma L0 x)^kappa``.
 
     For kappa in (1, 2] away from 1; for convex losses that satisfy the condition.
     """
@@ -202,8 +196,7 @@ def lower_bound_rate(setting: KLSetting) -> float:
 
 
 def growth_from_kl(kl_gamma: float, kl_exponent: float) -> tuple[float, float]:
-    """Lemma 7: the growth ``F(w) - min F >= (lambda dist(w, argmin))^tau`` that the KL condition
-    implies, kappa > 1.
+    """Lemma 7: the growth ``F(w) - min F >= (lambda dist(w, argmin))^tau`` by KL, kappa > 1.
 
     Returns:
         (lambda, tau), lambda = (kappa - 1) / (gamma kappa), tau = kappa / (kappa - 1).

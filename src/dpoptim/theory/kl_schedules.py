@@ -1,6 +1,4 @@
-"""How many rounds and steps the KL methods take, from public numbers (Menart et al. 2024,
-Algorithms 1 and 2).
-"""
+"""Rounds and steps of the KL methods, by public numbers (Menart et al. 2024, Algorithms 1, 2)."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +12,7 @@ MOST_ROUNDS = 1_000_000
 
 @dataclass(frozen=True)
 class SpiderConstants:
-    """The numbers that the analysis of Algorithm 1 fixes; they change what is achieved, never the
-    guarantee.
+    """The numbers that Algorithm 1's analysis fixes: of what is achieved, not the guarantee.
 
     Attributes:
         descent: a step lowers the risk by at least Phi^(2/kappa) / (descent gamma^2 L1).

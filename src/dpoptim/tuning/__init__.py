@@ -1,6 +1,4 @@
-"""Settings chosen on public proxies, free; or privately, by a random number of trials of which only
-the best leaves.
-"""
+"""Settings chosen on public proxies, free; or by private trials of which only the best leaves."""
 
 from dpoptim.tuning.public import Tried, tune_on_public
 from dpoptim.tuning.search import DPSearchCV

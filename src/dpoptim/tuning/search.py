@@ -1,5 +1,4 @@
-"""Hyperparameters chosen on private data, at a price that does not grow with the number of
-candidates.
+"""Hyperparameters chosen on private data, at a price that does not grow with the candidates.
 
 Before spending anything, tune on public or made-up data like yours: that is free, and usually as
 good.
@@ -234,9 +233,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         relation: str,
         seed: int | None,
     ) -> float:
-        """A noisy mean over the hold-out. A record adds 1/2 or -1/2 (right or wrong), or 1/2 less
-        its squared error.
-        """
+        """A noisy hold-out mean: a record adds 1/2 or -1/2, or 1/2 less its squared error."""
         predicted = model.predict(x)
         if is_classifier(model):
             values = np.where(predicted == y, 0.5, -0.5)
@@ -276,9 +273,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
 
 
 def search_event(epsilon: float, delta: float, neighboring: str, mean_trials: float) -> Any:
-    """The event of a search within (epsilon, delta): its trials are Gaussians, as sharp as that
-    allows.
-    """
+    """The event of a search within (epsilon, delta), its trials Gaussians as sharp as may be."""
     mean = positive_number("mean_trials", mean_trials)
     if not 1 < mean <= 1e4:
         raise ValueError(f"mean_trials must be above 1 and at most 10,000, got {mean_trials!r}.")
