@@ -78,7 +78,7 @@ def minimiser_inside(
 def minimiser_anywhere(
     n: int, *, lipschitz: float, smoothness: float, radius: float, batch_size: float | None = None
 ) -> TheoremSettings:
-    """Theorem 5.12: B <= sqrt(n), the default; ``beta = (16 c_M + 8) L n^1.5 / (R B^2)``, c_M = MR/L.
+    """Theorem 5.12: B <= sqrt(n), the default; ``beta = (16 MR/L + 8) L n^1.5 / (R B^2)``.
 
     Valid for p up to about ``epsilon^2 n^2`` (Corollary 5.10). The clipping bound is Corollary
     5.10's (8 c_M + 4) L.
