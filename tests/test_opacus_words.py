@@ -14,6 +14,9 @@ from dpoptim import opacus_words
 def test_names_lead_on(name: str) -> None:
     with pytest.raises(AttributeError, match="Fix: what Opacus calls"):
         getattr(dpoptim, name)
+    assert not hasattr(dpoptim, name)
+    with pytest.raises(ImportError, match="Fix: what Opacus calls"):
+        exec(f"from dpoptim import {name}")
 
 
 def test_keywords_lead_on() -> None:

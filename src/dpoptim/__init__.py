@@ -5,6 +5,7 @@ Names are imported when they are first used (PEP 562), so that the command line 
 """
 
 import ast
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,11 @@ def __getattr__(name: str) -> Any:
     else:
         from dpoptim.opacus_words import hint_of_name
 
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint_of_name(name)}")
+        hint = hint_of_name(name)
+        if hint and sys._getframe(1).f_code.co_name == "_handle_fromlist":
+            # `from dpoptim import ...` asks so; it would hide what an AttributeError says
+            raise ImportError(f"cannot import name {name!r} from {__name__!r}.{hint}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")
     globals()[name] = value
     return value
 

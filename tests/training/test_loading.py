@@ -1,7 +1,10 @@
 """What is read as a whole is what DataLoader collates item by item."""
 
+import pickle
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
@@ -9,6 +12,7 @@ from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training.loading import LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
+from dpoptim.training.worker_messages import SMALL, written
 
 STEPS = 5
 
@@ -35,11 +39,39 @@ def test_tensors_are_read_alike_item_by_item_as_a_whole_and_by_workers() -> None
         data = TensorDataset(torch.randn(40, stacked, 3), torch.arange(40))
         expected = loaded(Items(data), stacked)
         assert sum(microbatch.last for _, microbatch in expected) == STEPS < len(expected)
-        for workers in (0, 1):
-            found = loaded(data, stacked, num_workers=workers)
+        for source, workers in ((data, 0), (data, 1), (Items(data), 1)):
+            found = loaded(source, stacked, num_workers=workers)
             assert [microbatch for _, microbatch in found] == [
                 microbatch for _, microbatch in expected
             ]
             for (ours, _), (theirs, _) in zip(found, expected, strict=True):
                 assert isinstance(ours, list)
                 assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+TENSORS: dict[str, Callable[[], torch.Tensor]] = {
+    "small": lambda: torch.randn(3, 4),
+    "large": lambda: torch.zeros(SMALL // 4 + 1),
+    "a number": lambda: torch.tensor(3),
+    "none": lambda: torch.zeros(0, 3),
+    "bfloat16": lambda: torch.ones(2, dtype=torch.bfloat16),
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "cut out": lambda: torch.randn(5, 4)[:, ::2],
+    "trained": lambda: torch.randn(3, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_what_a_worker_sends_arrives_as_it_was(kind: str) -> None:
+    sent = TENSORS[kind]()
+    found = pickle.loads(written({"x": sent, "again": sent}))
+    assert found["x"] is found["again"]
+    assert torch.equal(found["x"], sent)
+    for what in (torch.Tensor.stride, lambda t: t.dtype, lambda t: t.requires_grad):
+        assert what(found["x"]) == what(sent)
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_and_no_endless_wait() -> None:
+    data = Items(TensorDataset(torch.randn(40, 3)))
+    with pytest.raises(Exception, match="lambda"):
+        loaded(data, 1, num_workers=1, collate_fn=lambda items: lambda: items)

@@ -17,6 +17,7 @@ from dpoptim.training.microbatches import Microbatch, MicrobatchSampler
 from dpoptim.training.slots import SlotSampler
 from dpoptim.training.streams import StreamRecords
 from dpoptim.training.units import CollateRows, rows_of_tensors
+from dpoptim.training.worker_messages import Sending
 
 Collate = Callable[[list[Any]], Any]
 
@@ -75,11 +76,12 @@ def load_microbatches(
         dataset, collate_fn = whole, as_read
     elif fixed_items is not None:
         dataset, collate_fn = fixed_shape(dataset, collate_fn, fixed_items)
+    collate_fn = collate_fn or collate_records
     loader = DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=options.num_workers,
-        collate_fn=collate_fn or collate_records,
+        collate_fn=Sending(collate_fn) if options.num_workers else collate_fn,
         pin_memory=options.pin_memory,
         prefetch_factor=options.prefetch_factor,
         persistent_workers=options.persistent_workers,

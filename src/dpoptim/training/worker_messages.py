@@ -1,0 +1,59 @@
+"""How a data loader's worker sends a batch: small tensors in the message itself.
+
+PyTorch sends each tensor's memory as an open file, over a socket of its own whose two ends prove
+to each other who they are. For a batch of a few hundred records that takes longer than to copy it.
+"""
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SMALL = 1 << 20  # bytes, up to which copying a tensor was measured to take less time
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Collates in a worker, and writes the batch down, so that what cannot be sent is an error
+    there: in PyTorch the loop would wait for ever.
+
+    **Guarantee.** None: private, as what is collated. What arrives is that.
+    """
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, items: list[Any]) -> "Message":
+        return Message(written(self.collate(items)))
+
+
+@dataclass(frozen=True)
+class Message:
+    """A batch on its way, which arrives as the batch."""
+
+    content: bytes
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return pickle.loads, (self.content,)
+
+
+def written(batch: Any) -> bytes:
+    content = io.BytesIO()
+    pickler = ForkingPickler(content, pickle.HIGHEST_PROTOCOL)
+    as_file = pickler.dispatch_table[Tensor]
+
+    def reduced(tensor: Tensor) -> Any:
+        try:
+            array = tensor.numpy()
+        except (RuntimeError, TypeError):  # of a type or on a device that numpy lacks
+            return as_file(tensor)
+        small = array.flags.c_contiguous and array.nbytes <= SMALL
+        return (torch.tensor, (array,)) if small else as_file(tensor)
+
+    pickler.dispatch_table[Tensor] = reduced
+    pickler.dump(batch)
+    return content.getvalue()
