@@ -1,6 +1,4 @@
-"""Arguments that users give: checked, or refused with the name of the argument. All of the package
-checks them here.
-"""
+"""Arguments that users give, checked here for all, or refused by their names."""
 
 import math
 from collections.abc import Iterable

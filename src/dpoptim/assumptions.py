@@ -6,9 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Assumption:
-    """One thing that a guarantee rests on, and how well: enforced in code, taken on somebody's
-    word, or unproven.
-    """
+    """One thing that a guarantee rests on: enforced in code, taken on trust, or unproven."""
 
     kind: Literal["enforced", "trusted", "unproven"]
     text: str

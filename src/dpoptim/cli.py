@@ -1,6 +1,4 @@
-"""The command line: ``dpoptim train``, ``account``, ``calibrate``, ``audit``, ``reproduce``. All
-that it shows is public.
-"""
+"""The command line: ``dpoptim train``, ``account``, ``audit``, ...; it shows public things only."""
 
 import json
 from pathlib import Path

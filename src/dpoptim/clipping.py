@@ -49,8 +49,7 @@ class ClippingRule(Protocol):
         ...
 
     def units(self, layers: Sequence[str]) -> "Units":
-        """Which parameters are clipped together, and by which rule, so that all units together
-        keep to this one's bounds.
+        """Which parameters are clipped together, by which rule, all within this one's bounds.
 
         Args:
             layers: that the parameters belong to, one for each of them.
@@ -58,9 +57,7 @@ class ClippingRule(Protocol):
         ...
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """The factors of each record: float64, shape (B,), or (k, B) for k sums; zero where it
-        does not count.
-        """
+        """The factors of each record: float64, (B,), or (k, B) for k sums; zero: not counted."""
         ...
 
 
@@ -124,8 +121,7 @@ class Clipping:
         return Units(Clipping(self.norm * share_of_layer(layers)), layers)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """The factor of each record: float64, shape (B,), zero for records whose norm is not
-        finite.
+        """The factor of each record: float64, (B,), zero where the norm is not finite.
 
         Args:
             squared_norms: float64, shape (B,).
@@ -148,9 +144,7 @@ class Clipping:
 
 
 def share_of_layer(layers: Sequence[str]) -> float:
-    """Return the share of a bound that each of the layers gets: their squares add up to 1,
-    rounding included.
-    """
+    """Return each layer's share of a bound: their squares add up to 1, rounding included."""
     return (1 - 2.0**-40) / math.sqrt(len(set(layers)))
 
 
@@ -160,8 +154,7 @@ SPLIT_MARGIN = 1.415
 
 @dataclass(frozen=True)
 class SplitClipping:
-    """What a record adds to two sums: its gradient clipped to C1, and what clipping to C1 takes
-    off it when clipped to R.
+    """A record in two sums: clipped to C1, and what that takes off it when clipped to R.
 
     Args:
         norm: C1.
@@ -200,15 +193,12 @@ class SplitClipping:
 
     @property
     def directions(self) -> Directions:
-        """Records that are not clipped have no residual; that of records clipped to R has a fixed
-        proportion.
-        """
+        """Directions: no residual if unclipped; a fixed proportion if clipped to R."""
         rest = self.residual_clip - self.norm
         return ((1.0, 0.0), (1.0, rest / self.norm)) if 0 < rest < math.inf else ((1.0, 0.0),)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
-        """The factors of each record for the two sums: float64, shape (2, B), zero where its norm
-        is not finite.
+        """The factors of each record for two sums: float64, (2, B), zero for norms not finite.
 
         **Guarantee.** For every record, the first factor times its norm is at most ``C1 (1 - s)``,
         the second at most ``(R - C1) (1 - s)``, s = 1.415 margin, also after rounding to float32.

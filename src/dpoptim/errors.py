@@ -1,5 +1,4 @@
-"""The errors that are particular to private training, and the one rule for what any message may
-say.
+"""The errors of private training, and the one rule for what any message may say.
 
 Bad arguments raise ``ValueError`` or ``TypeError`` as everywhere in Python. The classes here are
 for a promise that cannot be kept.
@@ -37,27 +36,19 @@ class PrivacyError(RuntimeError):
 
 
 class SamplesInteractError(PrivacyError):
-    """The gradient of one record depends on other records in the batch, so clipping it bounds
-    nothing.
-    """
+    """A record's gradient depends on other records of the batch, so clipping bounds nothing."""
 
 
 class RankError(PrivacyError):
-    """Another process of the run has failed, has left or does something else; the message names it
-    by its rank.
-    """
+    """Another process of the run, named by rank, has failed, left, or does something else."""
 
 
 def axes_of(x: Tensor) -> str:
-    """All that a message may say of the shape of a tensor that holds records: how many axes it
-    has.
-    """
+    """All that a message may say of the shape of records: how many axes it has."""
     return "1 axis" if x.dim() == 1 else f"{x.dim()} axes"
 
 
 def quoted(error: Exception) -> str:
-    """The first line of another library's error, with every number in it replaced: it may be the
-    size of a batch.
-    """
+    """The first line of another library's error, its numbers replaced: one may be a batch's."""
     first = (str(error).splitlines() or [""])[0]
     return re.sub(r"\d+(\.\d+)?", "#", first).rstrip(".")

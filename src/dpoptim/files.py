@@ -1,6 +1,4 @@
-"""Files are there whole or not at all: a reader never finds half a report, and a failure loses
-nothing.
-"""
+"""Files are there whole or not at all: no half reports, and a failure loses nothing."""
 
 import contextlib
 import errno
@@ -67,8 +65,7 @@ def write_atomically(path: Path, content: bytes | str, *, secret: bool = False) 
 
 
 def create_whole(path: Path, data: bytes) -> bool:
-    """Make a new file with this content, on the disk when this returns; False if ``path`` is
-    there.
+    """Make a new file of this content, on disk when this returns; False if ``path`` is there.
 
     Raises:
         OSError: as the system says it. Nothing is left then.

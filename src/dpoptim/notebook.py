@@ -1,15 +1,11 @@
-"""What notebooks show of plans, guarantees, runs and ledgers: the lines that `describe` prints, as
-a small table.
-"""
+"""Plans, guarantees, runs and ledgers in notebooks: what `describe` prints, as a table."""
 
 import re
 from html import escape
 
 
 def as_table(description: str) -> str:
-    """HTML of a text whose first line is a heading, and whose others are ``  label   text``; all
-    escaped.
-    """
+    """HTML of a heading and lines of `` label text``; all escaped."""
     heading, *lines = description.splitlines()
     rows = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines if line.strip()]
     cells = "".join(

@@ -1,6 +1,4 @@
-"""Unknown words: what Opacus' users, and those of DataLoader, bring along and what it is called
-here, and the argument that was meant.
-"""
+"""Unknown words, such as Opacus' and DataLoader's, and what they are called here."""
 
 import difflib
 import functools
@@ -103,9 +101,7 @@ def knows_opacus(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class KnowsOpacus:
-    """Let a class's error about an unknown keyword, and those of all classes derived from it, say
-    what is to be given instead.
-    """
+    """Lets classes' errors about unknown keywords say what is to be given instead."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         refuse_unknown(cls.__init__, kwargs)

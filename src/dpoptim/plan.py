@@ -1,6 +1,4 @@
-"""The promise: everything about a private run that is decided before it starts, in one frozen
-object.
-"""
+"""The promise: all of a private run that is decided beforehand, in one frozen object."""
 
 import math
 from collections.abc import Sequence
@@ -30,9 +28,7 @@ SMALLEST_NOISE = 0.01  # below it epsilon has no meaningful number
 
 
 class Method(Protocol):
-    """An algorithm's public settings: a frozen dataclass whose fields JSON can hold. See
-    `methods.TrainingMethod`.
-    """
+    """An algorithm's public settings: a frozen dataclass, as JSON; see `TrainingMethod`."""
 
     @property
     def name(self) -> str:
@@ -65,8 +61,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """Promise of a run. Made by a method's ``plan(...)``; drives sampler, clipping, noise and
-    accounting alike.
+    """Promise of a run, made by a method's ``plan(...)``; drives sampler, clipping and noise.
 
     Attributes:
         method: the algorithm and its settings, e.g. `DPSGD`.
@@ -126,16 +121,13 @@ class Plan:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What the whole run costs; without noise, an event that no accountant puts a number
-        on.
-        """
+        """What the whole run costs; without noise, an event without a number."""
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         return self.mechanism.event(self.shape, self.noise_multiplier)
 
     def event_of_part(self, released: int, repeated: int = 0) -> dp_accounting.DpEvent:
-        """What a budget is charged for the run if it is ended for good after so many steps; see
-        `Mechanism.event_of_part`.
+        """The charge of a run ended for good after so many steps; see `Mechanism.event_of_part`.
 
         The whole event, where only that has a price. For budgets: the run's own `guarantee` keeps
         the whole plan.
@@ -194,9 +186,7 @@ class Plan:
 
     @property
     def basis(self) -> tuple[Assumption, ...]:
-        """What the guarantee rests on, from the plan alone; `attach` and the certificate add what
-        they know.
-        """
+        """What the guarantee rests on by the plan; `attach` and the certificate add to it."""
         return basis_of(self)
 
     @property
@@ -209,8 +199,7 @@ class Plan:
         return self.guarantee_at(delta).epsilon
 
     def describe(self, basis: Sequence[Assumption] | None = None) -> str:
-        """The plan for a person to read: what will happen, what it guarantees, and on what that
-        rests.
+        """The plan for a person: what will happen, what it guarantees, on what that rests.
 
         Args:
             basis: what is known of that by now (``private.describe()`` gives it); None: `basis`,
@@ -228,8 +217,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Read a plan. The guarantee is computed again; a file that promises what its settings do
-        not give is refused.
+        """Read a plan, its guarantee computed again; files that promise another are refused.
 
         Raises:
             ValueError: not a plan, one that was changed since it was written, or a guarantee that
@@ -267,9 +255,7 @@ def make_plan(
     noise_multiplier: float | None = None,
     neighboring: str | NeighboringRelation | None = None,
 ) -> Plan:
-    """Check the numbers, calibrate the noise if a budget is given, and state the guarantee. See
-    `DPSGD.plan`.
-    """
+    """Check the numbers, calibrate noise to a budget, state the guarantee: `DPSGD.plan`."""
     n = whole_number("n", n, least=1)
     batch_size = whole_number("batch_size", batch_size, least=1)
     if batch_size > n:

@@ -21,9 +21,7 @@ def printable(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """The text with what UTF-8 cannot hold (file names on Linux may) replaced by its escaped
-    form.
-    """
+    """The text with what UTF-8 cannot hold (as file names may) escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,6 +1,4 @@
-"""Quantiles of several columns by exponential mechanisms on public candidates, paid from one
-filter.
-"""
+"""Quantiles of columns by exponential mechanisms on public candidates, from one filter."""
 
 import math
 from dataclasses import replace
@@ -31,8 +29,7 @@ def select_tails(
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
 ) -> tuple[Floats, Floats, Guarantee]:
-    """For each column, a candidate with about ``rank`` values below it, and one with about as many
-    above.
+    """For each column a candidate with about ``rank`` values below, one with as many above.
 
     Args:
         values: shape (n, columns); NaN is in neither tail.

@@ -1,6 +1,4 @@
-"""Defaults that work: by the heuristic of `dpoptim plan`, or found on public images; functions of
-public numbers only.
-"""
+"""Defaults from public numbers: by the heuristic of `dpoptim plan`, or found on public images."""
 
 from dataclasses import dataclass, replace
 
@@ -69,8 +67,7 @@ def planned(
     batch_size: int | None = None,
     epochs: float | None = None,
 ) -> Recipe:
-    """``base`` with the batch size, epochs and learning rate that `dpoptim plan` would choose for
-    a linear classifier.
+    """``base`` with batch size, epochs, learning rate as `dpoptim plan` has for linear models.
 
     In simulations on five public and made-up tables at epsilon 1, without the limit on steps, it
     was from 1 point below ``base`` to 11 above.

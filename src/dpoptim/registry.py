@@ -1,5 +1,4 @@
-"""The one list of methods: command line, JSON, estimators, audits, certificate and documents read
-it.
+"""The one list of methods, for command line, JSON, estimators, audits, certificate, documents.
 
 Names are known without importing what they stand for. A third party adds a method by an entry
 point in the group ``dpoptim.methods`` (the entry's name is the method's, its value

@@ -40,8 +40,7 @@ class Replaced:
 
 
 def replace_batchnorm(model: nn.Module, max_groups: int = 32) -> Replaced:
-    """Replace every batch normalisation by a group normalisation with the same affine weight and
-    bias.
+    """Replace batch normalisations by group normalisations of the same weight and bias.
 
     Batch normalisation computes each record's output from the others, and keeps running statistics
     of all: neither can be clipped. Group normalisation looks at one record only. It computes

@@ -1,6 +1,4 @@
-"""Statistics of private records that are released with Gaussian noise: bounded sums, counts and
-histograms as one vector.
-"""
+"""Released statistics of private records: bounded sums and counts as one Gaussian vector."""
 
 import math
 from collections.abc import Callable
@@ -50,8 +48,7 @@ def release_sum(
     ledger: Ledger | None = None,
     noise_seed: int | None = None,
 ) -> NoisySum:
-    """``total`` with Gaussian noise of standard deviation ``norm_bound / mu`` (twice that under
-    replace-one).
+    """``total`` with Gaussian noise of std ``norm_bound / mu`` (twice under replace-one).
 
     Args:
         total: a sum over records, float64, shape (k,); private. Or a function that fetches it from
@@ -94,8 +91,7 @@ def release_sum(
 
 
 def ask_first(ledger: Ledger | None, *, epsilon: float, delta: float, neighboring: str) -> None:
-    """Before any record is read: raise what `release_sum` would raise at this price now; nothing is
-    charged.
+    """Raise, before any record is read, what `release_sum` would raise; nothing is charged.
 
     Raises:
         LedgerError: the budget does not admit it. ValueError: a setting out of range.
@@ -112,8 +108,7 @@ def price_of(epsilon: float, delta: float) -> float:
 
 
 def bounded_sum(rows: Floats, norm_bound: float) -> Floats:
-    """The sum over records of ``rows`` (shape (n, k)), each scaled down to ``norm_bound``;
-    float64, shape (k,). Private.
+    """The sum of ``rows`` (n, k), each cut to ``norm_bound``; float64, (k,). Private.
 
     A row that is not finite counts as zero.
 

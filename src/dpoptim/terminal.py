@@ -18,9 +18,7 @@ errors = Console(stderr=True)
 
 
 def say(text: object, *, style: str | None = None, to: Console | None = None) -> None:
-    """Print text from elsewhere (file names, labels): no markup, no control characters but line
-    breaks.
-    """
+    """Print foreign text (file names, labels): no markup, no control characters but newlines."""
     (to or console).print(cell(text), style=style, highlight=False, soft_wrap=True)
 
 

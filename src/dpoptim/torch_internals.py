@@ -103,9 +103,7 @@ def is_functorch_tensor(x: Tensor) -> bool:
 
 
 def saved_tensors_hooks_are_set() -> bool:
-    """Whether somebody packs what operations save for their backward pass, as checkpointing
-    does.
-    """
+    """Whether somebody packs what operations save for backward passes, as checkpointing does."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 

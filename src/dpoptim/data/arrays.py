@@ -27,8 +27,7 @@ def load_arrays(
     numbers: Sequence[Step] = (),
     cache: Path | None = None,
 ) -> Data:
-    """Load arrays of features and labels from a .npz file or a folder of images, with a hold-out
-    where it brings one.
+    """Load features and labels from a .npz file or a folder of images, with their hold-out if any.
 
     Args:
         target: the array of labels; None: ``y`` or ``y_train``.

@@ -28,9 +28,7 @@ def arrow() -> ModuleType:
 
 
 def names_and_kinds(path: Path) -> list[tuple[str, str | None]]:
-    """The columns and whether each holds numbers or text; from the file's own schema, not from
-    values.
-    """
+    """The columns and whether each holds numbers or text, by the file's schema, not values."""
     pa = arrow()
     with decoding(path, "a Parquet or Arrow file", FIX):
         if path.suffix.lower() in PARQUET:
@@ -47,9 +45,7 @@ def kind_of_type(pa: ModuleType, kind: Any) -> str:
 
 
 def chunks(path: Path, names: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
-    """The named columns, so many records at a time: numbers as float64 with NaN for nulls, the
-    rest as text.
-    """
+    """The named columns by chunks: numbers as float64 (NaN for nulls), the rest as text."""
     pa = arrow()
     source = batches(pa, path, list(names), rows)
     while True:
@@ -75,9 +71,7 @@ def batches(pa: ModuleType, path: Path, names: list[str], rows: int) -> Iterator
 
 
 def values(pa: ModuleType, column: Any) -> Any:
-    """A column as numbers (NaN for nulls), or as text with nothing for nulls; whole numbers keep
-    their digits.
-    """
+    """A column as numbers (NaN for nulls) or text (empty for nulls); whole numbers keep digits."""
     if pa.types.is_integer(column.type) and column.null_count == 0:
         return column.to_numpy(zero_copy_only=False)
     if pa.types.is_floating(column.type):

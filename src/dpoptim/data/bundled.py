@@ -26,8 +26,7 @@ GARMENTS = (
 
 
 def load_digits(seed: int = 0, steps: Sequence[Step] = (), cache: Path | None = None) -> Data:
-    """Load scikit-learn's 1,797 handwritten digits (8 x 8), one fifth held out at random by
-    ``seed``.
+    """Load scikit-learn's 1,797 digits (8 x 8), a fifth held out at random by ``seed``.
 
     Args:
         steps: applied to each image once its pixels are in [0, 1].
@@ -61,8 +60,7 @@ def load_fashion_mnist(
     steps: Sequence[Step] = (),
     cache: Path | None = None,
 ) -> Data:
-    """Load Fashion-MNIST (60,000 + 10,000 images of 28 x 28) from its four IDX files, gzipped or
-    not.
+    """Load Fashion-MNIST (60,000 + 10,000 images, 28 x 28) from four IDX files, gzipped or not.
 
     Args:
         steps: applied to each image once its pixels are in [0, 1].

@@ -46,9 +46,7 @@ def is_table(path: Path) -> bool:
 
 
 def column_names(path: Path) -> list[tuple[str, str | None]]:
-    """The columns in order, each with ``"number"``, ``"text"`` or, where the file does not say,
-    None. No value is read.
-    """
+    """The columns in order: ``"number"``, ``"text"`` or None, if the file does not say."""
     if kind_of(path) in arrow_files.ENDINGS:
         return arrow_files.names_and_kinds(path)
     with csv_rows(path, header_only=True) as rows:

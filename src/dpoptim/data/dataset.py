@@ -1,6 +1,4 @@
-"""A data set in memory: features and labels, whose they are, and whether anything computed from it
-may be shown.
-"""
+"""A data set in memory: features, labels, their owners, and whether results may be shown."""
 
 from dataclasses import dataclass, replace
 
@@ -16,8 +14,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Data:
-    """Features (records, ...) and labels 0..classes-1, for training and, where there is one, a
-    hold-out.
+    """Features (records, ...) and labels 0..classes-1, for training and maybe a hold-out.
 
     Attributes:
         public: whether anything computed from the data may be shown (hold-out curves, non-private
@@ -57,8 +54,7 @@ class Data:
 
 
 def hold_out_fifth(data: Data, seed: int) -> Data:
-    """Hold out a random fifth of a public data set: of its persons, where records belong to
-    persons.
+    """Hold out a random fifth of a public data set, by persons where it has them.
 
     Args:
         data: public, without a hold-out.

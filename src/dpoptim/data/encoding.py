@@ -36,8 +36,7 @@ class Encoded:
 def encode_table(
     path: Path, schema: Schema, *, labels: bool, persons: bool = False
 ) -> Iterator[Encoded]:
-    """Read a table and apply the schema by column name, a chunk at a time; other columns are not
-    looked at.
+    """Read a table and apply the schema by column name, in chunks; other columns are ignored.
 
     Args:
         labels, persons: whether to read the target, and whose record each is; new records to
@@ -97,9 +96,7 @@ def encode(path: Path, chunk: Chunk, schema: Schema) -> Floats:
 
 
 def scaled(numbers: NDArray[np.float64], column: Column, schema: Schema) -> NDArray[np.float64]:
-    """Numbers moved into the bounds, where there are any, and by ``scaling="bounds"`` to [-1,
-    1].
-    """
+    """Numbers moved into the bounds, if any, and by ``scaling="bounds"`` to [-1, 1]."""
     if column.bounds is None:
         return numbers
     inside = np.clip(numbers, *column.bounds)
@@ -112,9 +109,7 @@ def to_unit(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArra
 
 
 def filling(column: Column, schema: Schema) -> float:
-    """What stands for a missing number, scaled as numbers are; NaN where the schema says nothing
-    of it.
-    """
+    """The stand-in for a missing number, scaled; NaN where the schema names none."""
     if column.fill is not None:
         value = column.fill
     elif column.bounds is not None:

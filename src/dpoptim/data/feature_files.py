@@ -1,6 +1,4 @@
-"""Features too large for memory, or too dear to make twice: in files that only their owner can
-read.
-"""
+"""Features too large for memory, or too dear to make twice, in files only their owner can read."""
 
 import contextlib
 import hashlib
@@ -34,8 +32,7 @@ def cached(
     shape: tuple[int, ...],
     fill: Callable[[Floats, Floats], Floats],
 ) -> Floats:
-    """The features that ``fill(features, x)`` writes, from ``folder`` if they are there, else made
-    and kept there.
+    """The features that ``fill(features, x)`` writes: from ``folder`` if there, else kept there.
 
     The file is found by the records themselves and the settings; it is as private as the records,
     and has mode 0600 from its first byte. It is mapped into memory, not read.

@@ -1,6 +1,4 @@
-"""Images as people have them: folders of IDX files, of CIFAR's Python pickles, or of pictures
-sorted by class.
-"""
+"""Images as people have them: folders of IDX files, CIFAR's pickles, or pictures by class."""
 
 import pickle
 from pathlib import Path
@@ -103,9 +101,7 @@ def class_names(folder: Path, key: bytes) -> list[str]:
 
 
 class ArraysOnly(pickle.Unpickler):
-    """An unpickler of numbers, text, lists, dictionaries and numpy arrays of bytes; nothing else
-    is made or called.
-    """
+    """An unpickler of numbers, text, lists, dicts and numpy arrays of bytes; makes nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in HARMLESS:
@@ -114,9 +110,7 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> dict[Any, Any]:
-    """Read a dictionary of arrays and lists from a pickle without running what else it may
-    hold.
-    """
+    """Read a dictionary of arrays and lists from a pickle, running nothing it may hold."""
     with (
         decoding(path, "a pickle of plain arrays", "fetch it again from a source that you trust"),
         path.open("rb") as file,

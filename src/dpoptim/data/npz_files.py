@@ -17,9 +17,7 @@ TO_PREDICT = ("x", "X", "x_test", "X_test")
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a .npz file holds: features as in the file, labels as text, and a hold-out where it
-    brings one.
-    """
+    """What a .npz file holds: features as they are, labels as text, a hold-out if there."""
 
     x: NDArray[Any]
     labels: list[str]
@@ -28,8 +26,7 @@ class Arrays:
 
 
 def read_npz(path: Path, target: str | None) -> Arrays:
-    """Read arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test`` and ``y_test`` as for
-    MNIST.
+    """Read arrays ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
 
     Args:
         target: name of the label's array; None: ``y`` or ``y_train``.
@@ -74,8 +71,7 @@ def read_all(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def read_features(path: Path) -> NDArray[Any]:
-    """Read the features of records to predict: the array ``x``, ``X`` or ``x_test``, or the only
-    one.
+    """Read the features to predict from: the array ``x``, ``X`` or ``x_test``, or the only one.
 
     Raises:
         ValueError: the file is damaged, or none of its arrays is named so.

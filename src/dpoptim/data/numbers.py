@@ -9,9 +9,7 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any cas
 
 
 def as_numbers(values: Values) -> tuple[NDArray[np.float64], int | None]:
-    """Numbers with NaN for what is missing; and the place of the first value that is neither, or
-    None.
-    """
+    """Numbers, NaN for missing ones; and the place of the first other value, or None."""
     if isinstance(values, np.ndarray):
         return values.astype(np.float64), None
     try:

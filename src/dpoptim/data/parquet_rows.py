@@ -1,6 +1,4 @@
-"""Rows of Parquet files that are larger than memory: an array of which one row group is read at a
-time.
-"""
+"""Rows of Parquet files larger than memory: an array read by row groups, one at a time."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""What happens to each record's array by itself before a model sees it, so that prediction can do
-it again.
-"""
+"""What is done to each record's array by itself before a model, for prediction to repeat."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -47,9 +45,7 @@ class Divide:
 
 @dataclass(frozen=True)
 class ChannelsFirst:
-    """Give images of (height, width) an axis of channels, and move one that comes last to the
-    front.
-    """
+    """Give images (height, width) an axis of channels; move one that comes last to the front."""
 
     def __call__(self, x: Floats) -> Floats:
         if x.ndim == 3:
@@ -88,8 +84,7 @@ class UnitNorm:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Scattering coefficients of images (see `Scattering`), each record normalised in groups of
-    planes.
+    """Scattering coefficients of images (see `Scattering`), each normalised by groups of planes.
 
     Attributes:
         groups: of planes; each group of each record is brought to mean 0 and deviation 1. Divides

@@ -1,6 +1,4 @@
-"""Rows of numbers that grow chunk by chunk, in memory or, beyond it, in a file that only this
-process can open.
-"""
+"""Rows of numbers that grow by chunks, in memory or, beyond it, in this process's file."""
 
 import tempfile
 from typing import IO

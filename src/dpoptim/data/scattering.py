@@ -20,9 +20,7 @@ HIGHEST_FREQUENCY = 0.75 * math.pi  # of the narrowest wavelet, in radians a pix
 def gabor(
     height: int, width: int, sigma: float, angle: float, frequency: float, slant: float
 ) -> Tensor:
-    """A plane wave under a Gaussian envelope, made periodic: complex128 of shape (height, width),
-    origin at (0, 0).
-    """
+    """A plane wave under a Gaussian, periodic: complex128 (height, width), origin (0, 0)."""
     offsets = torch.arange(-COPIES, COPIES + 1, dtype=torch.float64)
     rows = (torch.arange(height, dtype=torch.float64)[:, None] + offsets * height).reshape(-1, 1)
     columns = (torch.arange(width, dtype=torch.float64)[:, None] + offsets * width).reshape(1, -1)
@@ -44,8 +42,7 @@ def morlet(
 
 
 def wavelet_spectra(height: int, width: int, scales: int, angles: int) -> Tensor:
-    """Fourier transforms of the Morlet wavelets, which are real: float64 of shape (scales, angles,
-    height, width).
+    """Fourier transforms of Morlet wavelets, real: float64 (scales, angles, height, width).
 
     Each gives zero for a constant.
     """
@@ -145,9 +142,7 @@ class Scattering:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Coefficients, float32 of shape (n, channels * planes, *size), of images of shape (n,
-        channels, height, width).
-        """
+        """Coefficients, float32 (n, channels * planes, *size), of (n, channels, height, width)."""
         if images.ndim != 4 or images.shape[2:] != (self.height, self.width):
             raise ValueError(
                 f"images must have shape (n, channels, {self.height}, {self.width}), got "

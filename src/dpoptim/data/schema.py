@@ -108,9 +108,7 @@ class Schema:
 
     @property
     def row_norm(self) -> float | None:
-        """A public bound on the Euclidean norm of an encoded record; None where nothing bounds
-        it.
-        """
+        """A public bound on the norm of an encoded record; None where nothing bounds it."""
         if self.scaling == "none":
             return None
         if self.scaling == "unit-norm":

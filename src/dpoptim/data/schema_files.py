@@ -51,9 +51,7 @@ def key(name: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A TOML basic string: JSON's escapes are TOML's, but for DEL and lone surrogates, which no
-    file holds.
-    """
+    """A TOML basic string: as JSON's, but for DEL and lone surrogates, which no file holds."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -62,8 +60,7 @@ def number(value: float) -> str:
 
 
 def draft(path: Path, *, target: str | None = None, person: str | None = None) -> str:
-    """A schema to complete, from the names and types of the columns alone: no value of the table
-    is read.
+    """A schema to complete, from the names and types of columns alone; reads no value.
 
     Raises:
         ValueError: the file is damaged, or has no column ``target`` or ``person``.
@@ -100,9 +97,7 @@ def check_names(path: Path, known: list[str], target: str | None, person: str | 
 def from_public_table(
     path: Path, *, target: str, person: str | None = None, regression: bool = False
 ) -> Schema:
-    """Read a schema off a table that its owner declares public: bounds, categories and classes as
-    found in it.
-    """
+    """Read a schema off a table declared public: bounds, categories and classes as found."""
     names = [name for name, _ in column_names(path)]
     check_names(path, names, target, person)
     parts = whole_columns(path, names)

@@ -111,8 +111,7 @@ def schema_without_file(
     regression: bool = False,
     scaling: Scaling | None = None,
 ) -> Schema:
-    """The schema of a table for which there is none: read off public data, else all columns as
-    plain numbers.
+    """A schema where there is none: read off public data, else all columns plain numbers.
 
     Args:
         target: the label's column.
@@ -163,9 +162,7 @@ def with_column(schema: Schema, column: Column) -> Schema:
 
 
 def refuse_columns(path: Path, names: Sequence[str], target: str | None, person: str | None) -> str:
-    """Return the label's column; refuse names that the table does not have, and a table of nothing
-    else.
-    """
+    """Return the label's column; refuse names that are not there, and tables of it alone."""
     if target is None:
         raise ValueError(
             f"{path}: --target is missing; it names the label's column, one of {abridged(names)}."

@@ -1,6 +1,4 @@
-"""Sentences as vectors: the features of a public sentence encoder, for tables and linear
-models.
-"""
+"""Sentences as vectors by a public encoder: features of tables and linear models."""
 
 import contextlib
 import hashlib

@@ -1,6 +1,4 @@
-"""Several views of each record: augmentation whose average is clipped once, so that it costs no
-privacy.
-"""
+"""Several views of a record: augmentation, averaged and clipped once, at no privacy cost."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +21,7 @@ class Views(Dataset[Any]):
         return len(self._dataset)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Any:
-        """The record's input K times transformed, (K, ...), and K times what else belongs to
-        it.
-        """
+        """The record's input, K times transformed, (K, ...), and K times the rest of it."""
         record = self._dataset[index]
         pair = isinstance(record, tuple | list)
         x, rest = (record[0], tuple(record[1:])) if pair else (record, ())
@@ -37,8 +33,7 @@ class Views(Dataset[Any]):
 
 
 def views(dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> Dataset[Any]:
-    """A data set whose items are K views of a record, for ``dpoptim.attach(...,
-    rows_per_record=K)``.
+    """A data set of K views a record, for ``dpoptim.attach(..., rows_per_record=K)``.
 
     Augmentation multiplicity (De et al. 2022): a record's gradient is the mean over its views,
     clipped once. So views lower its variance at the same guarantee; a step takes at most K times

@@ -1,6 +1,4 @@
-"""Fits on one chunk of a stream after another, each record in one chunk: the average of their
-weights, and its price.
-"""
+"""Fits on chunks of a stream, each record in one: the average weights, and the price."""
 
 from dataclasses import dataclass, replace
 
@@ -31,8 +29,7 @@ class Chunks:
     guarantee: Guarantee
 
     def followed_by(self, weights: Weights, rows: int, guarantee: Guarantee) -> "Chunks":
-        """With one chunk more, trained for ``guarantee`` from what was released of the chunks
-        before.
+        """With one chunk more, trained for ``guarantee`` from the releases of those before.
 
         **Guarantee.** Parallel composition, adaptive: a record is read by the fit of its own chunk
         alone. To that fit all earlier releases are constants, and later fits see the record only

@@ -1,6 +1,4 @@
-"""Linear models with differential privacy, in scikit-learn's manner: gradients in closed form, no
-autograd.
-"""
+"""Linear models, private, as in scikit-learn: gradients in closed form, no autograd."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

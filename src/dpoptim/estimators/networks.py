@@ -1,6 +1,4 @@
-"""Small networks with differential privacy, in scikit-learn's manner: DP-SGD on Poisson
-batches.
-"""
+"""Small networks, private, as in scikit-learn: DP-SGD on Poisson batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""What a fit's guarantee covers, in words: which fits it counts, and what nobody but the user can
-know.
-"""
+"""A fit's guarantee in words: which fits it counts, and what only the user can know."""
 
 from dataclasses import replace
 

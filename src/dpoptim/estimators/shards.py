@@ -1,6 +1,4 @@
-"""Estimators that are fitted in several processes together: what they agree on, and whose rows are
-whose.
-"""
+"""Estimators fitted in several processes: what they agree on, and whose rows are whose."""
 
 import hashlib
 import re
@@ -38,8 +36,7 @@ def all_ranks() -> Iterator[Ranks]:
 def own_part(
     estimator: BaseEstimator, x: Any, y: NDArray[Any], ranks: Ranks
 ) -> tuple[Any, NDArray[Any]]:
-    """This rank's rows of a table that was found good here: all of it if ranks have shards, else
-    an equal part.
+    """This rank's rows of a good table: all of it if ranks have shards, else an equal part.
 
     Raises:
         RankError: on all ranks: one has refused its table, or differs in its settings, number of

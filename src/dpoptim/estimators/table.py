@@ -1,5 +1,4 @@
-"""What all estimators need of a table before training: bounded rows, public classes, a stated
-delta.
+"""Tables before training, for all estimators: bounded rows, public classes, a stated delta.
 
 Whatever looks at the table here is a rule on each row by itself, or is said to be taken on trust.
 """
@@ -33,8 +32,7 @@ def refuse_weights(sample_weight: Any) -> None:
 
 
 def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
-    """Rows longer than ``norm`` scaled down to it, in a copy; rows whose entries or length are not
-    finite become zero.
+    """Rows scaled down to ``norm``, in a copy; zero where entries or length are not finite.
 
     Args:
         x: shape (n, d), float32 or float64.
@@ -77,9 +75,7 @@ class ClippedRows:
 
 
 def measured_with_care(rows: NDArray[Any]) -> tuple[NDArray[Any], Floats]:
-    """The rows, those that are not finite as zero, and their lengths (1 for zero) without overflow
-    or underflow.
-    """
+    """Rows, zero if not finite, and lengths (1 for zero) without overflow or underflow."""
     rows[~np.isfinite(rows).all(1)] = 0
     largest = np.abs(rows).max(1, initial=0.0).astype(np.float64)
     largest[largest == 0] = 1
@@ -165,9 +161,7 @@ def bounded_targets(y: Any, target_bound: Any, *, rows: int) -> Floats:
 
 
 def table(x: Any, *, reset: bool, estimator: Any) -> Any:
-    """``x`` as a dense two-dimensional float array, its columns checked as scikit-learn does;
-    `ParquetRows` as they are.
-    """
+    """``x`` as a dense float table, columns checked as in scikit-learn; `ParquetRows` as is."""
     if isinstance(x, ParquetRows):
         names = np.asarray(x.columns, dtype=object)
         if reset:

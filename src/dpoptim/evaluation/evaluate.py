@@ -1,5 +1,4 @@
-"""A model's scores on private hold-out records: one vector of counts and bounded sums, one
-Gaussian.
+"""A model's scores on private records: one vector of counts and bounded sums, one Gaussian.
 
 The hold-out must be apart from the training records, by a rule or coin for each record alone. A
 record is then in one of the two, so training and evaluation do not add up for it: the larger
@@ -33,9 +32,7 @@ SHARES = (0.6, 0.3, 0.1)
 
 @dataclass(frozen=True)
 class Bin:
-    """Of the records whose score lies between: what share of them is right (two classes: is of the
-    second class).
-    """
+    """The share of right records with scores between (two classes: of the second class)."""
 
     low: float
     high: float
@@ -274,9 +271,7 @@ def evaluate_regressor(
 
 
 def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:
-    """What every record adds, shape (n, classes^2 + 2 bins + 1); rows that are not finite add
-    nothing. Private.
-    """
+    """What records add, (n, classes^2 + 2 bins + 1); nothing if not finite. Private."""
     n, k = scores.shape
     known: NDArray[np.bool_] = np.asarray(is_class.any(1) & np.isfinite(scores).all(1))
     true, predicted = is_class.argmax(1), np.where(known[:, None], scores, 0.0).argmax(1)

@@ -35,8 +35,7 @@ def evaluate_hold_out(
     ledger: Ledger | None,
     noise_seed: int | None,
 ) -> ClassifierScores | RegressorScores:
-    """Score a model of classes (several outputs) or of a number (one) on private records; arguments
-    and errors as for `PrivateTraining.evaluate`.
+    """Score a model of classes or of a number on private records; as `PrivateTraining.evaluate`.
 
     **Guarantee.** As for `evaluate_classifier` and `evaluate_regressor`: each record goes through
     the model alone, so that no record's score depends on another. With ``persons``, only the first

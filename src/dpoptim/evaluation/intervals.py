@@ -1,6 +1,4 @@
-"""Figures with confidence intervals that count both what was sampled and the noise; all
-post-processing.
-"""
+"""Figures with confidence intervals of sampling and noise together; all post-processing."""
 
 import math
 from dataclasses import dataclass
@@ -15,8 +13,7 @@ DRAWS = 400  # of the parametric bootstrap
 
 @dataclass(frozen=True)
 class Interval:
-    """A measured figure, and where the figure of the whole population lies with the given
-    confidence.
+    """A measured figure, and where the population's lies with the given confidence.
 
     Attributes:
         value: the point estimate.
@@ -82,8 +79,7 @@ def of_r2(
 
 
 def area_under_curve(counts: Floats) -> float:
-    """AUC from a histogram of scores, shape (2, bins): class 0, class 1; ties within a bin count
-    half.
+    """AUC from a histogram of scores, shape (2, bins), by class; ties in a bin count half.
 
     Noisy counts go in as they are: those of the two classes have independent noise, so the number
     of ordered pairs is unbiased, which it would not be if negative counts were cut to 0.
@@ -111,9 +107,7 @@ def receiver_curve(counts: Floats) -> tuple[Floats, Floats]:
 def of_the_area(
     counts: Floats, n: float, noise: float, *, confidence: float, seed: int = 0
 ) -> Interval:
-    """AUC from a noisy histogram (2, bins), its interval by a parametric bootstrap of sample and
-    noise.
-    """
+    """AUC from a noisy histogram (2, bins), its interval by bootstrap of sample and noise."""
     value = area_under_curve(counts)
     shares = np.maximum(counts, 0.0) + 1.0
     shares = shares / shares.sum()

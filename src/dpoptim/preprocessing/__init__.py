@@ -1,6 +1,4 @@
-"""Private preprocessing: scikit-learn transformers whose fitting is charged, and a pipeline with
-one budget.
-"""
+"""Private preprocessing: scikit-learn transformers that are charged, and a pipeline."""
 
 from dpoptim.preprocessing.class_counts import DPClassCounts
 from dpoptim.preprocessing.imputer import DPImputer

@@ -1,6 +1,4 @@
-"""How many records each public class has, as a noisy histogram knows it; and class weights from
-that.
-"""
+"""Noisy counts of records in public classes, and class weights from them."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -77,9 +75,7 @@ class DPClassCounts(ChargedFit):
         return self
 
     def class_weight(self, *, most: float = 10.0) -> dict[Any, float]:
-        """Weights that balance the classes, as ``class_weight`` takes them: n / (classes * count),
-        at most ``most``.
-        """
+        """Weights that balance the classes: n / (classes * count), at most ``most``."""
         check_is_fitted(self)
         balanced = self.counts_.sum() / (len(self.counts_) * self.counts_)
         weights = np.minimum(balanced, positive_number("most", most))

@@ -52,9 +52,7 @@ class DPMinMaxScaler(BoundedColumns):
         return self.quantile is not None
 
     def wanted_mu(self, columns: int, n: int) -> float:
-        """Enough for ranks that are `precision` of n off: a choice among 256 errs by about 12 over
-        its epsilon.
-        """
+        """Pay for ranks `precision` of n off: a choice among 256 errs by about 12 / epsilon."""
         return 8.0 / (self.precision * n) * float(np.sqrt(2 * columns))
 
     def fit(self, X: Any, y: Any = None) -> Self:

@@ -1,6 +1,4 @@
-"""Categories as columns of 0 and 1: for categories that are public, and, by noisy counts of
-buckets, for those that are not.
-"""
+"""Categories as columns of 0 and 1: public ones, or by noisy counts of buckets."""
 
 import hashlib
 import math

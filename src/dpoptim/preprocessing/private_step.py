@@ -1,6 +1,4 @@
-"""What private transformers share: public bounds for columns, a budget, and one release when they
-are fitted.
-"""
+"""The base of private transformers: public bounds, a budget, one release in ``fit``."""
 
 import math
 from abc import ABC, abstractmethod
@@ -61,9 +59,7 @@ class PrivateStep(TransformerMixin, ChargedFit, ABC):
 
     @abstractmethod
     def wanted_mu(self, columns: int, n: int) -> float:
-        """The price at which what is learnt is as precise as a pipeline wants it; public numbers
-        only.
-        """
+        """The price at which a pipeline finds it precise enough; public numbers only."""
 
     def _numbers(self, x: Any, *, reset: bool) -> Floats:
         """``x`` as floats of shape (n, columns); NaN stands for a missing value."""
@@ -94,9 +90,7 @@ class SummedStep(PrivateStep):
         """How long the vector is that one record adds, at most."""
 
     def _release(self, rows: Floats, label: str) -> tuple[NoisySum, int]:
-        """The noisy sum of ``rows``, charged; and the public number of records. Sets
-        ``privacy_``.
-        """
+        """The noisy sum of ``rows``, charged, and the public n. Sets ``privacy_``."""
         n, mu, delta, said = self._price(len(rows))
         bound = self.norm_bound(self.n_features_in_)
         released = release_sum(
@@ -152,9 +146,7 @@ class BoundedColumns(OneToOneFeatureMixin, PrivateStep):
     def _in_range(
         self, x: Floats, middle: Floats, half: Floats
     ) -> tuple[Floats, NDArray[np.bool_]]:
-        """``x`` in half widths from the middle, cut to [-1, 1], 0 where missing; and which values
-        are missing.
-        """
+        """``x`` in half widths from the middle, cut to [-1, 1], 0 if missing; and what is."""
         missing = np.isnan(x)
         with np.errstate(over="ignore"):
             scaled = np.clip((np.where(missing, 0.0, x) - middle) / half, -1.0, 1.0)

@@ -76,9 +76,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         return self
 
     def transform(self, X: Any) -> Floats:
-        """``(X - mean_) / scale_``, values beyond the public range cut to it; shape (n,
-        columns).
-        """
+        """``(X - mean_) / scale_``, cut to the public range; shape (n, columns)."""
         x = self._checked(X)
         middle, half = self._bounds(x.shape[1])
         scaled, missing = self._in_range(x, middle, half)

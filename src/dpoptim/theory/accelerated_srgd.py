@@ -81,7 +81,7 @@ def minimiser_anywhere(
     """Theorem 5.12: B <= sqrt(n), the default; ``beta = (16 MR/L + 8) L n^1.5 / (R B^2)``.
 
     Valid for p up to about ``epsilon^2 n^2`` (Corollary 5.10). The clipping bound is Corollary
-    5.10's (8 c_M + 4) L.
+    5.10's (8 c_M + 4) L, c_M = M R / L.
 
     Raises:
         ValueError: B above sqrt(n).
