@@ -12,12 +12,15 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from dpoptim.accounting import gdp_mu
+from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
 from dpoptim.gate import FilteredGate, TrialsGate
+from dpoptim.gradients.linear import as_tensor
 from dpoptim.preprocessing import class_counts, one_hot, private_step
 from dpoptim.preprocessing.imputer import DPImputer
 from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
+from dpoptim.solvers import problem as problem_module
 from dpoptim.solvers import sufficient_statistics as sums_module
 from dpoptim.statistics import Floats, NoisySum, release_sum
 from dpoptim.tuning import search as search_module
@@ -124,6 +127,44 @@ def cross_products_for_free() -> Iterator[None]:
         return honest(total, norm_bound=norm_bound / 2**0.5, **settings)
 
     with patch.object(sums_module, "release_sum", release):
+        yield
+
+
+@contextmanager
+def raw_shares() -> Iterator[None]:
+    """Nothing sees that a record's shares add up to 1 at most."""
+
+    def raw(shares: Any) -> Any:
+        return as_tensor(shares).double().flatten()
+
+    with (
+        patch.object(problem_module, "bounded_shares", raw),
+        patch.object(sums_module, "bounded_shares", raw),
+    ):
+        yield
+
+
+@contextmanager
+def rows_of_a_person_in_full() -> Iterator[None]:
+    """Each of a person's rows counts like another person's."""
+    honest = linear_fit.of_persons
+
+    def full(owners: Any, *arguments: Any, **settings: Any) -> Any:
+        x, y, shares = honest(owners, *arguments, **settings)
+        return x, y, (shares > 0).astype(np.float64)
+
+    with raw_shares(), patch.object(linear_fit, "of_persons", full):
+        yield
+
+
+@contextmanager
+def weights_above_one() -> Iterator[None]:
+    """A heavy class multiplies what its records add."""
+
+    def as_given(class_weight: Any, classes: Any) -> Any:
+        return class_weight and np.array([class_weight[name] for name in classes.tolist()])
+
+    with raw_shares(), patch.object(linear, "public_weights", as_given):
         yield
 
 

@@ -254,6 +254,18 @@ MUTANTS: tuple[Mutant, ...] = (
         _s.absent_rows_counted,
         "persons",
     ),
+    Mutant(
+        "a person's rows count in full",
+        "estimators.persons.of_persons",
+        _t.rows_of_a_person_in_full,
+        "shares",
+    ),
+    Mutant(
+        "class weights above 1",
+        "estimators.table.public_weights",
+        _t.weights_above_one,
+        "shares",
+    ),
     # sampling
     Mutant(
         "shuffled batches accounted as Poisson",

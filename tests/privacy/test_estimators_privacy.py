@@ -24,7 +24,9 @@ from dpoptim.gate import FilteredGate
 HOSTILE = [1e300, -1e300, 1e-300, 3.4e38, 0.0, 1e6]
 
 
-def released_sums(estimator: Any, x: np.ndarray, y: np.ndarray) -> list[tuple[Tensor, float]]:
+def released_sums(
+    estimator: Any, x: np.ndarray, y: np.ndarray, persons: Any = None
+) -> list[tuple[Tensor, float]]:
     """The first sum that reaches the gate, without noise, and its bound: later ones depend on the
     first's noise.
     """
@@ -38,7 +40,7 @@ def released_sums(estimator: Any, x: np.ndarray, y: np.ndarray) -> list[tuple[Te
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FilteredGate, "release_sum", spy)
         with np.errstate(all="ignore"):  # scikit-learn's look at the table adds it up
-            estimator.fit(x, y)
+            estimator.fit(x, y, persons=persons)
     return seen
 
 
@@ -47,32 +49,42 @@ def released_sums(estimator: Any, x: np.ndarray, y: np.ndarray) -> list[tuple[Te
     hostile=st.lists(st.sampled_from(HOSTILE), min_size=6, max_size=6),
     seed=st.integers(0, 100),
     dtype=st.sampled_from([np.float32, np.float64]),
-    kind=st.sampled_from(["logistic", "softmax", "squared", "huber"]),
+    kind=st.sampled_from(["logistic", "softmax", "squared", "huber", "sums"]),
+    rows=st.sampled_from([1, 2, 5]),
 )
-def test_one_row_moves_every_sum_by_at_most_the_bound(
-    hostile: Sequence[float], seed: int, dtype: Any, kind: str
+def test_nobody_moves_a_sum_by_more_than_the_bound(
+    hostile: Sequence[float], seed: int, dtype: Any, kind: str, rows: int
 ) -> None:
+    """A row of one's own, or all that a person has, of which four take part."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(30, 6)).astype(dtype)
     with np.errstate(over="ignore"):
-        x[0] = np.nan_to_num(np.asarray(hostile).astype(dtype), posinf=3e38, neginf=-3e38)
+        x[:rows] = np.nan_to_num(np.asarray(hostile).astype(dtype), posinf=3e38, neginf=-3e38)
     if kind in ("logistic", "softmax"):
         classes = 2 if kind == "logistic" else 4
         y = rng.integers(0, classes, 30)
-        y[:classes] = range(classes)
+        y[10 : 10 + classes] = range(classes)
         estimator: Any = DPLogisticRegression(
-            1.0, 1e-3, data_norm=2.0, classes=range(classes), steps=4
+            1.0, 1e-3, data_norm=2.0, classes=range(classes), steps=4, class_weight={1: 3.0}
         )
     else:
         y = rng.normal(size=30) * 3
-        y[0] = 1e30
+        y[:rows] = 1e30
         estimator = DPLinearRegression(
             1.0, 1e-3, data_norm=2.0, target_bound=2.0, loss=kind, steps=4
         )
+    if kind == "sums":
+        estimator.set_params(solver="sufficient-statistics", loss="squared", steps=None)
+    owners = None
+    if rows > 1:
+        owners = np.maximum(np.arange(30) - rows + 1, 0) // 2
+        estimator.set_params(rows_per_person=4, noise_seed=seed)  # the same coins in both worlds
     other, labels = x.copy(), y.copy()
-    other[0], labels[0] = rng.normal(size=6), y[1]
+    other[:rows], labels[:rows] = rng.normal(size=(rows, 6)), y[-1]
     for (a, bound), (b, _) in zip(
-        released_sums(estimator, x, y), released_sums(estimator, other, labels), strict=True
+        released_sums(estimator, x, y, owners),
+        released_sums(estimator, other, labels, owners),
+        strict=True,
     ):
         assert float((a - b).norm()) <= 2 * bound  # replace-one: twice the bound of one record
         assert bool(torch.isfinite(a).all())

@@ -30,6 +30,7 @@ from dpoptim.audit.refunds import refunds
 from dpoptim.audit.replay import audit_replay
 from dpoptim.audit.searches import searches
 from dpoptim.audit.sensitivity import Batch, audit_sensitivity
+from dpoptim.audit.shares import shares
 from dpoptim.audit.statistics import statistics
 from dpoptim.audit.two_worlds import Canaries, audit_two_worlds
 from dpoptim.errors import PrivacyError
@@ -241,6 +242,7 @@ DETECTORS: dict[str, Detector] = {
     "refusals": refusals,
     "isolation": isolation,
     "persons": persons,
+    "shares": shares,
     "error feedback": error_feedback,
     "correlated noise": partial(
         named_audits,

@@ -15,12 +15,25 @@ class ChunkedClassifier(ClassifierMixin):
     classes_: NDArray[Any]
 
     def _learn(
-        self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        classes: Sequence[Any] | None,
+        persons: Any,
+        *,
+        chunk: bool,
     ) -> Self:
         raise NotImplementedError
 
     def partial_fit(
-        self, X: Any, y: Any, classes: Sequence[Any] | None = None, sample_weight: None = None
+        self,
+        X: Any,
+        y: Any,
+        classes: Sequence[Any] | None = None,
+        sample_weight: None = None,
+        *,
+        persons: Any = None,
     ) -> Self:
         """Train on one more chunk of a stream; what ``fit`` was given is the first. A network goes
         on from where the chunks before led; ``coef_`` is the mean over all rows.
@@ -32,6 +45,7 @@ class ChunkedClassifier(ClassifierMixin):
         Args:
             classes: all classes, public; needed in the first call unless the estimator has its
                 own.
+            persons: see ``fit``; in every call or in none.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
@@ -50,7 +64,7 @@ class ChunkedClassifier(ClassifierMixin):
                 "classes must be passed on the first call to partial_fit: later chunks may hold "
                 "others."
             )
-        return self._learn(X, y, sample_weight, stated, chunk=True)
+        return self._learn(X, y, sample_weight, stated, persons, chunk=True)
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:

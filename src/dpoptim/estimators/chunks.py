@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 
 Weights = NDArray[np.float64]
 TRUSTED = (
@@ -28,20 +28,28 @@ class Chunks:
     rows: int
     guarantee: Guarantee
 
+    def refuse_change(self, neighboring: str, *, by_person: bool) -> None:
+        """Before anything is spent: refuse a chunk that would protect others than those before.
+
+        Raises:
+            ValueError: the neighbouring relation, or whom the guarantee protects, would change.
+        """
+        if parse_neighboring(neighboring) != self.guarantee.neighboring:
+            raise ValueError(
+                "neighboring must stay the same from chunk to chunk; call fit to start anew."
+            )
+        if by_person != (self.guarantee.unit == "person"):
+            raise ValueError(
+                "persons must be given with every chunk, or with none; call fit to start anew."
+            )
+
     def followed_by(self, weights: Weights, rows: int, guarantee: Guarantee) -> "Chunks":
         """With one chunk more, trained for ``guarantee`` from the releases of those before.
 
         **Guarantee.** Parallel composition, adaptive: a record is read by the fit of its own chunk
         alone. To that fit all earlier releases are constants, and later fits see the record only
         through what it released. So the larger epsilon and the larger delta hold for everybody.
-
-        Raises:
-            ValueError: the neighbouring relation changed.
         """
-        if guarantee.neighboring != self.guarantee.neighboring:
-            raise ValueError(
-                "neighboring must stay the same from chunk to chunk; call fit to start anew."
-            )
         seen = self.rows + rows
         notes = dict.fromkeys((*self.guarantee.notes, *guarantee.notes, TRUSTED))
         worse = replace(

@@ -1,6 +1,6 @@
 """Linear models, private, as in scikit-learn: gradients in closed form, no autograd."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -12,12 +12,14 @@ from sklearn.utils.validation import check_is_fitted
 from dpoptim.arguments import real_number
 from dpoptim.estimators.chunked_classifier import ChunkedClassifier, softmax
 from dpoptim.estimators.linear_fit import LinearFit
+from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.shards import all_ranks, classes_of_all, own_part
 from dpoptim.estimators.table import (
     READ_OFF,
     bounded_targets,
     class_numbers,
     one_label_a_row,
+    public_weights,
     refuse_weights,
     table,
 )
@@ -36,6 +38,9 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
             It must not be read off the data. None: the square root of the number of features,
             which suits features scaled to about [-1, 1] by public constants.
         classes: all classes, as public knowledge. None: read off y, and said so in ``privacy_``.
+        class_weight: public factors of the classes' clipped gradients, relative to the largest,
+            such as those of `DPClassCounts.class_weight`; a class that is not named has 1.
+            "balanced" would be read off the labels, and is refused.
         l2: strength of the penalty l2 |coef|^2 / 2; >= 0.
         fit_intercept: append a 1 to every row.
         solver: ``"auto"``, which is ``"momentum-gd"`` (few full-batch steps); ``"noisy-gd"``,
@@ -50,6 +55,8 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
         sharded: under ``torch.distributed``, where all processes must call ``fit``: whether each
             has rows of its own, no record in two of them. False: all have the same table.
+        rows_per_person: where ``fit`` is told ``persons``, at most so many rows of each take part,
+            chosen by coins, and their mean counts.
 
     Attributes:
         coef_: shape (1, features) for two classes, else (classes, features).
@@ -58,7 +65,8 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
         privacy_: `Guarantee` of everything that ``fit`` learnt.
 
     **Guarantee.** ``privacy_``, for every table: rows are clipped and gradients bounded record by
-    record, whatever they hold. It covers one ``fit``, and its notes say what all runs on the
+    record, whatever they hold; with ``persons``, what a person adds is a mean of bounded rows. It
+    covers one ``fit``, and its notes say what all runs on the
     ledger cost together. Choosing settings by comparing fits (`GridSearchCV`) multiplies what is
     spent, and scores on private data are releases of their own.
 
@@ -75,24 +83,35 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
     """
 
     classes: Sequence[Any] | None = None
+    class_weight: Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
         """Train. Args: X of shape (n, features), also a memory map or `data.ParquetRows`, which
-        are read in blocks; y of shape (n,); no sample weights.
+        are read in blocks; y of shape (n,); no sample weights; ``persons``, the owner of each row
+        (numbers or strings), where the guarantee shall protect persons who have several.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
             RankError: another process has failed, or does not agree.
         """
-        return self._learn(X, y, sample_weight, self.classes, chunk=False)
+        return self._learn(X, y, sample_weight, self.classes, persons, chunk=False)
 
     def _learn(
-        self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        classes: Sequence[Any] | None,
+        persons: Any,
+        *,
+        chunk: bool,
     ) -> Self:
         refuse_weights(sample_weight)
         with all_ranks() as ranks:
             x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
-            x, labels = own_part(self, x, one_label_a_row(y, rows=len(x)), ranks)
+            labels = one_label_a_row(y, rows=len(x))
+            owners = owners_of(x, persons, self.rows_per_person)
+            x, labels = own_part(self, x, labels, ranks, by_person=owners is not None)
             notes = (READ_OFF,) if classes is None else ()
             known = classes_of_all(labels, ranks) if classes is None else classes
             self.classes_, numbers = class_numbers(known, labels)
@@ -103,7 +122,17 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
                 outputs=1 if binary else len(self.classes_),
                 intercept=self.fit_intercept,
             )
-            weights = self._solve(model, x, numbers, notes, ranks, chunk=chunk)
+            of_classes = public_weights(self.class_weight, self.classes_)
+            weights = self._solve(
+                model,
+                x,
+                numbers,
+                notes,
+                ranks,
+                chunk=chunk,
+                weights=None if of_classes is None else of_classes[numbers],
+                owners=owners,
+            )
         self.coef_, self.intercept_ = self._split(weights)
         return self
 
@@ -159,20 +188,22 @@ class DPLinearRegression(RegressorMixin, LinearFit):
     huber_delta: float = 0.5
     _target_unit: float = field(init=False)  # that of the chunks so far
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
         """Train; see `DPLogisticRegression.fit`.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
             RankError: another process has failed, or does not agree.
         """
-        return self._learn(X, y, sample_weight, chunk=False)
+        return self._learn(X, y, sample_weight, persons, chunk=False)
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+    def partial_fit(
+        self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None
+    ) -> Self:
         """Train on one more chunk of a stream; see `DPLogisticRegression.partial_fit`."""
-        return self._learn(X, y, sample_weight, chunk=True)
+        return self._learn(X, y, sample_weight, persons, chunk=True)
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, *, chunk: bool) -> Self:
+    def _learn(self, X: Any, y: Any, sample_weight: Any, persons: Any, *, chunk: bool) -> Self:
         refuse_weights(sample_weight)
         with all_ranks() as ranks:
             x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
@@ -185,12 +216,13 @@ class DPLinearRegression(RegressorMixin, LinearFit):
                     f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier "
                     "chunks; or call fit anew."
                 )
-            x, scaled = own_part(self, x, scaled, ranks)
+            owners = owners_of(x, persons, self.rows_per_person)
+            x, scaled = own_part(self, x, scaled, ranks, by_person=owners is not None)
             self._target_unit = bound
             model = LinearModel(
                 self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
             )
-            weights = self._solve(model, x, scaled, (), ranks, chunk=chunk)
+            weights = self._solve(model, x, scaled, (), ranks, chunk=chunk, owners=owners)
         coefficients, intercept = self._split(weights)
         self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
         return self

@@ -12,13 +12,16 @@ from sklearn.utils.validation import check_is_fitted
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.persons import of_persons, per_person
 from dpoptim.estimators.scope import with_scope
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_delta, table
 from dpoptim.gradients.linear import LinearModel
+from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.budget import Budget
+from dpoptim.training.units import Persons
 
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by
 # default
@@ -42,6 +45,7 @@ class LinearFit(PrivateSettings):
     solver_options: Mapping[str, Any] | None = None
     warm_start: bool = False
     sharded: bool = False
+    rows_per_person: int = 16
 
     def _solve(
         self,
@@ -52,15 +56,33 @@ class LinearFit(PrivateSettings):
         ranks: Ranks,
         *,
         chunk: bool,
+        weights: NDArray[np.float64] | None = None,
+        owners: Persons | None = None,
     ) -> NDArray[np.float64]:
         """Weights of shape (outputs, columns), the same on all ranks; sets ``privacy_``. A chunk
         goes on from the chunks before it.
 
         Args:
-            x, y: this rank's rows.
+            x, y: this rank's rows; the whole table, without shards, where persons own them.
+            weights: of the rows, in [0, 1].
+            owners: of the rows.
         """
         ranks.arrive("fit")
-        n, features = ranks.added(len(x)), x.shape[1]
+        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
+        if earlier is not None:
+            earlier.refuse_change(self.neighboring, by_person=owners is not None)
+        shares = weights
+        if owners is not None:
+            x, y, shares = of_persons(
+                owners,
+                (x, y, weights),
+                ranks,
+                sharded=self.sharded,
+                coins=KeyStream()
+                if self.noise_seed is None
+                else KeyStream.from_seed(self.noise_seed, "rows of persons"),
+            )
+        n, features = ranks.added(len(x)), x.shape[-1]
         delta, said = stated_delta(self.delta, n)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
@@ -72,7 +94,6 @@ class LinearFit(PrivateSettings):
         clip_norm = (
             default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
         )
-        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         start = None
         if earlier is not None:
             start = torch.from_numpy(earlier.weights.ravel())
@@ -87,10 +108,10 @@ class LinearFit(PrivateSettings):
                 "started from an earlier fit: the guarantee of that fit adds to this one's",
             )
         rows = ClippedRows(x, public_norm(self.data_norm, features)).at_hand()
-        weights, guarantee = solve(
+        solution, guarantee = solve(
             self.solver,
             model,
-            (rows, y),
+            (rows, y) if shares is None else (rows, y, shares),
             Budget(delta=delta, epsilon=real_number("epsilon", self.epsilon)),
             radius=radius,
             clip_norm=clip_norm,
@@ -105,7 +126,7 @@ class LinearFit(PrivateSettings):
             ranks=ranks,
         )
         # another processor may have rounded the last step otherwise
-        weights, guarantee = ranks.from_first(lambda: (weights, guarantee))
+        solution, guarantee = ranks.from_first(lambda: (solution, guarantee))
         if self.data_norm is None:
             said = (
                 *said,
@@ -113,9 +134,10 @@ class LinearFit(PrivateSettings):
                 "constants",
             )
         shared = notes_of_ranks(ranks, sharded=self.sharded)
+        guarantee = per_person(guarantee, owners)
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said, *shared))
         self._weights: NDArray[np.float64] = (
-            weights.numpy().reshape(model.outputs, model.columns).copy()
+            solution.numpy().reshape(model.outputs, model.columns).copy()
         )
         this = (self._weights, n, guarantee)
         self._chunks = Chunks(*this) if earlier is None else earlier.followed_by(*this)

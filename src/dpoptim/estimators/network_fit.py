@@ -19,6 +19,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.arguments import one_of, real_number, whole_number
 from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import (
@@ -34,6 +35,7 @@ from dpoptim.recipes import recipe
 from dpoptim.registry import entry
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
+from dpoptim.unit import Unit
 
 Activation = Literal["tanh", "relu", "gelu"]
 
@@ -63,6 +65,7 @@ class NetworkFit(PrivateSettings):
     n: int | None = None
     warm_start: bool = False
     random_state: Any = None
+    rows_per_person: int = 16
     # the default learning rate over that of `dpoptim plan`; chosen by benchmarks/choose_defaults.py
     _rate = 1.0
 
@@ -74,6 +77,7 @@ class NetworkFit(PrivateSettings):
         outputs: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         notes: tuple[str, ...],
+        persons: Any,
         *,
         chunk: bool,
     ) -> None:
@@ -81,12 +85,17 @@ class NetworkFit(PrivateSettings):
         the chunks before it.
         """
         earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
-        features = x.shape[1]
-        n = public_number_of_records(self.n, len(x), self.neighboring)
+        owners = owners_of(x, persons, self.rows_per_person)
+        if earlier is not None:
+            earlier.refuse_change(self.neighboring, by_person=owners is not None)
+        features, units = x.shape[1], len(x) if owners is None else len(owners)
+        n = public_number_of_records(self.n, units, self.neighboring)
         delta, said = stated_delta(self.delta, n)
         norm = public_norm(self.data_norm, features)
         rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
+        if owners is not None:
+            plan = replace(plan, unit=Unit("person", owners.most))
         one_of("activation", self.activation, get_args(Activation))
         last = self._last(features, outputs) if self.warm_start or earlier is not None else None
         network = self._new(features, outputs) if last is None else last
@@ -117,6 +126,8 @@ class NetworkFit(PrivateSettings):
             ledger=self.ledger,
             label=label,
             noise_seed=self.noise_seed,
+            persons=persons,
+            rows_per_record=plan.unit.most_rows,
         ) as private:
             for batch, wanted in private.batches(physical_batch_size=ROWS_AT_A_TIME):
                 private.backward(loss(network(batch), wanted))

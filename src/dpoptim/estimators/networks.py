@@ -16,39 +16,10 @@ from dpoptim.estimators.network_fit import NetworkFit
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,
+    public_weights,
     refuse_weights,
     table,
 )
-
-
-def public_weights(class_weight: object, classes: NDArray[Any]) -> Tensor | None:
-    """The classes' weights in their order over the largest of them, float32; None where all are 1.
-
-    Clipping undoes weights above 1, since gradients are as long as the bound already; it leaves
-    smaller ones their effect.
-
-    Raises:
-        ValueError: not a mapping from classes to finite weights of at least 0.
-    """
-    if class_weight is None:
-        return None
-    if not isinstance(class_weight, Mapping):
-        raise ValueError(
-            f"class_weight must be a mapping from classes to public weights, got {class_weight!r}: "
-            "weights from the labels are private. Fix: "
-            "dpoptim.preprocessing.DPClassCounts(...).fit(y).class_weight(), which is charged."
-        )
-    if unknown := [name for name in class_weight if name not in classes]:
-        raise ValueError(f"class_weight names {unknown[0]!r}, which is none of the classes.")
-    weights = [
-        real_number("class_weight", class_weight.get(name, 1.0)) for name in classes.tolist()
-    ]
-    if not all(0 <= weight < float("inf") for weight in weights):
-        raise ValueError("class_weight must hold finite numbers of at least 0.")
-    largest = max(weights)
-    if largest == 0:
-        raise ValueError("class_weight must be above 0 for some class.")
-    return torch.tensor(weights, dtype=torch.float32) / largest
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -88,6 +59,8 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
         random_state: of the initial weights; has nothing to do with the noise.
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
+        rows_per_person: where ``fit`` is told ``persons``, at most so many rows of each take part
+            in a step, chosen by coins; their mean gradient is clipped once.
 
     Attributes:
         network_: the trained ``nn.Sequential``; in: rows clipped to ``data_norm``, out: scores.
@@ -113,24 +86,35 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
     classes: Sequence[Any] | None = None
     class_weight: Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
-        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
+        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights; ``persons``,
+        the owner of each row (numbers or strings), where the guarantee shall protect persons who
+        have several.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
-        return self._learn(X, y, sample_weight, self.classes, chunk=False)
+        return self._learn(X, y, sample_weight, self.classes, persons, chunk=False)
 
     def _learn(
-        self, X: Any, y: Any, sample_weight: Any, classes: Sequence[Any] | None, *, chunk: bool
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        classes: Sequence[Any] | None,
+        persons: Any,
+        *,
+        chunk: bool,
     ) -> Self:
         refuse_weights(sample_weight)
         x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
         self.classes_, numbers, notes = public_classes(classes, y, rows=len(x))
+        weights = public_weights(self.class_weight, self.classes_)
         loss = nn.CrossEntropyLoss(
-            weight=public_weights(self.class_weight, self.classes_), reduction="none"
+            weight=None if weights is None else torch.from_numpy(weights).float(), reduction="none"
         )
-        self._train(x, torch.from_numpy(numbers), len(self.classes_), loss, notes, chunk=chunk)
+        targets = torch.from_numpy(numbers)
+        self._train(x, targets, len(self.classes_), loss, notes, persons, chunk=chunk)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -168,25 +152,29 @@ class DPSGDRegressor(RegressorMixin, NetworkFit):
     target_bound: float | None = None
     clip_norm: float = 0.3
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
-        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights.
+    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
+        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights; ``persons``,
+        the owner of each row (numbers or strings), where the guarantee shall protect persons who
+        have several.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
         """
-        return self._learn(X, y, sample_weight, chunk=False)
+        return self._learn(X, y, sample_weight, persons, chunk=False)
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: None = None) -> Self:
+    def partial_fit(
+        self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None
+    ) -> Self:
         """Train on one more chunk of a stream; see `DPSGDClassifier.partial_fit`."""
-        return self._learn(X, y, sample_weight, chunk=True)
+        return self._learn(X, y, sample_weight, persons, chunk=True)
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, *, chunk: bool) -> Self:
+    def _learn(self, X: Any, y: Any, sample_weight: Any, persons: Any, *, chunk: bool) -> Self:
         refuse_weights(sample_weight)
         x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
         scaled = torch.from_numpy(
             bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32)
         )
-        self._train(x, scaled[:, None], 1, squared_errors, (), chunk=chunk)
+        self._train(x, scaled[:, None], 1, squared_errors, (), persons, chunk=chunk)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

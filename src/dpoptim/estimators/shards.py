@@ -34,9 +34,11 @@ def all_ranks() -> Iterator[Ranks]:
 
 
 def own_part(
-    estimator: BaseEstimator, x: Any, y: NDArray[Any], ranks: Ranks
+    estimator: BaseEstimator, x: Any, y: NDArray[Any], ranks: Ranks, *, by_person: bool
 ) -> tuple[Any, NDArray[Any]]:
     """This rank's rows of a good table: all of it if ranks have shards, else an equal part.
+
+    All of it, too, where it is divided up later, by the persons who own rows.
 
     Raises:
         RankError: on all ranks: one has refused its table, or differs in its settings, number of
@@ -58,6 +60,7 @@ def own_part(
     ranks.agree(facts)
     if settings["sharded"]:
         refuse_equal_shards(ranks, sample_of(x, y) if len(y) >= LEAST_RECORDS else "")
+    if settings["sharded"] or by_person:
         return x, y
     return equal_part(x, ranks), equal_part(y, ranks)
 

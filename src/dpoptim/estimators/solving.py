@@ -24,7 +24,7 @@ from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import LinearProblem
 from dpoptim.solvers.proximal_point import proximal_point
 from dpoptim.solvers.srgd_settings import SRGD, suggested_settings
-from dpoptim.solvers.sufficient_statistics import sufficient_statistics
+from dpoptim.solvers.sufficient_statistics import BLOCK, sufficient_statistics
 
 Solver = Literal[
     "auto",
@@ -57,7 +57,7 @@ SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
 def solve(
     solver: str,
     model: LinearModel,
-    data: tuple[Any, Any],
+    data: tuple[Any, ...],
     budget: Budget,
     *,
     radius: float,
@@ -77,7 +77,7 @@ def solve(
     Args:
         solver: one of `SOLVERS`; ``"auto"`` chooses by `sums_are_sharp`.
         data: x of shape (n, features), float, rows of at most the norm that ``radius`` stands for;
-            and y.
+            and y; and shares, see `LinearProblem`, which also says how a record may have rows.
         radius: bound on |(x, 1)|; public.
         clip_norm: bound on each record's gradient.
         steps, step_size: the solver's; None: a default from public numbers.
@@ -88,6 +88,7 @@ def solve(
         ValueError, TypeError: an unknown solver or option, or a setting out of range.
     """
     n = ranks.added(len(data[0]))
+    rows = n * (data[0].shape[1] if len(data[0].shape) == 3 else 1)
     smoothness = model.smoothness(radius) + l2
     common: dict[str, Any] = {
         "ledger": ledger,
@@ -118,7 +119,7 @@ def solve(
         )
         return solved.weights, solved.guarantee
     if solver in SINGLE_PASS:
-        problem = LinearProblem(model, capacity=n, l2=l2)
+        problem = LinearProblem(model, capacity=rows, l2=l2)
         settings = one_pass(
             solver,
             n,
@@ -142,7 +143,11 @@ def solve(
         )
         return one.weights, one.guarantee
     objective = Objective(
-        LinearProblem(model, capacity=n, l2=l2), data, neighboring=neighboring, ranks=ranks
+        LinearProblem(model, capacity=rows, l2=l2),
+        data,
+        neighboring=neighboring,
+        chunk=max(1, BLOCK * n // rows),
+        ranks=ranks,
     )
     function, arguments = iterative(
         solver,

@@ -4,7 +4,7 @@ Whatever looks at the table here is a rule on each row by itself, or is said to 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ def refuse_weights(sample_weight: Any) -> None:
     if sample_weight is not None:
         raise ValueError(
             "sample_weight is not supported: the guarantee bounds what each record adds, and "
-            "weights would multiply that bound. Fix: leave it out."
+            "weights would multiply that bound. Fix: leave it out; class_weight takes public "
+            "weights of classes, which are bounded."
         )
 
 
@@ -35,11 +36,12 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
     """Rows scaled down to ``norm``, in a copy; zero where entries or length are not finite.
 
     Args:
-        x: shape (n, d), float32 or float64.
+        x: shape (..., d), float32 or float64.
         norm: > 0.
     """
-    clipped = np.array(x)
-    for start in range(0, len(x), BLOCK):
+    whole = np.array(x, order="C")
+    clipped = whole.reshape(-1, whole.shape[-1])  # a view
+    for start in range(0, len(clipped), BLOCK):
         rows = clipped[start : start + BLOCK]
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             squared = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
@@ -49,19 +51,20 @@ def clip_rows(x: NDArray[Any], norm: float) -> NDArray[Any]:
         if odd.any():
             rows[odd], length[odd] = measured_with_care(rows[odd])
         rows *= (norm / np.maximum(length, norm))[:, None].astype(rows.dtype)
-    return clipped
+    return whole
 
 
 class ClippedRows:
     """`clip_rows` of a table, done as slices of it are asked for.
 
     Args:
-        x: an array, or what slices to one, of shape (n, d).
+        x: an array, or what slices to one, of shape (n, d) or (n, K, d).
         norm: > 0.
     """
 
     def __init__(self, x: Any, norm: float) -> None:
         self._x, self._norm = x, norm
+        self.shape = x.shape
 
     def __len__(self) -> int:
         return len(self._x)
@@ -115,6 +118,34 @@ def public_classes(
     labels = one_label_a_row(y, rows=rows)
     found, numbers = class_numbers(np.unique(labels) if classes is None else classes, labels)
     return found, numbers, (READ_OFF,) if classes is None else ()
+
+
+def public_weights(class_weight: object, classes: NDArray[Any]) -> Floats | None:
+    """The classes' weights in their order, over the largest of them; None where all are 1.
+
+    Weights above 1 would multiply what a record may add.
+
+    Raises:
+        ValueError: not a mapping from classes to finite weights of at least 0.
+    """
+    if class_weight is None:
+        return None
+    if not isinstance(class_weight, Mapping):
+        raise ValueError(
+            f"class_weight must be a mapping from classes to public weights, got {class_weight!r}: "
+            "weights from the labels are private. Fix: "
+            "dpoptim.preprocessing.DPClassCounts(...).fit(y).class_weight(), which is charged."
+        )
+    if unknown := [name for name in class_weight if name not in classes]:
+        raise ValueError(f"class_weight names {unknown[0]!r}, which is none of the classes.")
+    weights = np.array(
+        [real_number("class_weight", class_weight.get(name, 1.0)) for name in classes.tolist()]
+    )
+    if not ((weights >= 0) & (weights < np.inf)).all():
+        raise ValueError("class_weight must hold finite numbers of at least 0.")
+    if not weights.any():
+        raise ValueError("class_weight must be above 0 for some class.")
+    return weights / weights.max()
 
 
 def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:

@@ -168,8 +168,9 @@ class LinearModel:
         *,
         capacity: int,
         squared_row_norms: Tensor | None = None,
+        shares: Tensor | None = None,
     ) -> Tensor:
-        """``sum_i clip(sum_j c_j grad f(w_j; z_i), bound)`` over a batch: float64, (d,). Private.
+        """``sum_i shares_i clip(sum_j c_j grad f(w_j; z_i), bound)``: float64, (d,). Private.
 
         Args:
             x: float32 or float64, shape (B, features); see `as_rows`.
@@ -181,11 +182,15 @@ class LinearModel:
                 added in float64. Rows are summed in consecutive groups, so the neighbour must keep
                 every other record in its place (zero-out, replace-one).
             squared_row_norms: what `squared_row_norms` returns for x, to save computing it again.
+            shares: how much of each row's clipped gradient is added; float64, shape (B,), >= 0,
+                those of a record's rows together at most 1. None: every row is a record.
 
         **Guarantee.** For two data sets that differ in one record, the sums differ by at most
         ``bound`` if the record is there in one only (twice that if it has another value), rounding
         included, whatever the records hold: what is not finite counts as zero. (`products` proves
-        it. It does not cover that a matrix product rounds a row differently beside others.)
+        it. It does not cover that a matrix product rounds a row differently beside others. A
+        record of several rows has part in as many of its groups; in float64, for which records of
+        several rows are meant, the margin is enough for 10^5 groups.)
         """
         bound, scale = scaled(bound)
         with torch.no_grad(), exact_arithmetic():
@@ -201,6 +206,8 @@ class LinearModel:
             countable = factors > 0
             if not bool(countable.all()):
                 g, x = zero_outside(g, countable), zero_outside(x, countable)
+            if shares is not None:
+                factors = factors * shares
             total = torch.empty(self.outputs, self.columns, dtype=torch.float64, device=x.device)
             weight = Sums([total[:, : self.features]])
             add_weighted_outer(weight, g, x, factors[None], consecutive_groups(len(x)))

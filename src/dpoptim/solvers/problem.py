@@ -61,9 +61,13 @@ class Problem(Protocol):
 class LinearProblem:
     """A generalised linear model in closed form. Batches are (x, y), from `prepare` or by hand.
 
+    The data is (x, y), or (x, y, shares), where `bounded_shares` says how much of each row's
+    clipped gradient is added. A record may have K rows: x of shape (n, K, features), y and shares
+    of shape (n, K).
+
     Args:
         model: loss and shape.
-        capacity: the most records in one logical sum: n for full-batch solvers, the batch size for
+        capacity: the most rows in one logical sum: n for full-batch solvers, the batch size for
             single-pass ones.
         l2: strength of the public penalty ``l2 |V|^2 / 2`` on all parameters but the intercepts;
             >= 0.
@@ -84,19 +88,21 @@ class LinearProblem:
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=torch.float64, device="cpu")
 
-    def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def prepare(self, records: tuple[Any, ...]) -> tuple[Tensor, ...]:
         x, y = as_rows(records[0]), as_tensor(records[1])
-        return x, y, self.model.squared_row_norms(x)
+        if x.dim() == 3:  # float64: a record's rows lie in several groups, see `clipped_sum`
+            x, y = x.flatten(0, 1).double(), y.flatten(0, 1)
+        norms = self.model.squared_row_norms(x)
+        return (x, y, norms, *(bounded_shares(part).to(x.device) for part in records[2:]))
 
     def clipped_sum(self, batch: tuple[Tensor, ...], terms: Terms, bound: float) -> Tensor:
-        x, y, *norms = batch
-        known = norms[0] if norms else None
-        return self.model.clipped_sum(
-            x, y, terms, bound, capacity=self.capacity, squared_row_norms=known
-        ).cpu()
+        x, y, *known = batch
+        known_of = dict(zip(("squared_row_norms", "shares"), known, strict=False))
+        return self.model.clipped_sum(x, y, terms, bound, capacity=self.capacity, **known_of).cpu()
 
     def total_loss(self, batch: tuple[Tensor, ...], w: Tensor) -> float:
-        return float(self.model.losses(self.model.scores(w, batch[0]), batch[1]).sum())
+        losses = self.model.losses(self.model.scores(w, batch[0]), batch[1])
+        return float((losses if len(batch) < 4 else losses * batch[3]).sum())
 
     def penalty(self, w: Tensor) -> float:
         return 0.5 * float(w @ self.penalty_gradient(w))
@@ -230,6 +236,17 @@ def checked(capacity: int, l2: float) -> tuple[int, float]:
     if not 0 <= l2 < math.inf:
         raise ValueError(f"l2 must be a finite number >= 0, got {l2!r}.")
     return whole_number("capacity", capacity, least=1), l2
+
+
+def bounded_shares(shares: Any) -> Tensor:
+    """How much each row adds, float64, shape (rows,): a record's rows at most 1, whatever is given.
+
+    Args:
+        shares: shape (n,), one row a record, or (n, K).
+    """
+    found = as_tensor(shares).double().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+    together = found.view(len(found), -1).sum(1, keepdim=True).clamp(min=1)
+    return (found.view(len(found), -1) / together).flatten()
 
 
 def write_parameters(model: nn.Module, w: Tensor) -> None:

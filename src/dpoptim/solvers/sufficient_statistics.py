@@ -8,6 +8,7 @@ ridge would shrink all. On six public and made-up tables that was better at each
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from dpoptim.arguments import positive_number, real_number
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.problem import bounded_shares
 from dpoptim.solvers.releases import Result, Step
 from dpoptim.statistics import release_sum
 
@@ -29,7 +31,7 @@ MOST_MARGIN = 0.01
 
 def sufficient_statistics(
     model: LinearModel,
-    data: tuple[np.ndarray, np.ndarray],
+    data: tuple[Any, ...],
     budget: Budget,
     *,
     radius: float,
@@ -45,7 +47,9 @@ def sufficient_statistics(
 
     Args:
         model: with the squared loss and one output.
-        data: x of shape (n, features), float; y of shape (n,).
+        data: x of shape (n, features), float; y of shape (n,); and shares, which a record's
+            products are multiplied by. Where a record has K rows, shapes (n, K, features), (n, K)
+            and (n, K); see `LinearProblem`.
         budget: all of it is spent by one release.
         radius: public bound on |(x, 1)|; longer records are scaled down to it.
         target_bound: public bound on |y|; larger targets are clipped.
@@ -62,7 +66,8 @@ def sufficient_statistics(
 
     **Guarantee.** ``Result.guarantee``, for every table. A record adds (x, 1)(x, 1)^T / radius^2,
     of Frobenius norm at most 1, and (x, 1) y / (radius target_bound), of norm at most 1: as one
-    vector at most sqrt(2), which is what the noise is for. Only one triangle is released, its
+    vector at most sqrt(2), which is what the noise is for; rows that share a record add no more,
+    by the triangle inequality. Only one triangle is released, its
     entries off the diagonal times sqrt 2, which keeps the norm. Products of blocks round to
     `BLOCK` UNIT of the sum of norms, and adding n / BLOCK of them (and one more for each process)
     to as many UNIT; twice that, for two data sets, is added to the bound. The solution is
@@ -95,7 +100,8 @@ def sufficient_statistics(
     upper = np.triu_indices(d)
     weights = np.where(upper[0] == upper[1], 1.0, math.sqrt(2))
     query = np.concatenate([gram[upper] * weights, cross])
-    margin = 2 * n * (BLOCK + n / BLOCK + ranks.size) * UNIT
+    at_once = records_at_once(data[0])
+    margin = 2 * n * (BLOCK + n / at_once + ranks.size) * UNIT
     if margin > MOST_MARGIN:
         raise ValueError(
             f"sums over n={n} records round too coarsely for a proven bound. Fix: another solver."
@@ -131,13 +137,18 @@ def sufficient_statistics(
 
 
 def sums(
-    model: LinearModel, data: tuple[np.ndarray, np.ndarray], radius: float, target_bound: float
+    model: LinearModel, data: tuple[Any, ...], radius: float, target_bound: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """sum (x, 1)(x, 1)^T / radius^2, (d, d), sum (x, 1) y / (radius target_bound): private."""
+    """sum (x, 1)(x, 1)^T / radius^2, (d, d), sum (x, 1) y / (radius target_bound): private.
+
+    Each row counts as much as its share says.
+    """
+    at_once = records_at_once(data[0])
     gram, cross = np.zeros((model.columns, model.columns)), np.zeros(model.columns)
-    for start in range(0, len(data[0]), BLOCK):
-        x = np.asarray(data[0][start : start + BLOCK], dtype=np.float64)
-        y = np.asarray(data[1][start : start + BLOCK], dtype=np.float64)
+    for start in range(0, len(data[0]), at_once):
+        block = tuple(part[start : start + at_once] for part in data)
+        x = np.asarray(block[0], dtype=np.float64).reshape(-1, model.features)
+        y = np.asarray(block[1], dtype=np.float64).reshape(-1)
         odd = ~(np.isfinite(x).all(1) & np.isfinite(y))
         rows = np.hstack([x, np.ones((len(x), 1))]) if model.intercept else x.copy()
         rows[odd] = 0.0
@@ -146,6 +157,14 @@ def sums(
         # as rounded, at most 1 long
         rows *= (1 / np.maximum(length, radius))[:, None] * (1 - 1e-12)
         targets = np.where(odd, 0.0, np.clip(y, -target_bound, target_bound) / target_bound)
+        if len(block) > 2:
+            root = np.sqrt(bounded_shares(block[2]).numpy())
+            rows, targets = rows * root[:, None], targets * root
         gram += rows.T @ rows
         cross += rows.T @ targets
     return gram, cross
+
+
+def records_at_once(x: Any) -> int:
+    """Records of `BLOCK` rows together, of one at least."""
+    return max(1, BLOCK // (x.shape[1] if len(x.shape) == 3 else 1))

@@ -1,0 +1,97 @@
+"""Tables in which a person owns several rows: whose rows are whose, and what a row adds."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.arguments import whole_number
+from dpoptim.data.parquet_rows import ParquetRows
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.estimators.shards import equal_part
+from dpoptim.noise.stream import KeyStream
+from dpoptim.solvers.objective import held_in_memory
+from dpoptim.training.units import Persons, present_rows
+
+CHOSEN = (
+    "a person's rows, at most {} of them, chosen once by coins, are clipped one by one and averaged"
+)
+
+
+def owners_of(x: Any, persons: Any, most: object) -> Persons | None:
+    """Who owns the rows of ``x``; None where each is a record of its own.
+
+    Raises:
+        ValueError: not one owner for each row, or a table that is read from its beginning to its
+            end alone.
+    """
+    most = whole_number("rows_per_person", most, least=1)
+    if persons is None:
+        return None
+    if isinstance(x, ParquetRows):
+        raise ValueError(
+            "persons: a person's rows may lie anywhere in a Parquet file, which is read in order. "
+            "Fix: an array or a memory map."
+        )
+    return Persons.of(persons, len(x), most)
+
+
+def of_persons(
+    owners: Persons,
+    data: tuple[Any, NDArray[Any], NDArray[np.float64] | None],
+    ranks: Ranks,
+    *,
+    sharded: bool,
+    coins: KeyStream,
+) -> tuple[Any, NDArray[Any], NDArray[np.float64]]:
+    """What the persons of this rank bring.
+
+    Args:
+        data: x of shape (rows, features); y and weights in [0, 1] of shape (rows,), or None.
+        sharded: whether the table is this rank's alone; else the ranks divide up its persons.
+
+    Returns:
+        x of shape (persons, K, features), y and shares of shape (persons, K).
+
+    **Guarantee.** Which rows a person brings, at most K, depends on coins and on that person's own
+    rows, not on what they hold; their shares add up to at most 1.
+    """
+    x, y, weights = data
+    mine = np.arange(len(owners))
+    brought = owners.bring(coins, mine if sharded else equal_part(mine, ranks))
+    items, there = present_rows(brought)
+    index = items.reshape(brought.shape)
+    present = np.ones(brought.shape) if there is None else there.numpy().astype(np.float64)
+    shares = present / present.sum(1, keepdims=True)
+    if weights is not None:
+        shares = shares * weights[index]
+    return (x[index] if held_in_memory(x) else RowsOfPersons(x, index)), y[index], shares
+
+
+class RowsOfPersons:
+    """Rows of a table that is not in memory, read as slices of persons are asked for.
+
+    Args:
+        x: shape (rows, features).
+        index: rows of each person, shape (persons, K).
+    """
+
+    def __init__(self, x: Any, index: NDArray[np.int64]) -> None:
+        self._x, self._index = x, index
+        self.shape = (*index.shape, x.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, persons: slice) -> NDArray[Any]:
+        return np.asarray(self._x[self._index[persons]])
+
+
+def per_person(guarantee: Guarantee, owners: Persons | None) -> Guarantee:
+    """The guarantee, with its unit and how that is bounded."""
+    if owners is None:
+        return guarantee
+    notes = (*guarantee.notes, CHOSEN.format(owners.most))
+    return replace(guarantee, unit="person", notes=notes)
