@@ -14,14 +14,12 @@ from scipy.linalg import toeplitz
 from scipy.special import logsumexp, ndtr
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
+from dpoptim.audit.banded import banded_query, canaries_trained, strategy_output
 from dpoptim.audit.family import SampledGaussians, Tradeoff
-from dpoptim.audit.side_by_side import Floats, releases_kept
-from dpoptim.audit.two_worlds import LENGTH, Canaries, canary_data
+from dpoptim.audit.side_by_side import Floats
 from dpoptim.gate import CorrelatedSum
-from dpoptim.noise.correlated import BandedToeplitz
 from dpoptim.plan import Plan
 from dpoptim.sampling import BallsInBins
-from dpoptim.training.attach import attach
 
 SIMULATED = 1 << 18
 
@@ -80,24 +78,12 @@ def outputs_of(plan: Plan) -> tuple[CorrelatedSum, Floats]:
     Raises:
         ValueError: the plan samples otherwise, or its noise is not banded.
     """
-    query = plan.query
-    banded = isinstance(query, CorrelatedSum) and isinstance(query.strategy, BandedToeplitz)
-    if not isinstance(plan.sampler, BallsInBins) or not banded:
-        raise ValueError("this attack is for banded noise on balls in bins.")
-    assert isinstance(query, CorrelatedSum)
+    query, strategy = banded_query(plan)
+    if not isinstance(plan.sampler, BallsInBins):
+        raise ValueError("this attack is for batches of balls in bins.")
     step = np.arange(plan.steps)
     alone = np.equal.outer(step % plan.sampler.parts, np.arange(plan.sampler.parts))
-    return query, strategy_output(query, plan.steps, alone.astype(np.float64))
-
-
-def strategy_output(query: CorrelatedSum, steps: int, inputs: Floats) -> Floats:
-    """C times inputs of shape (steps, k): written down here, not asked of the strategy."""
-    assert isinstance(query.strategy, BandedToeplitz)
-    column, rows = query.strategy.coefficients(steps)
-    output = np.zeros_like(inputs)
-    for lag, coefficient in enumerate(column):
-        output[lag:] += coefficient * inputs[: steps - lag]
-    return np.asarray(output * np.sqrt(rows)[:, None])
+    return query, strategy_output(strategy, alone.astype(np.float64))
 
 
 def family_of_bins(plan: Plan) -> MixturesOfBins:
@@ -119,19 +105,8 @@ def scores_of_bins(
 ) -> Floats:
     """Run the plan with the canaries in ``present``, (m,), and score each one's presence: (m,)."""
     query, outputs = outputs_of(plan)
-    data = canary_data(plan.neighboring, torch.from_numpy(present))
-    model = Canaries(len(present), dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    length = LENGTH * plan.method.rule.norm
-    with (
-        releases_kept(len(present)) as kept,
-        attach(plan, model, optimizer, data, noise_seed=noise_seed, label="audit") as private,
-    ):
-        for index, sign in private.batches():
-            private.backward(model(index) * sign.to(dtype) * length)
-            optimizer.step()
-    released = torch.stack(kept).numpy() / plan.method.rule.norm
+    with canaries_trained(plan, present, noise_seed, dtype) as (_, _, released):
+        seen = outputs.T @ strategy_output(banded_query(plan)[1], released)
     variance = (query.standard_deviation / query.norm_bound) ** 2
-    seen = outputs.T @ strategy_output(query, plan.steps, released)
     ratios = (seen - np.square(outputs).sum(0)[:, None] / 2) / variance
     return np.asarray(logsumexp(ratios, axis=0) - math.log(len(ratios)))

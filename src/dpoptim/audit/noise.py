@@ -35,17 +35,15 @@ CLIP_NORM, NOISE_MULTIPLIER = 2.0, 1.0  # powers of two, which keep a float32 dr
 
 
 @dataclass(frozen=True)
-class NoiseResult:
+class Checks:
     """Every check with its p-value.
 
     Attributes:
         pvalues: by the check's name; uniform (or above it) under a right implementation.
-        draws: noise values looked at.
         failure: probability that a right implementation is refuted, at most.
     """
 
     pvalues: dict[str, float]
-    draws: int
     failure: float
 
     @property
@@ -61,14 +59,16 @@ class NoiseResult:
         return "refuted" if self.failed else "consistent"
 
     def __str__(self) -> str:
-        found = (
-            f"failed: {', '.join(self.failed)}"
-            if self.failed
-            else f"{len(self.pvalues)} checks passed"
-        )
-        return (
-            f"{self.verdict}: {found} on {self.draws} draws (false alarm at most {self.failure:g})"
-        )
+        passed = f"{len(self.pvalues)} checks passed"
+        found = f"failed: {', '.join(self.failed)}" if self.failed else passed
+        return f"{self.verdict}: {found} (false alarm at most {self.failure:g})"
+
+
+@dataclass(frozen=True)
+class NoiseResult(Checks):
+    """The checks of ``draws`` noise values."""
+
+    draws: int
 
 
 class Weights(nn.Module):
@@ -116,7 +116,7 @@ def audit_noise(
         KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "audit of the tail")
     )
     pvalues["global seeds do not reach the noise"] = freshness_pvalue()
-    return NoiseResult(pvalues, sum(tensor.size for tensor in noise), failure)
+    return NoiseResult(pvalues, failure, draws=sum(tensor.size for tensor in noise))
 
 
 def gate_noise(

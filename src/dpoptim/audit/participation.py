@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc, chdtr, chdtrc
 from torch.utils.data import TensorDataset
 
-from dpoptim.audit.noise import normal_pvalue, two_sided
+from dpoptim.audit.noise import Checks, normal_pvalue, two_sided
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.methods import DPSGD
 from dpoptim.sampling.truncated_poisson import largest_batch_of
@@ -28,41 +28,15 @@ __all__ = ["ParticipationResult", "audit_participation", "participation", "parti
 
 
 @dataclass(frozen=True)
-class ParticipationResult:
-    """Every check with its p-value, and whether all planned steps happened.
+class ParticipationResult(Checks):
+    """The checks, and how many planned steps released nothing: ``steps_missing``."""
 
-    Attributes:
-        pvalues: by the check's name.
-        steps_missing: planned steps that released nothing.
-        failure: probability that a right implementation is refuted, at most.
-    """
-
-    pvalues: dict[str, float]
     steps_missing: int
-    failure: float
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of the checks that a right implementation would not fail."""
-        missing = (
-            (f"{self.steps_missing} planned steps did not happen",) if self.steps_missing else ()
-        )
-        return missing + tuple(
-            name for name, p in self.pvalues.items() if not p >= self.failure / len(self.pvalues)
-        )
-
-    @property
-    def verdict(self) -> str:
-        """``"refuted"`` if a check failed, else ``"consistent"``."""
-        return "refuted" if self.failed else "consistent"
-
-    def __str__(self) -> str:
-        found = (
-            f"failed: {', '.join(self.failed)}"
-            if self.failed
-            else f"{len(self.pvalues)} checks passed"
-        )
-        return f"{self.verdict}: {found} (false alarm at most {self.failure:g})"
+        missing = f"{self.steps_missing} planned steps did not happen"
+        return (missing,) * (self.steps_missing > 0) + super().failed
 
 
 def audit_participation(
@@ -108,7 +82,7 @@ def audit_participation(
     else:
         most = largest_batch_of(batch_size, largest_batch)
         pvalues = truncated_pvalues(took_part, sample_rate, most)
-    return ParticipationResult(pvalues, missing, failure)
+    return ParticipationResult(pvalues, failure, steps_missing=missing)
 
 
 def participation(

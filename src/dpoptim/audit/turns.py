@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpoptim.audit.banded import banded_query, canaries_trained, strategy_output
 from dpoptim.audit.family import SampledGaussians
-from dpoptim.audit.side_by_side import Floats, releases_kept
-from dpoptim.audit.two_worlds import LENGTH, Canaries, canary_data, log_likelihood_ratio
-from dpoptim.gate import CorrelatedSum
-from dpoptim.noise.correlated import BandedToeplitz
+from dpoptim.audit.side_by_side import Floats
+from dpoptim.audit.two_worlds import log_likelihood_ratio
 from dpoptim.plan import Plan
 from dpoptim.sampling import CyclicPoissonSampling
-from dpoptim.training.attach import attach
 from dpoptim.training.private_training import PrivateTraining
 
 
@@ -26,10 +24,9 @@ def parts_of(plan: Plan) -> CyclicPoissonSampling:
     Raises:
         ValueError: the plan samples otherwise, or its noise is not banded.
     """
-    query = plan.query
-    banded = isinstance(query, CorrelatedSum) and isinstance(query.strategy, BandedToeplitz)
-    if not isinstance(plan.sampler, CyclicPoissonSampling) or not banded:
-        raise ValueError("this attack is for banded noise on batches sampled by turns.")
+    banded_query(plan)
+    if not isinstance(plan.sampler, CyclicPoissonSampling):
+        raise ValueError("this attack is for cyclic Poisson batches.")
     return plan.sampler
 
 
@@ -49,22 +46,10 @@ def scores_of_turns(
 ) -> Floats:
     """Run the plan with the canaries in ``present``, (m,), and score each one's presence: (m,)."""
     sampler = parts_of(plan)
-    data = canary_data(plan.neighboring, torch.from_numpy(present))
-    model = Canaries(len(present), dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    length = LENGTH * plan.method.rule.norm
-    with (
-        releases_kept(len(present)) as kept,
-        attach(plan, model, optimizer, data, noise_seed=noise_seed, label="audit") as private,
-    ):
-        for index, sign in private.batches():
-            private.backward(model(index) * sign.to(dtype) * length)
-            optimizer.step()
-        known = known_parts(private)
     # of who is not there
     parts = np.random.default_rng(0).integers(sampler.parts, size=len(present))
-    parts[data.tensors[0].numpy()] = known
-    released = torch.stack(kept).numpy() / plan.method.rule.norm
+    with canaries_trained(plan, present, noise_seed, dtype) as (private, records, released):
+        parts[records] = known_parts(private)
     return turn_scores(plan, released, parts)
 
 
@@ -80,15 +65,10 @@ def turn_scores(plan: Plan, released: Floats, parts: NDArray[np.int64]) -> Float
     Args:
         released: (steps, m), in norm bounds. parts: of the canaries, (m,).
     """
-    query, sampler = plan.query, parts_of(plan)
-    assert isinstance(query, CorrelatedSum)
-    assert isinstance(query.strategy, BandedToeplitz)
-    column, rows = query.strategy.coefficients(plan.steps)
+    (query, strategy), sampler = banded_query(plan), parts_of(plan)
+    column, rows = strategy.coefficients(plan.steps)
     weights = np.sqrt(rows)
-    output = np.zeros_like(released)  # of the strategy: D T applied to what was released
-    for lag, coefficient in enumerate(column):
-        output[lag:] += coefficient * released[: plan.steps - lag]
-    output *= weights[:, None]
+    output = strategy_output(strategy, released)
     noise = query.standard_deviation / query.norm_bound
     scores = np.zeros(len(parts))
     for step in range(plan.steps):
