@@ -281,7 +281,7 @@ def optimizers(request: Request) -> Experiment:
     if request.has("e2e"):
         task = tasks.restaurants(request.e2e)
         base = replace(base, batch_size=512, epochs=3, clip_norm=0.3)
-        yield by_optimizer(task, base, sgd=(5.0, 20.0), adam=(0.01, 0.03))
+        yield by_optimizer(task, base, sgd=(2.0, 4.0, 8.0), adam=(0.005, 0.01, 0.02))
     if request.tweets is not None:
         task = tasks.adapters(request.tweets, request.cache)
         base = replace(base, batch_size=500, epochs=4, clip_norm=1.0)

@@ -6,11 +6,13 @@ Styles, all with the same bound C on what one record may add to the sum:
   al. Alg. 1);
 * ``automatic``: C g / (|g| + gamma), gamma = 0.01 (Bu et al. 2023);
 * ``per-layer``: the part of each of the L layers by itself, flat, to C / sqrt(L) (McMahan et al.
-  2018).
+  2018);
+* groups, {"encoder": 1, "": 3}: the layers below the module "encoder" together, and all others
+  together, flat, to bounds in this proportion whose squares add up to C^2.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Literal, Protocol, get_args
@@ -18,9 +20,11 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from dpoptim.arguments import one_of
+from dpoptim.arguments import one_of, positive_number
 
 Style = Literal["flat", "automatic", "per-layer"]
+# modules, by name, "" for the whole model, and the proportion of the bounds on their layers
+Groups = tuple[tuple[str, float], ...]
 AUTOMATIC_GAMMA = 0.01
 # below it a factor counts as zero: float32 could not hold it to full precision
 SMALLEST_FACTOR = 1e-30
@@ -28,6 +32,7 @@ SMALLEST_FACTOR = 1e-30
 SMALLEST_NORM = 1e-6
 # relative error of a squared norm: a float64 sum of up to 2^29 non-negative terms
 NORM_INFLATION = 2.0**-24
+ROUNDED_DOWN = 1 - 2.0**-40  # of shares, so that their squares add up to no more than 1
 
 
 # Proportions (c_1, ..., c_k) of a record's factors for k sums, at least one of them; c_1 is 1.
@@ -66,17 +71,22 @@ class Units:
     """Which parameters are clipped together.
 
     Attributes:
-        rule: of the part of a record's gradient in each unit.
+        rules: of the part of a record's gradient in each unit.
         of: the unit of each parameter.
     """
 
-    rule: ClippingRule
+    rules: Mapping[str, ClippingRule]
     of: Sequence[str]
 
     @classmethod
     def one(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":
         """Return all parameters in one unit."""
-        return cls(rule, ("",) * len(layers))
+        return cls({"": rule}, ("",) * len(layers))
+
+    @classmethod
+    def alike(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":
+        """Return each layer in a unit of its own, all by this rule."""
+        return cls(dict.fromkeys(layers, rule), layers)
 
 
 @dataclass(frozen=True)
@@ -86,11 +96,11 @@ class Clipping:
     Args:
         norm: C, the largest Euclidean norm that one record may add to the sum; at least 1e-6
             (``inf``: no clipping, no privacy).
-        style: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
+        style: ``"flat"``, ``"automatic"``, ``"per-layer"`` or groups.
     """
 
     norm: float
-    style: Style = "flat"
+    style: Style | Groups = "flat"
 
     def __post_init__(self) -> None:
         given: object = self.norm
@@ -103,7 +113,7 @@ class Clipping:
                 f"clip_norm must be at least {SMALLEST_NORM:g}, got {self.norm!r}; scale the loss "
                 "instead."
             )
-        one_of("clipping", self.style, get_args(Style))
+        object.__setattr__(self, "style", style_of(self.style))
         if self.style == "automatic" and math.isinf(self.norm):
             raise ValueError(
                 "clipping='automatic' scales every gradient to clip_norm, so clip_norm must be "
@@ -115,10 +125,23 @@ class Clipping:
         return ((1.0,),)
 
     def units(self, layers: Sequence[str]) -> Units:
-        """All parameters; by ``"per-layer"`` each layer, whose squared bounds add up to C^2."""
-        if self.style != "per-layer":
+        """All parameters; or layers, or groups of layers, whose squared bounds add up to C^2.
+
+        Raises:
+            ValueError: groups that leave a layer out, or have none.
+        """
+        if self.style == "per-layer":
+            return Units.alike(Clipping(self.norm * share_of_layer(layers)), layers)
+        if isinstance(self.style, str):
             return Units.one(self, layers)
-        return Units(Clipping(self.norm * share_of_layer(layers)), layers)
+        of = [group_of(layer, self.style) for layer in layers]
+        if idle := [name for name, _ in self.style if name not in of]:
+            raise ValueError(
+                f"clipping names {idle[0]!r}, below which no layer is trained that no other group "
+                "names. Fix: names as in model.named_modules()."
+            )
+        whole = math.hypot(*(weight for _, weight in self.style)) / ROUNDED_DOWN
+        return Units({name: Clipping(self.norm * (w / whole)) for name, w in self.style}, of)
 
     def factors(self, squared_norms: Tensor, margin: float) -> Tensor:
         """The factor of each record: float64, (B,), zero where the norm is not finite.
@@ -145,7 +168,36 @@ class Clipping:
 
 def share_of_layer(layers: Sequence[str]) -> float:
     """Return each layer's share of a bound: their squares add up to 1, rounding included."""
-    return (1 - 2.0**-40) / math.sqrt(len(set(layers)))
+    return ROUNDED_DOWN / math.sqrt(len(set(layers)))
+
+
+def style_of(given: object) -> Style | Groups:
+    """Return how a bound is kept as `Clipping` has it: groups also come as a mapping, or as lists
+    from a plan's JSON.
+
+    Raises:
+        ValueError, TypeError: neither a style nor groups of positive numbers.
+    """
+    if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
+        one_of("clipping", given, get_args(Style))
+        return given  # type: ignore[return-value]
+    groups: dict[str, float] = dict(given)
+    return tuple((str(name), positive_number("clipping", w)) for name, w in groups.items())
+
+
+def group_of(layer: str, groups: Groups) -> str:
+    """Return the group of a layer: of those that hold it, the one with the longest name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    holding = [name for name, _ in groups if name == "" or f"{layer}.".startswith(f"{name}.")]
+    if not holding:
+        raise ValueError(
+            f"clipping has no group for the layer {layer!r}. Fix: name it, or add '' for all other "
+            "layers."
+        )
+    return max(holding, key=len)
 
 
 # times the margin of one sum, at least the square root of 2: see `SplitClipping.factors`
@@ -170,6 +222,7 @@ class SplitClipping:
     style: Style = "flat"
 
     def __post_init__(self) -> None:
+        one_of("clipping", self.style, get_args(Style))
         _ = Clipping(self.norm), Clipping(self.residual_clip, self.style)
         if self.residual_clip < self.norm:
             raise ValueError(
@@ -189,7 +242,7 @@ class SplitClipping:
         if self.style != "per-layer":
             return Units.one(self, layers)
         share = share_of_layer(layers)
-        return Units(SplitClipping(self.norm * share, self.residual_clip * share), layers)
+        return Units.alike(SplitClipping(self.norm * share, self.residual_clip * share), layers)
 
     @property
     def directions(self) -> Directions:

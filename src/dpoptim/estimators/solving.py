@@ -43,6 +43,7 @@ SQUARED_STEPS = 60  # of momentum_gd for a squared loss
 TOLERANCE = 0.2  # the part of the predicted error for which no more steps of momentum_gd are taken
 NOISY_GD_STEPS = 100
 SPIDER_ROUNDS = 50
+SPIDER_GAMMA = 4.0  # beyond about 10 the steps of a squared loss are so short that it ends early
 # Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so
 # it takes steps far beyond 1/smoothness; with momentum 0.9 a squared loss diverges above 3.8.
 # These, `TOLERANCE` and the shares in `linear_fit` are from benchmarks/choose_defaults.py.
@@ -184,7 +185,7 @@ def iterative(
     Raises:
         ValueError: there is no such solver.
     """
-    kl = {
+    kl: dict[str, float] = {
         "kl_gamma": 1 / math.sqrt(2 * max(l2, 1e-3)),
         "kl_exponent": 2.0,
         "risk_bound": math.log(max(model.outputs, 2)),
@@ -201,6 +202,7 @@ def iterative(
             step = step_size or factor / smoothness
             return noisy_gd, {"steps": steps or NOISY_GD_STEPS, "step_size": step}
         case "kl-spider":
+            kl["kl_gamma"] = min(kl["kl_gamma"], SPIDER_GAMMA)
             return kl_spider, {"smoothness": smoothness, "rounds": SPIDER_ROUNDS, **kl}
         case "adaptive-gd":
             return adaptive_gd, {"smoothness": smoothness}

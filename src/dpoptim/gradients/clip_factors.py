@@ -27,7 +27,7 @@ def clip_factors(
             fade.
     """
     factors = {
-        unit: units.rule.factors(each, margin).view(-1, each.shape[0])
+        unit: units.rules[unit].factors(each, margin).view(-1, each.shape[0])
         for unit, each in squared.items()
     }
     if len(factors) > 1:

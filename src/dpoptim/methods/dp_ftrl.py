@@ -17,7 +17,7 @@ from dpoptim.accounting.allocation import FAILURE_SHARE
 from dpoptim.accounting.guarantee import neighboring_name, parse_neighboring
 from dpoptim.arguments import one_of, whole_number
 from dpoptim.assumptions import Assumption
-from dpoptim.clipping import Style
+from dpoptim.clipping import Groups, Style
 from dpoptim.mechanisms.bands import best_bands
 from dpoptim.mechanisms.correlated import CorrelatedNoise
 from dpoptim.mechanisms.mechanism import RunShape
@@ -69,7 +69,7 @@ class DPFTRL(TrainingMethod):
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a
             `PrivateQuantile`: noise is taken back in units of C, so fully only once C has been
             found.
-        clipping: ``"flat"``, ``"automatic"`` or ``"per-layer"``; as for `DPSGD`.
+        clipping: ``"flat"``, ``"automatic"``, ``"per-layer"`` or groups; as for `DPSGD`.
         noise: the strategy. ``"best"``: of least mean error that fits into ``buffers`` vectors,
             for the run's length and passes. ``"buffered-toeplitz"`` needs a few times the model's
             memory whatever the number of steps; ``"toeplitz"`` and ``"toeplitz-normalised"`` keep
@@ -101,7 +101,7 @@ class DPFTRL(TrainingMethod):
     """
 
     clip_norm: float | ClipNormPolicy
-    clipping: Style = "flat"
+    clipping: Style | Groups = "flat"
     noise: Noise = "best"
     order: FixedOrder = "shuffled"
     value_bound: Literal["sharp", "paper"] | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dpoptim.arguments import positive_number
-from dpoptim.clipping import Style
+from dpoptim.clipping import Groups, Style
 from dpoptim.mechanisms.independent import IndependentNoise
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.methods.sensitive_state import ClipNormPolicy
@@ -24,7 +24,9 @@ class DPSGD(TrainingMethod):
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. Or a
             `PrivateQuantile`, by which the run finds it within its budget, or a `PlannedClipNorm`.
         clipping: ``"flat"`` (g min(1, C/|g|)), ``"automatic"`` (C g / (|g| + 0.01))
-            or ``"per-layer"`` (each of the L layers by itself, to C / sqrt(L)).
+            or ``"per-layer"`` (each of the L layers by itself, to C / sqrt(L)). Or a mapping,
+            such as {"encoder": 1, "": 3}: the layers below the module "encoder" together, and all
+            others together, to norms in this proportion that make up C.
         noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier:
             (2, 1) is twice as much in the first half. Accounted step by step. Empty: the same
             throughout.
@@ -42,7 +44,7 @@ class DPSGD(TrainingMethod):
     """
 
     clip_norm: float | ClipNormPolicy
-    clipping: Style = "flat"
+    clipping: Style | Groups = "flat"
     noise_schedule: tuple[float, ...] = ()
     largest_batch: float | None = None
     name: ClassVar[str] = "dp-sgd"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dp_accounting import NeighboringRelation
 
 from dpoptim.assumptions import NOISE, Assumption, bounded
-from dpoptim.clipping import Clipping, ClippingRule, Style
+from dpoptim.clipping import Clipping, ClippingRule, Groups, Style, style_of
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
 from dpoptim.methods.planned_clip_norm import PlannedClipNorm
 from dpoptim.methods.private_quantile import PrivateQuantile
@@ -42,7 +42,7 @@ class TrainingMethod(KnowsOpacus, ABC):
     summary: ClassVar[str]
     trains: ClassVar[str] = "any model"
     clip_norm: float | ClipNormPolicy
-    clipping: Style = "flat"
+    clipping: Style | Groups = "flat"
     value_bound: str | None = None
 
     @abstractmethod
@@ -72,6 +72,8 @@ class TrainingMethod(KnowsOpacus, ABC):
         """Check and normalise ``clip_norm`` and ``clipping``; for ``__post_init__``."""
         if isinstance(self.clip_norm, Mapping):  # from a plan's JSON
             object.__setattr__(self, "clip_norm", policy_of(self.clip_norm))
+        if self.clipping != "flat":
+            object.__setattr__(self, "clipping", style_of(self.clipping))
         if self.policy is None:
             _ = Clipping(self.clip_norm)  # type: ignore[arg-type]  # validates
             object.__setattr__(self, "clip_norm", float(self.clip_norm))  # type: ignore[arg-type]  # no numpy's: JSON
