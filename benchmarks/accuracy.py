@@ -320,7 +320,7 @@ def by_mechanism(base: Trial, epsilons: Sequence[float], rates: Sequence[float])
 
 def mechanisms(request: Request) -> Experiment:
     """Softmax regression and a CNN by noise mechanism."""
-    epsilons, rates = (1.0, 2.0, 4.0, 8.0), (0.2, 0.5, 1.2)
+    epsilons, rates = (1.0, 2.0, 4.0, 8.0), (0.08, 0.2, 0.5, 1.2, 3.0)
     task = replace(tasks.digits("softmax"), tries=3)
     base = Trial(task.name, "", 0.0, 100, 20, 1.0, "SGD", 0.0, 0.9)
     yield task, by_mechanism(base, epsilons, rates)
@@ -328,7 +328,7 @@ def mechanisms(request: Request) -> Experiment:
     yield task, by_mechanism(replace(base, task=task.name, batch_size=1000), epsilons, rates)
     task = tasks.fashion("cnn", request.fashion, training=10_000, halved=True)
     base = replace(base, task=task.name, batch_size=1000, epochs=10)
-    yield task, by_mechanism(base, (4.0, 8.0), (0.5, 1.0, 2.0))
+    yield task, by_mechanism(base, (4.0, 8.0), (0.5, 1.0, 2.0, 4.0))
 
 
 def scattering(request: Request) -> Experiment:
