@@ -16,7 +16,6 @@ from dpoptim.audit import audit_sensitivity
 from dpoptim.clipping import Clipping, Groups, SplitClipping, Style
 from dpoptim.gradients.engine import Engine
 
-
 LAST, REST = 3.0, 4.0
 GROUPS = (("3", LAST), ("", REST))  # the last layer; and the first two together
 
