@@ -138,6 +138,60 @@ def test_a_collate_function_nobody_checked_is_named() -> None:
         assert any(text.startswith("collate_fn not checked") for text in trusted(private))
 
 
+# ---- random numbers -----------------------------------------------------------------------------
+
+
+def masking(draw: Callable[[Tensor], Tensor]) -> Callable[[list[Any]], Any]:
+    """Pads, and hides tokens, as masked language models want it."""
+
+    def collate(batch: list[Any]) -> dict[str, Tensor]:
+        ids, lengths, _ = padding(batch)
+        there = torch.arange(ids.shape[1]) < lengths[:, None]
+        hidden = draw(0.3 * there).bool()
+        labels = torch.where(hidden, ids, -100)
+        return {"input_ids": ids.masked_fill(hidden, 0), "attention_mask": there, "labels": labels}
+
+    return collate
+
+
+def by_rows(p: Tensor) -> Tensor:
+    return torch.stack([(torch.rand(len(row)) < row).float() for row in p])
+
+
+@pytest.mark.parametrize("draw", [torch.bernoulli, by_rows])
+def test_tokens_may_be_masked_at_random(draw: Callable[[Tensor], Tensor]) -> None:
+    data, collate = characters(equal=False), masking(draw)
+    model = Words()
+    before = torch.random.get_rng_state()
+    with attach(model, data, loss=record_means, collate_fn=collate) as private:
+        assert trusted(private)[0].startswith("the loop computes the loss that was checked")
+        assert torch.equal(before, torch.random.get_rng_state())
+        batches = [next(private.batches())["labels"] for _ in range(2)]  # the same, drawn anew
+        assert batches[0].shape != batches[1].shape or not torch.equal(*batches)
+    with pytest.raises(dpoptim.SamplesInteractError, match="tokens of the whole batch"):
+        attach(Words(), data, loss=token_mean, collate_fn=collate)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.98])
+def test_records_that_are_mixed_now_and_then_are_found(share: float) -> None:
+    def collate(batch: list[Any]) -> Any:
+        x, y = default_collate(batch)
+        return (x + x.roll(1, 0) if float(torch.rand(())) < share else x), y
+
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(classifier(), table(), loss=losses, collate_fn=collate)
+
+
+def test_random_numbers_that_are_not_torchs_own_are_named() -> None:
+    known = torch.Generator().manual_seed(0)
+    for draw, said in (
+        (lambda p: torch.bernoulli(p, generator=known), "generator of its own.*seed=None"),
+        (lambda p: torch.from_numpy(np.random.rand(*p.shape)) < p, "second time.*__getitem__"),
+    ):
+        with pytest.raises(dpoptim.PrivacyError, match=said):
+            attach(Words(), characters(equal=False), loss=record_means, collate_fn=masking(draw))
+
+
 # ---- losses -------------------------------------------------------------------------------------
 
 

@@ -63,9 +63,10 @@ LOOP = (
 # Whoever knows the seed knows whose mask each record would have: one record more shifts those of
 # all that follow.
 RANDOM = (
-    "random numbers of model, loss and data set (dropout, augmentation) come from torch's, numpy's "
-    "or Python's own generator, seeded in secret while batches are delivered, with 32 bits on "
-    "CPUs: no torch.manual_seed inside the loop, and nobody tries all seeds"
+    "random numbers of model, loss, data set and collate_fn (dropout, augmentation, masked tokens) "
+    "come from torch's, numpy's or Python's own generator, seeded in secret while batches are "
+    "delivered, with 32 bits on CPUs: no torch.manual_seed inside the loop, and "
+    "nobody tries all seeds"
 )
 ATTRIBUTES = (
     "what the model keeps in plain attributes (tensors, arrays, numbers, also in lists, "

@@ -1,7 +1,7 @@
 """Do records see each other? Compare a batch with its records taken one at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import pytree
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
+from dpoptim.training.drawing_collates import HeldDraws
 from dpoptim.training.foreign import refuse_nothing_to_train
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
@@ -145,8 +146,13 @@ def compare_if_possible(program: Program, records: Units) -> str:
     Raises:
         PrivacyError: they were, and see each other.
     """
+    return if_possible(lambda: compare(program, records))
+
+
+def if_possible(compared: Callable[[], CheckResult]) -> str:
+    """Why something could not be compared, or ""; see `compare_if_possible`."""
     try:
-        compare(program, records)
+        compared()
     except PrivacyError:
         raise
     except Exception as error:  # whatever the user's code raises on made-up input
@@ -155,7 +161,8 @@ def compare_if_possible(program: Program, records: Units) -> str:
 
 
 def compare(program: Program, records: Units) -> CheckResult:
-    """Compare the batch of ``records`` (some repeated, for an axis of its own) with each alone.
+    """Compare the batch of ``records`` (some repeated, for an axis of its own) with each alone;
+    where collating draws random numbers, with all that may happen by chance, and with none of it.
 
     Args:
         records: the rows of each, of all equally many.
@@ -164,6 +171,17 @@ def compare(program: Program, records: Units) -> CheckResult:
         SamplesInteractError: a record's gradient depends on the others, or on batches before.
         ArithmeticError: their losses are not finite, so that there is nothing to compare.
     """
+    held = HeldDraws(program.collate, first=True)
+    held.refuse_other_batch([row for rows in records for row in rows])
+    found = compare_held(replace(program, collate=held), records)
+    if held.drew:
+        nothing = replace(program, collate=HeldDraws(program.collate, first=False))
+        if_possible(lambda: compare_held(nothing, records))
+    return found
+
+
+def compare_held(program: Program, records: Units) -> CheckResult:
+    """`compare`, of a collate function that draws nothing."""
     model, loss, collate, per_record = program.model, program.loss, program.collate, len(records[0])
     leaves = [
         leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)

@@ -1,4 +1,4 @@
-"""Random numbers that never change, to compare runs of a model that draws noise."""
+"""Random numbers that never change, to compare runs of a model, or batches, that draw noise."""
 
 from typing import Any
 
@@ -7,16 +7,27 @@ from torch import Tensor
 
 from dpoptim.torch_internals import TorchDispatchMode, pytree
 
-VALUE = 0.5  # of whatever is drawn; a uniform number, and a normal one that is not zero
-
 
 class FixedNoise(TorchDispatchMode):
     """Fills what random operators return with constants, the same for a record in any batch.
 
     Dropout keeps everything, permutations turn the order round, so that what mixes
-    records by them is seen, and choices take the first. What draws inside a fused kernel
-    stays random.
+    records by them is seen. What draws inside a fused kernel stays random.
+
+    Args:
+        uniform: what is drawn instead of a uniform or a normal number.
+        first: of whole numbers the least one is drawn, and whatever may be masked is; else the
+            greatest one, and only what must be.
+
+    Attributes:
+        drew: whether anything was drawn.
+        by_others: whether by any generator but torch's own.
     """
+
+    def __init__(self, uniform: float = 0.5, *, first: bool = True) -> None:
+        super().__init__()
+        self._uniform, self._first = uniform, first
+        self.drew = self.by_others = False
 
     def __torch_dispatch__(
         self,
@@ -29,18 +40,30 @@ class FixedNoise(TorchDispatchMode):
         name = func.__name__.split(".")[0]
         if torch.Tag.nondeterministic_seeded not in func.tags or "attention" in name:
             return func(*args, **kwargs)
+        self.drew = True
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        self.by_others |= kwargs.get("generator") not in (None, torch.default_generator)
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if name == "bernoulli":
+            given.setdefault("p", given["self"].clone())
         result = func(*args, **kwargs)
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._fix(leaf, name)
+                self._fix(leaf, name, given)
         return result
 
-    def _fix(self, drawn: Tensor, name: str) -> None:
+    def _fix(self, drawn: Tensor, name: str, given: dict[str, Any]) -> None:
         if name.startswith("randperm"):
             drawn.copy_(torch.arange(len(drawn), device=drawn.device).flip(0))
-        elif name.startswith("bernoulli") or drawn.dtype == torch.bool:
-            drawn.fill_(1)
+        elif name.startswith("bernoulli"):
+            p = given.get("p", 0.5)
+            ones = p > 0 if self._first else p >= 1
+            drawn.copy_(ones) if isinstance(ones, Tensor) else drawn.fill_(ones)
+        elif drawn.is_floating_point():
+            drawn.fill_(self._uniform)
         else:
-            drawn.fill_(VALUE if drawn.is_floating_point() else 0)
+            least = given.get("low", given.get("from", 0))
+            end = given.get("high", given.get("to"))
+            drawn.fill_(least if self._first or not isinstance(end, int) else end - 1)
