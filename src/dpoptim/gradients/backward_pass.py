@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.arithmetic import NARROW, kinds_of_device, widened
-from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.torch_internals import OUTSIDE_BACKWARD, after_backward, graph_task
 
@@ -197,7 +197,7 @@ class RuleFunction(torch.autograd.Function):
     def forward(
         ctx: Any,
         recorder: BackwardRecorder,
-        rule: LayerRule,
+        rule: AnyRule,
         module: nn.Module,
         name: str,
         x: Tensor,

@@ -17,7 +17,7 @@ from dpoptim.gradients.layers.bare import BareParameters, for_records
 from dpoptim.gradients.layers.frozen import faster_forward
 from dpoptim.gradients.layers.outside import OutsideUseError, ReadOutside
 from dpoptim.gradients.layers.registry import rule_for, runner_for
-from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
@@ -212,7 +212,7 @@ class HookManager:
                 self._replace_forward(part, FrozenForward(part, faster))
 
     def _run_layer(
-        self, rule: LayerRule, module: nn.Module, label: str, *args: Any, **kwargs: Any
+        self, rule: AnyRule, module: nn.Module, label: str, *args: Any, **kwargs: Any
     ) -> Tensor:
         (x,) = (*args, *kwargs.values())
         try:

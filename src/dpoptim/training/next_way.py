@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpoptim.gradients.isolation import WHOLE_MODEL, Isolation
 from dpoptim.gradients.layers.registry import rule_for, takes_more_axes
-from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.training.made_up import Sample
 
 
@@ -41,7 +41,7 @@ def places_of_records(
     seen: dict[str, set[str]] = {}
     rows = sample.rows
 
-    def note(name: str, rule: LayerRule, args: tuple[Any, ...]) -> None:
+    def note(name: str, rule: AnyRule, args: tuple[Any, ...]) -> None:
         x = args[0] if args and isinstance(args[0], Tensor) else None
         place = "first" if x is None or not x.dim() else place_in(x, rule, rows, lookups=lookups)
         seen.setdefault(name, set()).add(place)
@@ -73,7 +73,7 @@ def places_of_records(
     )
 
 
-def place_in(x: Tensor, rule: LayerRule, rows: int, *, lookups: bool) -> str:
+def place_in(x: Tensor, rule: AnyRule, rows: int, *, lookups: bool) -> str:
     """Where records are in a layer's input, by its sizes, for ``rows`` made-up records.
 
     Args:

@@ -1,22 +1,22 @@
 """nn.Conv1d, nn.Conv2d, nn.Conv3d: records' weight gradients, many records at once."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import never_alone, record_products
 from dpoptim.gradients.layers.geometry import Convolution, padding_inside, padding_outside, patches
 from dpoptim.gradients.layers.kernels import AFewAtOnce, ByPatches
+from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
 from dpoptim.gradients.lazy import Lazy
 from dpoptim.gradients.multiplication import onednn_multiplies
 from dpoptim.gradients.parts import flat
-from dpoptim.gradients.per_sample_grads import Dense, OneByOne, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Dense, OneByOne
 from dpoptim.torch_internals import convolution_backward
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
@@ -27,14 +27,11 @@ WORTH_PATCHES = 1 << 16
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-class ConvolutionRule:
-    narrow, at_once, widens = True, False, True
+class ConvolutionRule(LayerRule[Convolution]):
+    narrow = True
+    widens = True
 
-    def check(self, module: nn.Module, name: str) -> None:
-        pass
-
-    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        assert isinstance(module, Convolution)
+    def prepare(self, module: Convolution, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() != len(module.kernel_size) + 2:
             raise PrivacyError(
                 f"layer {name!r} ({type(module).__name__}) got an input of {axes_of(x)} without a "
@@ -45,8 +42,7 @@ class ConvolutionRule:
             return F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
         return x
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert isinstance(module, Convolution)
+    def forward(self, module: Convolution, x: Tensor) -> tuple[Tensor, Saved]:
         output = CONVOLVE[len(module.kernel_size)](
             x,
             module.weight,
@@ -58,8 +54,7 @@ class ConvolutionRule:
         )
         return output, (x, module.weight)
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
-        assert isinstance(module, Convolution)
+    def input_gradient(self, module: Convolution, saved: Saved, g: Tensor) -> Tensor:
         x, weight = saved
         axes = len(module.kernel_size)
         return convolution_backward(
@@ -76,10 +71,7 @@ class ConvolutionRule:
             [True, False, False],
         )[0]
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
-        assert isinstance(module, Convolution)
+    def per_sample_grads(self, module: Convolution, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, (like,) = saved[0], widened([saved[0][:0]])
         T = g[0, 0].numel() if len(g) else 0
         by_groups = batch_invariant_in_groups(module, like)

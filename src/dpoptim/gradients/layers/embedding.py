@@ -1,13 +1,11 @@
 """nn.Embedding: the gradient touches only the rows that a record looked up."""
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
+from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved
 from dpoptim.gradients.sparse import Rows
 
 
@@ -27,14 +25,11 @@ def refuse_options(module: nn.Embedding | nn.EmbeddingBag, name: str) -> None:
             )
 
 
-class EmbeddingRule:
-    narrow, at_once, widens = False, False, False
-
-    def check(self, module: nn.Module, name: str) -> None:
-        assert isinstance(module, nn.Embedding)
+class EmbeddingRule(LayerRule[nn.Embedding]):
+    def check(self, module: nn.Embedding, name: str) -> None:
         refuse_options(module, name)
 
-    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+    def prepare(self, module: nn.Embedding, name: str, x: Tensor, rows: int | None) -> Tensor:
         if x.dim() == 0:
             raise PrivacyError(
                 f"layer {name!r} (Embedding) got a single index without a record axis. Fix: keep "
@@ -46,17 +41,13 @@ class EmbeddingRule:
             return x.expand(rows, *x.shape[1:])
         return x
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert isinstance(module, nn.Embedding)
+    def forward(self, module: nn.Embedding, x: Tensor) -> tuple[Tensor, Saved]:
         return F.embedding(x, module.weight, module.padding_idx), (x,)
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> None:
+    def input_gradient(self, module: nn.Embedding, saved: Saved, g: Tensor) -> None:
         return None  # indices have no gradient
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
-        assert isinstance(module, nn.Embedding)
+    def per_sample_grads(self, module: nn.Embedding, saved: Saved, g: Tensor) -> PerSampleGrads:
         index = saved[0].reshape(g.shape[0], -1)
         g = g.reshape(index.shape[0], index.shape[1], module.embedding_dim)
         if module.padding_idx is not None:

@@ -17,7 +17,7 @@ from dpoptim.gradients.backward_pass import (
 )
 from dpoptim.gradients.batch_invariant import never_alone, sum_over
 from dpoptim.gradients.layers.functional import layer_of
-from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
 from dpoptim.torch_internals import graph_task
@@ -83,7 +83,7 @@ class Owner:
 
     def layer(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[LayerRule, nn.Module, Tensor] | None:
+    ) -> tuple[AnyRule, nn.Module, Tensor] | None:
         """Rule, stand-in (always the same) and input of the layer that a call amounts to."""
         found = layer_of(name, args, kwargs)
         if found is None:

@@ -11,11 +11,11 @@ from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.hugging_face import TransposedLinearRule
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import LayerNormRule
-from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import holder
 from dpoptim.torch_internals import DisableTorchFunctionSubclass
 
-Found = tuple[LayerRule, nn.Module, Tensor] | None  # rule, stand-in, the layer's input
+Found = tuple[AnyRule, nn.Module, Tensor] | None  # rule, stand-in, the layer's input
 
 
 def linear(x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Found:

@@ -3,15 +3,13 @@
 Their RMSNorms need none: they scale normalised data by a bare parameter (see `shared`).
 """
 
-from collections.abc import Mapping
-
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import sum_positions
+from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.multiplication import linear
-from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.per_sample_grads import Dense
 from dpoptim.gradients.sequence_outer import positions
 
 
@@ -21,32 +19,24 @@ def is_transposed_linear(module: nn.Module) -> bool:
     return (kind.__module__, kind.__qualname__) == ("transformers.pytorch_utils", "Conv1D")
 
 
-class TransposedLinearRule:
+class TransposedLinearRule(LayerRule[nn.Module]):
     """``x @ weight + bias``."""
 
-    narrow, at_once, widens = True, False, True
-
-    def check(self, module: nn.Module, name: str) -> None:
-        pass
+    narrow = True
+    widens = True
 
     def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        if x.dim() < 2:
-            raise PrivacyError(
-                f"layer {name!r} (Conv1D) got an input of {axes_of(x)} without a record axis. Fix: "
-                "keep the batch axis first, e.g. x[None] for a single record."
-            )
+        refuse_unbatched(name, "Conv1D", x, 2)
         return x
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Saved]:
         weight, bias = module.get_parameter("weight"), module._parameters.get("bias")
         return linear(x, weight.T, bias), (x, weight)
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+    def input_gradient(self, module: nn.Module, saved: Saved, g: Tensor) -> Tensor:
         return linear(g, saved[1])
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(self, module: nn.Module, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, weight = saved
         B, (d, p) = g.shape[0], weight.shape
         T = g[0].numel() // p if B else 1

@@ -1,40 +1,27 @@
 """nn.Linear with any number of axes between the records and the features."""
 
-from collections.abc import Mapping
-
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError, axes_of
+from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
 from dpoptim.gradients.multiplication import linear
-from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.sequence_outer import positions
 
 
-class LinearRule:
-    narrow, at_once, widens = True, False, True
+class LinearRule(LayerRule[nn.Linear]):
+    narrow = True
+    widens = True
 
-    def check(self, module: nn.Module, name: str) -> None:
-        pass
-
-    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        if x.dim() < 2:
-            raise PrivacyError(
-                f"layer {name!r} (Linear) got an input of {axes_of(x)} without a record axis. Fix: "
-                "keep the batch axis first, e.g. x[None] for a single record."
-            )
+    def prepare(self, module: nn.Linear, name: str, x: Tensor, rows: int | None) -> Tensor:
+        refuse_unbatched(name, "Linear", x, 2)
         return x
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert isinstance(module, nn.Linear)
+    def forward(self, module: nn.Linear, x: Tensor) -> tuple[Tensor, Saved]:
         return linear(x, module.weight, module.bias), (x, module.weight)
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+    def input_gradient(self, module: nn.Linear, saved: Saved, g: Tensor) -> Tensor:
         return linear(g, saved[1].T)
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
-        assert isinstance(module, nn.Linear)
+    def per_sample_grads(self, module: nn.Linear, saved: Saved, g: Tensor) -> PerSampleGrads:
         B = g.shape[0]
         # Axes with no entries (-1 would be ambiguous) give empty sums, which are right.
         T = g[0].numel() // module.out_features if B else 1

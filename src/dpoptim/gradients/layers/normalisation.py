@@ -1,24 +1,15 @@
 """LayerNorm, RMSNorm, GroupNorm, InstanceNorm: gradients are sums over a record's positions."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
-from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.batch_invariant import never_alone
-from dpoptim.gradients.per_sample_grads import Dense, PerSampleGrad
+from dpoptim.gradients.layers.rule import LayerRule, PerSampleGrads, Saved, refuse_unbatched
+from dpoptim.gradients.per_sample_grads import Dense
 from dpoptim.torch_internals import group_norm_backward, layer_norm_backward
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
-
-
-def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
-    if x.dim() < axes:
-        raise PrivacyError(
-            f"layer {name!r} ({kind}) got an input of {axes_of(x)} without a record axis. Fix: "
-            "keep the batch axis first, e.g. x[None] for a single record."
-        )
+InGroups = nn.GroupNorm | InstanceNorm
 
 
 IN_CACHE = 1 << 17  # elements of a temporary
@@ -45,35 +36,26 @@ def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_a
     return torch.cat(parts)
 
 
-class LayerNormRule:
-    narrow, at_once, widens = False, True, False
+class LayerNormRule(LayerRule[nn.LayerNorm]):
+    at_once = True
 
-    def check(self, module: nn.Module, name: str) -> None:
-        pass
-
-    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        assert isinstance(module, nn.LayerNorm)
+    def prepare(self, module: nn.LayerNorm, name: str, x: Tensor, rows: int | None) -> Tensor:
         refuse_unbatched(name, "LayerNorm", x, len(module.normalized_shape) + 1)
         return x
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert isinstance(module, nn.LayerNorm)
+    def forward(self, module: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Saved]:
         output, mean, rstd = torch.native_layer_norm(
             x, module.normalized_shape, module.weight, module.bias, module.eps
         )
         return output, (x, mean, rstd, module.weight)
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
-        assert isinstance(module, nn.LayerNorm)
+    def input_gradient(self, module: nn.LayerNorm, saved: Saved, g: Tensor) -> Tensor:
         x, mean, rstd, weight = saved
         return layer_norm_backward(
             g, x, module.normalized_shape, mean, rstd, weight, None, [True, False, False]
         )[0]
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
-        assert isinstance(module, nn.LayerNorm)
+    def per_sample_grads(self, module: nn.LayerNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, mean, rstd, _ = saved
         kept = len(module.normalized_shape)
         return {
@@ -82,54 +64,41 @@ class LayerNormRule:
         }
 
 
-class RMSNormRule:
-    narrow, at_once, widens = False, True, False
+class RMSNormRule(LayerRule[nn.RMSNorm]):
+    at_once = True
 
-    def check(self, module: nn.Module, name: str) -> None:
-        pass
-
-    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
-        assert isinstance(module, nn.RMSNorm)
+    def prepare(self, module: nn.RMSNorm, name: str, x: Tensor, rows: int | None) -> Tensor:
         refuse_unbatched(name, "RMSNorm", x, len(module.normalized_shape) + 1)
         return x.contiguous()  # its means round by place in other layouts
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert isinstance(module, nn.RMSNorm)
+    def forward(self, module: nn.RMSNorm, x: Tensor) -> tuple[Tensor, Saved]:
         eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
         axes = tuple(range(-len(module.normalized_shape), 0))
         rstd = (x.square().mean(axes, keepdim=True) + eps).rsqrt()
         return x * rstd * module.weight, (x, rstd, module.weight)
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
-        assert isinstance(module, nn.RMSNorm)
+    def input_gradient(self, module: nn.RMSNorm, saved: Saved, g: Tensor) -> Tensor:
         x, rstd, weight = saved
         axes = tuple(range(-len(module.normalized_shape), 0))
         scaled, normalised = g * weight, x * rstd
         return rstd * (scaled - normalised * (scaled * normalised).mean(axes, keepdim=True))
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
-        assert isinstance(module, nn.RMSNorm)
+    def per_sample_grads(self, module: nn.RMSNorm, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, rstd, _ = saved
         return {"weight": Dense(sum_scaled(x, rstd, None, g, len(module.normalized_shape)))}
 
 
-def groups_of(module: nn.Module) -> int:
+def groups_of(module: InGroups) -> int:
     """Groups of channels that are normalised together; one channel each in InstanceNorm."""
-    assert isinstance(module, nn.GroupNorm | InstanceNorm)
     return module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
 
 
-class GroupNormRule:
+class GroupNormRule(LayerRule[InGroups]):
     """Serves InstanceNorm, too (without running statistics, which would mix records)."""
 
-    narrow, at_once, widens = False, True, False
+    at_once = True
 
-    def check(self, module: nn.Module, name: str) -> None:
-        pass
-
-    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+    def prepare(self, module: InGroups, name: str, x: Tensor, rows: int | None) -> Tensor:
         if isinstance(module, InstanceNorm):
             refuse_unbatched(name, type(module).__name__, x, module._get_no_batch_dim() + 1)
             module._check_input_dim(x)
@@ -137,15 +106,14 @@ class GroupNormRule:
             refuse_unbatched(name, "GroupNorm", x, 2)
         return x.contiguous()
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert isinstance(module, nn.GroupNorm | InstanceNorm)
+    def forward(self, module: InGroups, x: Tensor) -> tuple[Tensor, Saved]:
         B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel() if x.shape[0] else 1
         output, mean, rstd = torch.native_group_norm(
             x, module.weight, module.bias, B, C, positions, groups_of(module), module.eps
         )
         return output, (x, mean, rstd, module.weight)
 
-    def input_gradient(self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor) -> Tensor:
+    def input_gradient(self, module: InGroups, saved: Saved, g: Tensor) -> Tensor:
         x, mean, rstd, weight = saved
         B, C, positions = x.shape[0], x.shape[1], x[0, 0].numel()
         return group_norm_backward(
@@ -161,9 +129,7 @@ class GroupNormRule:
             [True, False, False],
         )[0]
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
+    def per_sample_grads(self, module: InGroups, saved: Saved, g: Tensor) -> PerSampleGrads:
         x, mean, rstd, _ = saved
         B, C = x.shape[:2]
         x, g = (never_alone(each.reshape(B, C, -1)) for each in (x, g))

@@ -17,11 +17,11 @@ from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
 from dpoptim.gradients.layers.registered import RegisteredLayer, registered_rule
-from dpoptim.gradients.layers.rule import LayerRule
+from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.vmapped import VmapLayer
 
-RULES: dict[type[nn.Module], LayerRule] = {
+RULES: dict[type[nn.Module], AnyRule] = {
     nn.Linear: LinearRule(),
     nn.Conv1d: ConvolutionRule(),
     nn.Conv2d: ConvolutionRule(),
@@ -36,7 +36,7 @@ RULES: dict[type[nn.Module], LayerRule] = {
 }
 
 
-def rule_for(module: nn.Module) -> LayerRule | None:
+def rule_for(module: nn.Module) -> AnyRule | None:
     """The rule of a layer, or None where it has none of this package's.
 
     A subclass keeps the rule only if it kept the forward pass; a layer whose parameters live in
@@ -54,7 +54,7 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     return None
 
 
-def takes_more_axes(rule: LayerRule) -> bool:
+def takes_more_axes(rule: AnyRule) -> bool:
     """Whether any axes may lie between the records and what the layer works on."""
     return isinstance(
         rule, LinearRule | TransposedLinearRule | LayerNormRule | RMSNormRule | EmbeddingRule

@@ -1,56 +1,66 @@
 """What hooks need to know of a layer: forward pass, its input's and parameters' gradients."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from dpoptim.errors import PrivacyError, axes_of
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 
+Saved = tuple[Tensor, ...]
+PerSampleGrads = Mapping[str, PerSampleGrad]
+Module = TypeVar("Module", bound=nn.Module)
 
-class LayerRule(Protocol):
-    """Per-sample gradients of a layer with one input and one output. Stateless: one serves all."""
 
-    @property
-    def narrow(self) -> bool:
-        """Whether torch.autocast runs the layer in its narrow dtype; else in float32."""
-        ...
+class LayerRule(ABC, Generic[Module]):
+    """Per-sample gradients of a layer with one input and one output. Stateless: one serves all.
 
-    @property
-    def at_once(self) -> bool:
-        """Whether the backward pass makes per-sample gradients, smaller than their ingredients."""
-        ...
+    Attributes:
+        narrow: whether torch.autocast runs the layer in its narrow dtype; else in float32.
+        at_once: whether the backward pass makes per-sample gradients, smaller than their
+            ingredients.
+        widens: whether per-sample gradients take what autocast made narrow as it is, and widen it
+            to float32 where they are formed; else they are given float32.
+    """
 
-    @property
-    def widens(self) -> bool:
-        """Whether per-sample gradients take what autocast made narrow as it is, and widen it to
-        float32 where they are formed; else they are given float32."""
-        ...
+    narrow = False
+    at_once = False
+    widens = False
 
-    def check(self, module: nn.Module, name: str) -> None:
+    def check(self, module: Module, name: str) -> None:
         """Raise `PrivacyError` if the module's options cannot be clipped record by record."""
-        ...
+        return
 
-    def prepare(self, module: nn.Module, name: str, x: Tensor, rows: int | None) -> Tensor:
+    @abstractmethod
+    def prepare(self, module: Module, name: str, x: Tensor, rows: int | None) -> Tensor:
         """Bring the input to the form that `forward` takes, differentiably; refuse unbatched input.
 
         Args:
             rows: records in the model's current input, where known.
         """
-        ...
 
-    def forward(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    @abstractmethod
+    def forward(self, module: Module, x: Tensor) -> tuple[Tensor, Saved]:
         """The layer's output and the tensors to save. Runs without autograd."""
-        ...
 
-    def input_gradient(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Tensor | None:
+    @abstractmethod
+    def input_gradient(self, module: Module, saved: Saved, g: Tensor) -> Tensor | None:
         """Gradient with respect to ``x``, given the output's gradient ``g``."""
-        ...
 
-    def per_sample_grads(
-        self, module: nn.Module, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Mapping[str, PerSampleGrad]:
+    @abstractmethod
+    def per_sample_grads(self, module: Module, saved: Saved, g: Tensor) -> PerSampleGrads:
         """The per-record gradients of the parameters, by their names in the module."""
-        ...
+
+
+AnyRule = LayerRule[Any]
+
+
+def refuse_unbatched(name: str, kind: str, x: Tensor, axes: int) -> None:
+    """Raise `PrivacyError` for inputs with fewer axes than records have in a batch."""
+    if x.dim() < axes:
+        raise PrivacyError(
+            f"layer {name!r} ({kind}) got an input of {axes_of(x)} without a record axis. Fix: "
+            "keep the batch axis first, e.g. x[None] for a single record."
+        )

@@ -221,11 +221,7 @@ class Operation:
         """The result, on a row of each shared parameter for each record."""
         elementwise = expand_elementwise if self.name.strip("_") in ELEMENTWISE else None
         expand = EXPANDED.get(self.name, elementwise)
-        rows = (
-            None
-            if expand is None
-            else expand(self.name, self.args, self.kwargs, self.shared, self.data)
-        )
+        rows = None if expand is None else expand(self)
         if rows is None or any(s.owner.records_on(rows) is None for s in self.shared):
             raise self.unsupported()
         axes = max(t.dim() for t in self.data)

@@ -1,29 +1,35 @@
 """Operations whose arguments tell how many rows data have, and which meet a shared parameter.
 
-Each function is given an operation's name and arguments, the shared tensors among them (see
-`shared`), and the data. It returns how long the records' axis is, the first one; None where the
-operation does not tell.
+Each function is given a call, and returns how long the records' axis is, the first one; None where
+the call does not tell.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 PRODUCTS = ("matmul", "bmm", "__matmul__", "__rmatmul__")
-Spread = Callable[
-    [str, tuple[Any, ...], dict[str, Any], Sequence[Any], Sequence[Tensor]], int | None
-]
 
 
-def expand_elementwise(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: Sequence[Any],
-    data: Sequence[Tensor],
-) -> int | None:
+class Call(Protocol):
+    """An operation's name and arguments: shared tensors (see `shared`) and data among them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def args(self) -> tuple[Any, ...]: ...
+    @property
+    def kwargs(self) -> dict[str, Any]: ...
+    @property
+    def shared(self) -> Sequence[Any]: ...
+    @property
+    def data(self) -> Sequence[Tensor]: ...
+
+
+def expand_elementwise(call: Call) -> int | None:
     """How many records an elementwise operation has; None where axes do not tell."""
+    data, shared = call.data, call.shared
     axes = max(t.dim() for t in data)
     known = [t.dim() for t in data if t.requires_grad]
     if known and max(known) < axes:  # what has more axes than the records is made of constants
@@ -34,31 +40,21 @@ def expand_elementwise(
     return rows if fits else None
 
 
-def expand_mask(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: Sequence[Any],
-    data: Sequence[Tensor],
-) -> int | None:
+def expand_mask(call: Call) -> int | None:
     """How many records attention has whose bias is shared; None where something else is."""
+    data, shared = call.data, call.shared
     axes, rows = data[0].dim(), data[0].shape[0]
-    bias = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    bias = call.kwargs.get("attn_mask", call.args[3] if len(call.args) > 3 else None)
     only = all(s is bias for s in shared) and all(s.fits(rows, axes) for s in shared)
     return rows if only and all(t.dim() == axes and t.shape[0] == rows for t in data) else None
 
 
-def expand_joined(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: Sequence[Any],
-    data: Sequence[Tensor],
-) -> int | None:
+def expand_joined(call: Call) -> int | None:
     """How many records tensors have that are joined along another axis than the first."""
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+    data, shared, kwargs = call.data, call.shared, call.kwargs
+    dim = call.args[1] if len(call.args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
     axes = data[0].dim()
-    dim = dim + axes + (name == "stack") if isinstance(dim, int) and dim < 0 else dim
+    dim = dim + axes + (call.name == "stack") if isinstance(dim, int) and dim < 0 else dim
     rows = data[0].shape[0] if axes else 0
     fits = (
         isinstance(dim, int)
@@ -68,22 +64,16 @@ def expand_joined(
     return rows if fits and all(s.fits(rows, axes) for s in shared) else None
 
 
-def expand_product(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shared: Sequence[Any],
-    data: Sequence[Tensor],
-) -> int | None:
+def expand_product(call: Call) -> int | None:
     """How many rows products of matrices have, of which one is shared."""
+    data, shared = call.data, call.shared
     axes, rows = data[0].dim(), data[0].shape[0] if data[0].dim() else 0
     fits = axes > 2 and len(data) == len(shared) == 1 and shared[0].dim() == axes
     return rows if fits and shared[0].fits(rows, axes) else None
 
 
-EXPANDED: dict[str, Spread] = dict.fromkeys(
-    ("cat", "concat", "concatenate", "stack"), expand_joined
-) | {
-    "scaled_dot_product_attention": expand_mask,
+EXPANDED: dict[str, Callable[[Call], int | None]] = {
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), expand_joined),
     **dict.fromkeys(PRODUCTS, expand_product),
+    "scaled_dot_product_attention": expand_mask,
 }
