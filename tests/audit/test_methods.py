@@ -116,6 +116,7 @@ REPLACED = {  # a record's value turns round: twice the shift
     "adaptive-gd": WholeRun("adaptive-gd", 1.0).plan(n=60, **REPLACE),
     "kl-spider": WholeRun("kl-spider", 1.0).plan(n=60, **REPLACE),
     "accelerated-srgd": WholeRun("accelerated-srgd", 1.0).plan(n=60, **REPLACE),
+    "sufficient-statistics": WholeRun("sufficient-statistics", 1.0).plan(n=60, **REPLACE),
 }
 
 

@@ -79,6 +79,19 @@ def test_one_record_moves_the_sums_of_a_regression_by_their_bound(
     (one, bound), (other, _) = seen
     assert float((one - other).norm()) <= bound
     assert bound < 1.4143
+    empty[0], nothing[0] = 9 * rng.normal(size=3), -9 * np.sign(hostile[3])  # far from the record
+    with sums_seen() as seen:
+        for table in ((x, y), (empty, nothing)):
+            sufficient_statistics(
+                LinearModel("squared", 3),
+                table,
+                Budget(1e-5, mu=1.0),
+                radius=1.5,
+                target_bound=0.7,
+                neighboring="replace-one",
+            )
+    (one, bound), (other, _) = seen
+    assert float((one - other).norm()) <= 2 * bound < 2.1214
 
 
 def audited(release: Any, neighboring: str = "zero-out", trials: int = 16_000) -> float:

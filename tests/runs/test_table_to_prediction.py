@@ -276,10 +276,36 @@ def test_the_npz_that_everybody_has(tmp_path: Path) -> None:
     assert "records have shape (9, 9)" in text
 
 
-def test_persons_need_a_method_that_samples_them(tmp_path: Path) -> None:
+def test_solvers_protect_persons_too(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCHEMA)
-    path = write_table(tmp_path / "t.csv", records(100, 1))
+    path = write_table(tmp_path / "t.csv", records(400, 1))
     common = ["train", "--data", str(path), "--schema", str(tmp_path / "s.toml"), "--delta", "1e-4"]
-    assert "one record a person" in run(*common, "--method", "noisy-gd", code=2)
+    out = tmp_path / "run"
+    solver = ["--method", "noisy-gd", "--set", "steps=5", "--out", str(out)]
+    assert "per person" in run(*common, *solver, "--records-per-person", "3")
+    certificate = json.loads((out / "certificate.json").read_text())
+    assert certificate["guarantee"]["unit"] == "person"
+    assert "at most 3 of them" in str(certificate["basis"]["enforced"])
+    assert certificate["plan"]["method"]["options"] == {"steps": 5}
+    run("verify", str(out))
+    assert "no setting 'rounds'; it has l2, steps" in run(
+        *common, "--method", "noisy-gd", "--set", "rounds=5", code=2
+    )
+    assert "predicts numbers" in run(*common, "--method", "sufficient-statistics", code=2)
     assert "not what the schema says" in run(*common, "--person-column", "visit_id", code=2)
     assert "does not fit the target" in run(*common, "--task", "regression", code=2)
+
+
+def test_sums_predict_numbers(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    x = draws.uniform(-1, 1, (2_000, 2))
+    lines = [f"{a},{b},{2 * a - b},{i // 2}" for i, (a, b) in enumerate(x.tolist())]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,y,owner", *lines]) + "\n")
+    given = ["--target", "y", "--task", "regression", "--target-bounds=-3,3", "--no-normalise"]
+    text = run(
+        *("train", "--data", str(tmp_path / "t.csv"), "--data-is-public", "--no-compare"),
+        *(*given, "--person-column", "owner", "--delta", "1e-4"),
+        *("--method", "sufficient-statistics", "--out", str(tmp_path / "run")),
+    )
+    assert "per person" in text
+    assert float(re.findall(r"R2, private\s+(\S+)", text)[0]) > 0.9

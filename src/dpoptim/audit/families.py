@@ -14,7 +14,7 @@ from dpoptim import registry
 from dpoptim.audit.error_feedback import dice_sgd_as_published, dice_sgd_plan
 from dpoptim.audit.finding import DELTA, Finding
 from dpoptim.audit.methods import AUDITS, Audit
-from dpoptim.audit.solvers import adaptive, solver, srgd
+from dpoptim.audit.solvers import adaptive, solver, srgd, sums
 from dpoptim.audit.step_methods import (
     BY_BINS,
     BY_TURNS,
@@ -122,7 +122,7 @@ def error_feedback_as_published(plan: Plan, trials: int, seed: int) -> Finding:
 def whole_run(plan: Plan, trials: int, seed: int) -> Finding:
     """A solver at the plan's budget."""
     assert isinstance(plan.method, WholeRun)
-    own = {"adaptive-gd": adaptive, "accelerated-srgd": srgd}
+    own = {"adaptive-gd": adaptive, "accelerated-srgd": srgd, "sufficient-statistics": sums}
     run = own.get(plan.method.solver, partial(solver, plan.method.solver))
     return run(trials, seed, mu=mu_of(plan), neighboring=plan.neighboring)
 

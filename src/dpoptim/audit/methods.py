@@ -14,7 +14,15 @@ from dpoptim.audit import statistics as released_statistics
 from dpoptim.audit.error_feedback import dice_sgd, dice_sgd_as_published
 from dpoptim.audit.finding import DELTA, Finding, finding
 from dpoptim.audit.side_by_side import RUNS
-from dpoptim.audit.solvers import SOLVERS, adaptive, adaptive_norms, low_quantile, solver, srgd
+from dpoptim.audit.solvers import (
+    SOLVERS,
+    adaptive,
+    adaptive_norms,
+    low_quantile,
+    solver,
+    srgd,
+    sums,
+)
 from dpoptim.audit.step_methods import dp_ftrl, dp_ftrl_by_turns, dp_ftrl_in_bins, dp_sgd
 
 
@@ -55,10 +63,11 @@ AUDITS: dict[str, Audit] = {
     "adaptive-gd": adaptive,
     "adaptive-gd, norms": adaptive_norms,
     "accelerated-srgd": srgd,
+    "sufficient-statistics": sums,
     "quantile": low_quantile,
     **{
         name: partial(statistic, name)
-        for name in ("scaler", "imputer", "class counts", "evaluation", "regression sums")
+        for name in ("scaler", "imputer", "class counts", "evaluation")
     },
 }
 

@@ -1,21 +1,25 @@
 """Whole-run solvers attacked, and the choice of a clip norm."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from dpoptim.accounting import gdp_epsilon
 from dpoptim.audit.adaptive import from_gradients, from_norms
 from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gaussian_finding
 from dpoptim.audit.side_by_side import CanaryProblem, Floats, lowest, releases_kept, separate
-from dpoptim.audit.statistics import choices_seen
+from dpoptim.audit.statistics import choices_seen, shifts_seen
 from dpoptim.gate import choices
+from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.solvers import Budget, Objective, kl_spider, noisy_gd, proximal_point
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.srgd_settings import SRGD
+from dpoptim.solvers.sufficient_statistics import sufficient_statistics
 
 SOLVERS: dict[str, Callable[[Objective, Budget, int], Any]] = {
     "momentum-gd": lambda o, b, s: momentum_gd(
@@ -110,6 +114,26 @@ def srgd(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out
     return gaussian_finding(
         separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu
     )
+
+
+def sums(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
+    """A regression's sums: the exact shift between the two records that differ most."""
+    model = LinearModel("squared", 2, intercept=False)
+    away = [math.nan, math.nan] if neighboring == "zero-out" else [0.5, math.sqrt(0.75)]
+    with shifts_seen() as seen:
+        for x, y in (([1.0, 0.0], 1.0), (away, -1.0)):
+            sufficient_statistics(
+                model,
+                (np.array([x]), np.array([y])),
+                Budget(DELTA, mu=mu),
+                radius=1.0,
+                neighboring=neighboring,
+                noise_seed=seed,
+            )
+    (here, deviation), (there, _) = seen
+    claimed = gdp_epsilon(mu, DELTA)
+    shown = gdp_epsilon(float((here - there).norm()) / deviation, DELTA)
+    return finding(claimed, shown, claimed, 0)
 
 
 def low_quantile(trials: int, seed: int, *, epsilon: float = 2.0) -> Finding:

@@ -2,6 +2,7 @@
 bounds.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -53,6 +54,9 @@ NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
 # gradients above 0.03
 SHARP = 0.02
 SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
+SINGLE_PASS_OPTIONS = ("steps", "batch_size", "beta", "gradient", "accelerated")
+# arguments of solvers that are no options
+GIVEN = ("objective", "w0", "budget", "lipschitz", "ledger", "label", "noise_seed", "keep_iterates")
 
 
 def solve(
@@ -213,6 +217,21 @@ def iterative(
     raise ValueError(f"solver must be one of {', '.join(map(repr, SOLVERS))}, got {solver!r}.")
 
 
+def option_names(solver: str) -> tuple[str, ...]:
+    """What may be said of a solver by numbers and words: public settings."""
+    if solver == "sufficient-statistics":
+        return ("l2",)
+    if solver in SINGLE_PASS:
+        return ("clip_norm", "l2", *SINGLE_PASS_OPTIONS)
+    unit = LinearModel("logistic", 1)
+    budget = Budget(delta=1e-5, mu=1.0)
+    function, _ = iterative(
+        solver, unit, 1, budget, smoothness=1.0, clip_norm=1.0, l2=0.0, steps=1, step_size=1.0
+    )
+    own = [name for name in inspect.signature(function).parameters if name not in GIVEN]
+    return ("clip_norm", "l2", *own)
+
+
 def is_cross_entropy(model: LinearModel) -> bool:
     return model.loss in ("softmax", "logistic")
 
@@ -295,16 +314,7 @@ def one_pass(
         changes |= {"steps": steps, "batch_size": max(1, n // steps)}
     if solver == "dp-sgd":
         changes |= {"gradient": "independent", "accelerated": False, "mechanism": Independent()}
-    known = {
-        "steps",
-        "batch_size",
-        "clip_norm",
-        "beta",
-        "gradient",
-        "accelerated",
-        "mechanism",
-        "constraint",
-    }
+    known = {*SINGLE_PASS_OPTIONS, "clip_norm", "mechanism", "constraint"}
     if surplus := set(options) - known:
         raise TypeError(
             f"solver_options has unknown entries {sorted(surplus)}; known: {sorted(known)}."

@@ -1,7 +1,7 @@
 """A whole-run solver as a plan's method: one Gaussian, however the solver divides it."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import dp_accounting
 
@@ -13,6 +13,7 @@ from dpoptim.plan import Plan, make_plan
 from dpoptim.sampling import AllRecords
 
 SUMMARIES = {
+    "sufficient-statistics": "regression from noisy sums of products, one release (after AdaSSP)",
     "momentum-gd": "full-batch gradient descent with momentum",
     "noisy-gd": "full-batch gradient descent (Menart et al., Alg. 4)",
     "kl-spider": "variance-reduced steps between anchors, under a KL condition (Menart et al., "
@@ -53,11 +54,14 @@ class WholeRun(KnowsOpacus):
 
     Args:
         solver: ``"noisy-gd"``, ``"kl-spider"``, ...; see `DPLogisticRegression`.
-        clip_norm: bound on each record's gradient; > 0.
+        clip_norm: bound on each record's gradient; > 0. Of sufficient statistics: on what it adds
+            to the sums.
+        options: further settings of the solver, by name; public.
     """
 
     solver: str
     clip_norm: float
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
     trains: ClassVar[str] = "linear models"
     policy: ClassVar[None] = None
 

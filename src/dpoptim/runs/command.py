@@ -19,7 +19,6 @@ from dpoptim.data import Data
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
-from dpoptim.registry import entries
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -166,11 +165,6 @@ def for_unit(plan: Plan, data: Data, most_records: int) -> Plan:
     """The plan, of persons where records belong to persons."""
     if data.persons is None:
         return plan
-    if isinstance(plan.method, WholeRun):
-        loops = ", ".join(name for name, each in entries().items() if not each.solver)
-        raise ValueError(
-            f"--method {plan.method.solver} is for one record a person. Fix: use --method {loops}."
-        )
     return replace(plan, unit=Unit("person", most_records))
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+from dpoptim.estimators.solving import option_names
 from dpoptim.plan import Plan
 from dpoptim.registry import Entry, entries
 
@@ -15,7 +16,11 @@ def method_rows() -> list[dict[str, str]]:
 
 def row_of(entry: Entry) -> dict[str, str]:
     plan = example(entry)
-    settings = [field.name for field in fields(entry.make) if field.name != "solver"]  # type: ignore[arg-type]
+    settings = (
+        list(option_names(entry.name))
+        if entry.solver
+        else [field.name for field in fields(entry.make)]  # type: ignore[arg-type]
+    )
     return {
         "method": entry.name,
         "what it is": entry.summary,

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpoptim.data import Data
+from dpoptim.estimators.solving import option_names
 from dpoptim.plan import Plan
 from dpoptim.planning import EpsilonAtMost
 from dpoptim.recipes import Recipe, planned, recipe
 from dpoptim.registry import Entry, entries, entry
 from dpoptim.runs.options import TrainRequest
 from dpoptim.sampling import Sampler
+from dpoptim.solvers.sufficient_statistics import LARGEST
 
 DEFAULT_EPSILON = 2.0
 BUNDLED_DELTA = 1e-5
@@ -82,9 +84,13 @@ def plan_of(
     }
     if chosen.solver:
         refuse_for_solver(chosen, options)
-        solver_clip = largest_gradient if options.clip_norm is None else options.clip_norm
+        settings = solver_options(chosen, options)
+        clip = largest_gradient if options.clip_norm is None else options.clip_norm
+        made = chosen.make(
+            chosen.name, LARGEST[0] if chosen.name == "sufficient-statistics" else clip, settings
+        )
         relation = relation_of(options, bundled, ("zero-out", "replace-one"))
-        plan: Plan = chosen.make(chosen.name, solver_clip).plan(n=n, **budget, neighboring=relation)
+        plan: Plan = made.plan(n=n, **budget, neighboring=relation)
         return plan
     method = chosen.make(clip_norm=clip_norm, **settings_of(chosen, options))
     batch_size = min(defaults.batch_size, n) if options.batch_size is None else options.batch_size
@@ -102,7 +108,30 @@ def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:
         raise ValueError(
             f"--method {chosen.name} is for --model softmax; {others} train any model."
         )
-    refuse_settings(chosen, options)
+    if options.clipping != "flat":
+        raise ValueError(f"--method {chosen.name} clips flat; leave out --clipping.")
+
+
+def solver_options(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
+    """What --set gives a solver.
+
+    Raises:
+        ValueError: it has no such option.
+    """
+    given = dict(read_setting(text) for text in options.setting or ())
+    names = option_names(chosen.name)
+    if options.clip_norm is not None and "clip_norm" not in names:
+        raise ValueError(
+            f"--method {chosen.name} clips rows, by the schema, and no gradients; leave out "
+            "--clip-norm."
+        )
+    known = [name for name in names if name != "clip_norm"]
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(
+            f"--set: the method {chosen.name} has no setting {unknown[0]!r}; it has "
+            f"{', '.join(known)}."
+        )
+    return given
 
 
 def epochs_of(chosen: Entry, options: TrainRequest, sampler: Sampler, defaults: Recipe) -> float:
@@ -160,13 +189,16 @@ def settings_of(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if options.clipping != "flat":
         settings["clipping"] = str(options.clipping)
-    for text in options.setting or ():
-        name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals:
-            raise ValueError(f"--set takes NAME=VALUE, got {text!r}.")
-        settings[name] = read_value(value.strip())
+    settings.update(read_setting(text) for text in options.setting or ())
     return chosen.checked("--set", settings)
+
+
+def read_setting(text: str) -> tuple[str, Any]:
+    """The name and the value of one --set."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set takes NAME=VALUE, got {text!r}.")
+    return name.strip().replace("-", "_"), read_value(value.strip())
 
 
 def read_value(text: str) -> Any:
@@ -177,14 +209,6 @@ def read_value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def refuse_settings(chosen: Entry, options: TrainRequest) -> None:
-    if options.setting or options.clipping != "flat":
-        raise ValueError(
-            f"--method {chosen.name} has a clip norm, and no other settings; leave out --set and "
-            "--clipping."
-        )
 
 
 def single_pass_method(options: TrainRequest) -> str:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from dpoptim.assumptions import Assumption
 from dpoptim.data import Data, Schema
 from dpoptim.distributed.agreement import digest
 from dpoptim.estimators.linear_fit import CLIPPED_SHARE
+from dpoptim.estimators.persons import CHOSEN, key_stream, of_persons
 from dpoptim.estimators.shards import all_ranks, equal_part, sample_of
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
@@ -22,6 +24,7 @@ from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
 from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
 from dpoptim.solvers.budget import Budget
+from dpoptim.training.units import Persons
 
 
 def row_norm(data: Data) -> float:
@@ -61,31 +64,47 @@ def train_by_solver(
         raise ValueError(
             f"--method {method.solver} without noise is not available; use --method dp-sgd."
         )
-    if plan.n != len(data.x):
+    if plan.n != data.units:
         raise ValueError(
             f"--n {plan.n} is not the number of records, which --method {method.solver} divides by "
             f"and {plan.neighboring} takes as public. Fix: leave --n out."
+        )
+    if method.solver == "sufficient-statistics" and data.target_bounds is None:
+        raise ValueError(
+            "--method sufficient-statistics predicts numbers. Fix: --task regression with "
+            "--target-bounds or a schema, or --method momentum-gd."
         )
     started = time.perf_counter()
     rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))
     loss: Loss = "softmax" if data.target_bounds is None else "squared"
     linear = LinearModel(loss, rows.shape[1], outputs=data.outputs)
+    options = dict(method.options)
+    owners = None
+    if data.persons is not None:
+        owners = Persons.of(data.persons, len(rows), plan.unit.most_rows)
     with all_ranks() as ranks:
         ranks.agree({"plan": digest(plan.to_json()), "data set": sample_of(rows, data.y)})
+        own = (
+            tuple(equal_part(part, ranks) for part in (rows, data.y))
+            if owners is None
+            else of_persons(
+                owners, (rows, data.y, None), ranks, sharded=False, coins=key_stream(noise_seed)
+            )
+        )
         weights, guarantee = solve(
             method.solver,
             linear,
-            tuple(equal_part(part, ranks) for part in (rows, data.y)),
+            own,
             Budget(
                 delta=plan.delta,
                 mu=(2 if plan.neighboring == "replace-one" else 1) / plan.noise_multiplier,
             ),
             radius=math.hypot(row_norm(data), 1),
             clip_norm=method.clip_norm,
-            l2=0.0,
-            steps=None,
-            step_size=None,
-            options=None,
+            l2=options.pop("l2", 0.0),
+            steps=options.pop("steps", None),
+            step_size=options.pop("step_size", None),
+            options=options,
             start=None,
             neighboring=plan.neighboring,
             ledger=ledger,
@@ -105,10 +124,11 @@ def train_by_solver(
         if noise_seed is None
         else [Assumption("unproven", f"{SEEDED}: whoever knows the seed sees the data")]
     )
+    chosen = () if owners is None else (Assumption("enforced", CHOSEN.format(owners.most)),)
     return Trained(
         model=model,
-        guarantee=guarantee,
-        basis=(*plan.basis, *seeded),
+        guarantee=replace(guarantee, unit=plan.unit.name),
+        basis=(*plan.basis, *chosen, *seeded),
         reservation=reservation,
         scores=()
         if hold_out is None

@@ -27,6 +27,8 @@ FLOOR = 0.75  # of the noise's expected operator norm; between 0.5 and 1 on the 
 UNIT = 2.0**-53
 MOST_FEATURES = 2000  # X^T X has their square's entries
 MOST_MARGIN = 0.01
+# the largest vector; half of the largest difference of two, which the gate takes twice
+LARGEST = (math.sqrt(2), math.sqrt(4.5) / 2)
 
 
 def sufficient_statistics(
@@ -66,11 +68,13 @@ def sufficient_statistics(
 
     **Guarantee.** ``Result.guarantee``, for every table. A record adds (x, 1)(x, 1)^T / radius^2,
     of Frobenius norm at most 1, and (x, 1) y / (radius target_bound), of norm at most 1: as one
-    vector at most sqrt(2), which is what the noise is for; rows that share a record add no more,
-    by the triangle inequality. Only one triangle is released, its
-    entries off the diagonal times sqrt 2, which keeps the norm. Products of blocks round to
-    `BLOCK` UNIT of the sum of norms, and adding n / BLOCK of them (and one more for each process)
-    to as many UNIT; twice that, for two data sets, is added to the bound. The solution is
+    vector at most sqrt(2), which is what the noise is for. Two of them differ by at most sqrt(4.5):
+    with (x, 1) / radius of lengths a and b at an angle of cosine c, and targets y and z, the square
+    is a^4 + b^4 - 2 (abc)^2 + (ay)^2 + (bz)^2 - 2 abc yz <= 4 + 2 |abc| - 2 (abc)^2 <= 4.5. Rows
+    that share a record add a convex combination, which differs by no more. Only one triangle is
+    released, its entries off the diagonal times sqrt 2, which keeps the norm. Products of blocks
+    round to `BLOCK` UNIT of the sum of norms, and adding n / BLOCK of them (and one more for each
+    process) to as many UNIT; twice that, for two data sets, is added to the bound. The solution is
     post-processing.
     """
     if model.loss != "squared" or model.outputs != 1:
@@ -109,7 +113,7 @@ def sufficient_statistics(
     ranks.begin_release(0)  # no rank has failed at its sum
     release = release_sum(
         lambda: ranks.total(torch.from_numpy(query)).numpy(),
-        norm_bound=math.sqrt(2) * (1 + margin),
+        norm_bound=LARGEST[neighboring == "replace-one"] * (1 + margin),
         mu=budget.gdp,
         delta=budget.delta,
         neighboring=neighboring,
