@@ -84,7 +84,7 @@ class Units:
         return cls({"": rule}, ("",) * len(layers))
 
     @classmethod
-    def alike(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":
+    def same_rule(cls, rule: ClippingRule, layers: Sequence[str]) -> "Units":
         """Return each layer in a unit of its own, all by this rule."""
         return cls(dict.fromkeys(layers, rule), layers)
 
@@ -131,7 +131,7 @@ class Clipping:
             ValueError: groups that leave a layer out, or have none.
         """
         if self.style == "per-layer":
-            return Units.alike(Clipping(self.norm * share_of_layer(layers)), layers)
+            return Units.same_rule(Clipping(self.norm * share_of_layer(layers)), layers)
         if isinstance(self.style, str):
             return Units.one(self, layers)
         of = [group_of(layer, self.style) for layer in layers]
@@ -242,7 +242,7 @@ class SplitClipping:
         if self.style != "per-layer":
             return Units.one(self, layers)
         share = share_of_layer(layers)
-        return Units.alike(SplitClipping(self.norm * share, self.residual_clip * share), layers)
+        return Units.same_rule(SplitClipping(self.norm * share, self.residual_clip * share), layers)
 
     @property
     def directions(self) -> Directions:

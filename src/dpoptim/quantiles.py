@@ -11,7 +11,7 @@ from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.one_process import refuse_other_ranks
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import key_stream
 from dpoptim.statistics import Floats
 
 LARGEST_MU = 40.0  # of one choice; beyond it there is nothing left to gain
@@ -54,7 +54,7 @@ def select_tails(
             mu=mu,
             neighboring=neighboring,
             ledger=own if ledger is None else ledger,
-            noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, label),
+            noise=key_stream(noise_seed, label),
             label=label,
         )
         for column in range(values.shape[1]):

@@ -41,7 +41,7 @@ def recipe(model: str, n: int, features: str | None = None) -> Recipe:
     Tuned on Fashion-MNIST (public). The batch is n / 15, and larger on small data.
 
     Args:
-        features: ``"scattering"``: of images, large and alike in norm, so that nearly every
+        features: ``"scattering"``: of images, large and of similar norms, so that nearly every
             gradient is clipped.
     """
     batch_size = min(n, max(512, n // 15))

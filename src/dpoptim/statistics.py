@@ -16,7 +16,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.one_process import refuse_other_ranks
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import key_stream
 
 Floats = NDArray[np.float64]
 GRID = 2.0**26  # steps in a norm bound; sums of up to 2^27 records are exact
@@ -76,7 +76,7 @@ def release_sum(
             mu=mu,
             neighboring=relation,
             ledger=own if ledger is None else ledger,
-            noise=KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, label),
+            noise=key_stream(noise_seed, label),
             label=label,
         )
         gate.open(mu)

@@ -80,7 +80,7 @@ def test_a_run_in_bfloat16() -> None:
             private.backward(loss(model, batch))
             optimizer.step()
             optimizer.zero_grad()
-        assert any("rounded alike" in item.text for item in private.basis)
+        assert any("rounded the same" in item.text for item in private.basis)
     assert all(p.dtype == torch.bfloat16 for p in model.parameters())
     assert float((model(x).argmax(1) == y).float().mean()) > 0.85
 

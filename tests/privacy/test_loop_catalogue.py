@@ -149,7 +149,7 @@ IN_THE_MODEL: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", IN_THE_MODEL)
 def test_couplings_in_the_model_are_found_when_attaching(name: str) -> None:
     torch.manual_seed(0)
-    with pytest.raises(dpoptim.PrivacyError, match="see each other"):
+    with pytest.raises(dpoptim.PrivacyError, match="are mixed"):
         attach(Batchwise(IN_THE_MODEL[name]), table())
 
 

@@ -228,9 +228,9 @@ REFUSED: dict[str, tuple[Build, Loop, str]] = {
         "outside its module",
     ),
     "mining": (perceptron, lambda m, b, k: each(m, b).topk(3).values, "rows"),
-    "channels masked by the batch": (MasksChannels, plain, "see each other"),
-    "CutMix in the model": (MixesFeatures, plain, "see each other"),
-    "memory of the last batch": (Remembers, plain, "see each other"),
+    "channels masked by the batch": (MasksChannels, plain, "are mixed"),
+    "CutMix in the model": (MixesFeatures, plain, "are mixed"),
+    "memory of the last batch": (Remembers, plain, "are mixed"),
 }  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def test_autocast_needs_no_declaration() -> None:
                 losses = F.cross_entropy(model(x), y, reduction="none")
             private.backward(losses)
             optimizer.step()
-        assert any("rounded alike" in item.text for item in private.basis)
+        assert any("rounded the same" in item.text for item in private.basis)
     with dpoptim.attach(plan(), model, optimizer, data) as private:
         x, y = next(private.batches())
         with torch.autocast("cpu", dtype=torch.bfloat16):

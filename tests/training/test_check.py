@@ -1,4 +1,4 @@
-"""`check` and the probe find records that see each other, and tell a mean from a sum."""
+"""`check` and the probe find mixed records, and tell a mean from a sum."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def record_token_mean(model: nn.Module, b: tuple[Tensor, Tensor]) -> Tensor:
 
 def test_batch_statistics_are_found() -> None:
     model = nn.Sequential(nn.Linear(5, 7), Centred(), nn.Linear(7, 3))
-    with pytest.raises(dpoptim.SamplesInteractError, match="records see each other"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
         dpoptim.check(model, mean_cross_entropy, batch())
 
 

@@ -233,12 +233,12 @@ def test_what_it_rests_on_is_said() -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dpoptim.attach(chosen, model, optimizer, data_of()) as private:
-        assert "kernels round a record alike" in private.describe()
+        assert "kernels are batch-invariant" in private.describe()
         for x, y in private.batches(fixed_shape=True):
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
         said = private.describe()
-        assert "kernels round a record alike" not in said
+        assert "kernels are batch-invariant" not in said
         assert "the factor of a mean" not in said
         assert f"at most {N} records" in said
         assert private.spent().delta == 1e-5

@@ -178,7 +178,7 @@ def test_a_model_that_mixes_records_is_refused_unless_a_way_is_named() -> None:
             return x - x.mean(0)
 
     model = nn.Sequential(nn.Linear(D, 7), Centred(), nn.Linear(7, 3))
-    with pytest.raises(dpoptim.SamplesInteractError, match="records see each other"):
+    with pytest.raises(dpoptim.SamplesInteractError, match="records are mixed"):
         choose_isolation(model, data())
     for named in ("vmap", "alone"):
         assert choose_isolation(model, data(), named).isolation.enforced

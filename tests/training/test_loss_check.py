@@ -371,9 +371,7 @@ class RunningMean(nn.Module):
 )
 def test_couplings_through_what_a_model_remembers_are_found(where: str, said: str) -> None:
     model = nn.Sequential(RunningMean(where), nn.Linear(5, 3))
-    with pytest.raises(
-        dpoptim.PrivacyError, match=f"{said}|records see each other in the forward pass"
-    ):
+    with pytest.raises(dpoptim.PrivacyError, match=f"{said}|records are mixed in the forward pass"):
         attach(model, table(), loss=losses)
     with pytest.raises(dpoptim.SamplesInteractError, match=said):
         dpoptim.check(model, losses, table()[:6])

@@ -1,4 +1,4 @@
-"""Loops in which records see each other, or leave by other ways than the optimizer: the library
+"""Loops that mix records, or leave by other ways than the optimizer: the library
 must refuse each, or give every record no more than its share.
 """
 

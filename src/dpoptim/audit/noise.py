@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from dpoptim.methods import DPSGD
 from dpoptim.noise import ziggurat
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.training.attach import attach
 
 __all__ = ["NoiseResult", "audit_noise", "gate_noise", "noise_pvalues", "tail_pvalues"]
@@ -112,9 +112,7 @@ def audit_noise(
         raise ValueError(f"steps must be at least 2, so that steps can be compared, got {steps!r}.")
     noise = gate_noise(steps, noise_seed=noise_seed)
     pvalues = noise_pvalues(noise)
-    pvalues |= tail_pvalues(
-        KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "audit of the tail")
-    )
+    pvalues |= tail_pvalues(key_stream(noise_seed, "audit of the tail"))
     pvalues["global seeds do not reach the noise"] = freshness_pvalue()
     return NoiseResult(pvalues, failure, draws=sum(tensor.size for tensor in noise))
 

@@ -24,7 +24,7 @@ from dpoptim.distributed.control_groups import (
     lost_groups,
     time_out,
 )
-from dpoptim.distributed.ranks import key_stream, part_sizes
+from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.signs import (
     ARRIVED,
@@ -44,7 +44,7 @@ from dpoptim.errors import RankError
 from dpoptim.gradients.summation_groups import Indices, into_groups
 from dpoptim.gradients.totals import Totals
 from dpoptim.methods.error_feedback import norm
-from dpoptim.noise.stream import KeyStream, fresh_secret
+from dpoptim.noise.stream import KeyStream, fresh_secret, key_stream
 
 Answer = TypeVar("Answer")
 ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they live may take

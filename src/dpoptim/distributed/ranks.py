@@ -13,7 +13,7 @@ from dpoptim.clipping import Directions
 from dpoptim.errors import RankError
 from dpoptim.gradients.totals import Totals
 from dpoptim.methods.error_feedback import norm
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.sampling import Indices
 
 Answer = TypeVar("Answer")
@@ -228,11 +228,6 @@ class OneProcess:
 
 
 ALONE = OneProcess()
-
-
-def key_stream(seed: int | None, purpose: str) -> KeyStream:
-    """An OS-keyed stream, or a repeatable one."""
-    return KeyStream() if seed is None else KeyStream.from_seed(seed, purpose)
 
 
 def part_sizes(entries: int, size: int) -> list[int]:

@@ -12,13 +12,14 @@ from sklearn.utils.validation import check_is_fitted
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.estimators.chunks import Chunks
-from dpoptim.estimators.persons import key_stream, of_persons, per_person
+from dpoptim.estimators.persons import of_persons, per_person
 from dpoptim.estimators.scope import with_scope
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_delta, table
 from dpoptim.gradients.linear import LinearModel
+from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.training.units import Persons
 
@@ -77,7 +78,7 @@ class LinearFit(PrivateSettings):
                 (x, y, weights),
                 ranks,
                 sharded=self.sharded,
-                coins=key_stream(self.noise_seed),
+                coins=key_stream(self.noise_seed, "rows of persons"),
             )
         n, features = ranks.added(len(x)), x.shape[-1]
         delta, said = stated_delta(self.delta, n)

@@ -70,11 +70,6 @@ def of_persons(
     return (x[index] if held_in_memory(x) else RowsOfPersons(x, index)), y[index], shares
 
 
-def key_stream(noise_seed: int | None) -> KeyStream:
-    """Coins for choosing rows; repeatable where the noise is."""
-    return KeyStream() if noise_seed is None else KeyStream.from_seed(noise_seed, "rows of persons")
-
-
 class RowsOfPersons:
     """Rows of a table that is not in memory, read as slices of persons are asked for.
 

@@ -82,13 +82,13 @@ def notes_of_ranks(ranks: Ranks, *, sharded: bool) -> tuple[str, ...]:
     """What must be said of a fit in several processes."""
     if ranks.size == 1:
         return ()
-    alike = (
+    same = (
         "no record is in the tables of two processes"
         if sharded
         else "all processes have the same table"
     )
     return (
-        f"fitted in {ranks.size} processes, with one release of every number; on trust: {alike}",
+        f"fitted in {ranks.size} processes, with one release of every number; on trust: {same}",
     )
 
 

@@ -7,7 +7,7 @@ theorem in `products` are about that. Kernels are the vendor's: tested, not prov
 shape (`training.slots`) nothing in here is needed; without one, each of these holds the bound, as
 was seen by leaving it out (how far one record then moves the sum, in clip norms):
 
-* Matrices start on 64-byte boundaries, those of all records alike, and lie row by row: what an
+* Matrices start on 64-byte boundaries, for every record, and lie row by row: what an
   elementwise operation returns may lie otherwise for one record than for two. Of matrices with
   many rows and columns kernels make copies of their own, so their layout does not matter (1.3).
 * Few records are filled up with zeros: threads divide few matrices among them, but take many
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dpoptim.gradients.arithmetic import NARROW
 
-ALIGNMENT = 64  # bytes; kernels work alike on operands that start on such boundaries
+ALIGNMENT = 64  # bytes; kernels do the same on operands that start on such boundaries
 LARGE, WHOLE = 32, 16  # see `large`
 
 

@@ -128,7 +128,7 @@ class LinearModel:
         if self.loss == "logistic":
             return scores.sigmoid() - y.to(scores.dtype)[:, None]
         target = y[:, None] if y.dim() == 1 else y.flatten(1)
-        # targets may be large, and alike
+        # targets may be large, and differ by little
         rest = (scores.double() - target.double()).to(scores.dtype)
         return rest if self.loss == "squared" else rest.clamp(-self.huber_delta, self.huber_delta)
 

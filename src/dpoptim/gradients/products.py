@@ -16,7 +16,7 @@ records in a physical batch. Let two batches differ in one record, and suppose t
    c_i |G_i| at most C (1 - margin);
 3. every other record belongs to the same group in both, in the same order, and the product of a
    group is a function of its rows (they start on 64-byte boundaries, so that the kernel finds them
-   aligned alike);
+   aligned in the same way);
 4. a float32 product sums at most k = `GROUP_ROWS` rows (larger groups are multiplied in float64),
    and only the at most m = `BLOCK_GROUPS` groups of a *block*, always the same ones, are added in
    float32.

@@ -24,7 +24,7 @@ def refuse_wrapped(module: nn.Module, label: str, *, serve_containers: bool = Fa
     if "_original_forward" in vars(module):
         raise PrivacyError(
             f"Accelerate has wrapped the forward pass of {label!r} in mixed precision, in which "
-            "records that see each other would look like rounding. Fix: "
+            "records that are mixed would look like rounding. Fix: "
             'Accelerator(mixed_precision="no"), and torch.autocast(device, torch.bfloat16) around '
             "model and loss in the loop."
         )

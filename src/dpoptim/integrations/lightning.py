@@ -46,7 +46,7 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         physical_batch_size: rows that memory holds; None: a whole step at once.
         collate_fn, num_workers: as for ``torch.utils.data.DataLoader``.
         loss: ``loss(module, batch)`` returns one loss a record: `attach` then checks that records
-            do not see each other.
+            are not mixed.
         ledger, label, noise_seed: as for `dpoptim.attach`.
         public_figures: names that ``self.log`` may be given in training: you vouch that no private
             record takes part in them. Scores on public records, logged in validation, need not be

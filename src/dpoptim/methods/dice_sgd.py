@@ -49,7 +49,7 @@ class DiceSGD(TrainingMethod):
             enters the state is at most R - C1. Default: 2 C1, the best ratio for one pass. ``inf``
             loses nothing of a gradient, but the noise must then hide 2 C2 in every step.
         clipping: ``"flat"``; ``"automatic"``: gradients are scaled to R g / (|g| + 0.01) first; or
-            ``"per-layer"``: gradients and the state alike, each of the L layers by itself, with
+            ``"per-layer"``: gradients and the state, each of the L layers by itself, with
             bounds sqrt(L) times smaller.
         reset_each_epoch: set the state to zero after every pass; costs the feedback of a pass's
             last steps, and lets the noise grow with the root of the passes instead of with their

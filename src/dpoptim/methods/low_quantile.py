@@ -17,7 +17,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.errors import axes_of
 from dpoptim.gate import SelectionGate
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import key_stream
 
 CANDIDATES_PER_OCTAVE = 8  # so 9 % from one to the next
 LEAST_RANK = 10.0  # divided by epsilon: below that, the noise decides
@@ -98,9 +98,7 @@ def private_low_quantile(
     below = torch.searchsorted(ordered, torch.tensor(candidates, dtype=torch.float64, device="cpu"))
     scores = [-abs(float(count) - rank) for count in below]
     seeded = noise_seed is not None
-    noise = (
-        KeyStream.from_seed(noise_seed, "low quantile") if noise_seed is not None else KeyStream()
-    )
+    noise = key_stream(noise_seed, "low quantile")
     with Ledger(neighboring=neighboring) as own:
         gate = SelectionGate(
             epsilon=epsilon,

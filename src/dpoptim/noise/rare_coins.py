@@ -6,8 +6,8 @@ function's values are ratios of whole numbers, known exactly; 64 bits of U nearl
 two of them it lies between, and where they do not, more bits are drawn.
 
 **Theorem.** The heads are those of independent coins of chance 2^-j, exactly. Proof: a binomial
-number of heads, and given it every set of so many coins alike, is the law of independent coins. The
-number is binomial, since U is compared with exact values. The set is alike for all: it holds the
+number of heads, and given it all such sets as likely, is the law of independent coins. The
+number is binomial, since U is compared with exact values. The set is the same for all: it holds the
 first so many different ones of independent uniform places. []
 """
 

@@ -97,7 +97,7 @@ class KeyStream:
     def from_secret(cls, secret: bytes, purpose: str) -> KeyStream:
         """The stream that all processes of a run share: same `secret` (`fresh_secret`), same words.
 
-        For coins that all of them must see fall alike, never for noise. As secret as the secret
+        For coins that must be the same in all of them, never for noise. As secret as the secret
         is.
         """
         if len(secret) != SECRET_BYTES:
@@ -244,6 +244,11 @@ class KeyStream:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         self.__copy__()
+
+
+def key_stream(seed: int | None, purpose: str) -> KeyStream:
+    """A stream of a fresh key; with a ``seed`` one that repeats, which is not for release."""
+    return KeyStream() if seed is None else KeyStream.from_seed(seed, purpose)
 
 
 def fresh_secret() -> bytes:

@@ -14,7 +14,7 @@ class AdamBC(torch.optim.Optimizer):
     """Adam for noisy gradients: steps are ``m / sqrt(max(v - noise variance, floor * noise
     variance))``, with a higher floor in the first steps.
 
-    The noise enlarges every second moment alike, which makes Adam SGD; its variance is public, and
+    The noise enlarges second moments equally, which makes Adam SGD; its variance is public, and
     taken off. Post-processing of what was released: it costs no privacy. Inside `dpoptim.attach`
     the noise of each release is passed on by itself (``noise_std`` of the parameter groups).
 

@@ -6,7 +6,7 @@ seeds. The papers' figures stand beside ours. The rows without a percentile of t
 clip norm privately, within the same budget.
 
 On images the released gradients are smoothed over neighbouring pixels: neighbouring weights of a
-good classifier are alike, while the noise of neighbouring pixels is independent. The filter knows
+good classifier are similar, while the noise of neighbouring pixels is independent. The filter knows
 the shape of an image and no record, and acts on what the gate has released, so it is
 post-processing: the charge, the clipping and the model are those of DP-SGD without it. It is a
 preconditioner, positive definite, so it moves no minimum of the loss; what is rough about the

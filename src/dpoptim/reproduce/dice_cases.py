@@ -58,7 +58,7 @@ class Case:
     def model_and_optimizer(
         self, step: float, clip_norm: float
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The model, always initialised alike, and its optimizer."""
+        """The model, always initialised in the same way, and its optimizer."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = self.build()

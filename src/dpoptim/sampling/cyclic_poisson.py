@@ -19,7 +19,8 @@ record's gradient at t is a fixed vector of at most the norm bound. What is left
 that vector times the column, with the step's coin, plus noise: a sampled Gaussian of sensitivity
 at most s, whose coin is independent of all before. So the run is the adaptive composition of its
 stretches, each dominated by the same pair, and there are at most ceil(T / parts). The coin of the
-part mixes runs of that kind alike in both worlds, which divergences do not increase by. QED.
+part mixes runs of that kind in the same way in both worlds, by which divergences do not increase.
+QED.
 (parts = 1 is Poisson sampling.)
 """
 

@@ -21,7 +21,7 @@ from dpoptim.accounting.guarantee import SEEDED, Guarantee, neighboring_name, pa
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gate import CorrelatedSum, Gate
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.problem import Problem
 from dpoptim.solvers.srgd_settings import SRGD
@@ -125,9 +125,7 @@ def accelerated_srgd(
         ledger=None
         if budget is None
         else ranks.ledger(Ledger(neighboring=relation) if ledger is None else ledger),
-        noise=KeyStream()
-        if noise_seed is None
-        else KeyStream.from_seed(noise_seed, "gaussian noise"),
+        noise=key_stream(noise_seed, "gaussian noise"),
         label=label,
     )
 

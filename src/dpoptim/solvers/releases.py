@@ -19,7 +19,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import real_number
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.adaptive import accurate_norm
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
 from dpoptim.solvers.problem import Terms
@@ -108,9 +108,7 @@ class Releases:
             mu=budget.gdp,
             neighboring=relation,
             ledger=self._ranks.ledger(Ledger(neighboring=relation) if ledger is None else ledger),
-            noise=KeyStream()
-            if noise_seed is None
-            else KeyStream.from_seed(noise_seed, "gaussian noise"),
+            noise=key_stream(noise_seed, "gaussian noise"),
             label=label,
         )
         notes = () if noise_seed is None else (SEEDED,)

@@ -56,7 +56,7 @@ def attach(
 
     Args:
         plan: from ``dpoptim.DPSGD(...).plan(...)``.
-        model: any module whose records do not see each other; parameters in float32, float64,
+        model: any module that does not mix records; parameters in float32, float64,
             bfloat16 or float16.
         optimizer: any torch optimizer over exactly the model's trainable parameters (LBFGS is
             refused), or several that share them out. The first of them to step lets the gate

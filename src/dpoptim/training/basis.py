@@ -31,10 +31,7 @@ MEAN = (
     "nobody exploits how the factor of a mean, one over the batch, rounds gradients (a vector of "
     "losses has none)"
 )
-OTHERS = (
-    "vendor kernels round a record alike beside any others (batches(fixed_shape=True) needs no "
-    "such trust)"
-)
+OTHERS = "vendor kernels are batch-invariant (batches(fixed_shape=True) needs no such trust)"
 LEFT = (
     "between leaving the run and entering it again, nothing private changed its model, optimizers "
     "or data set"
@@ -149,7 +146,7 @@ def basis_of_ranks(size: int, *, sharded: bool) -> tuple[Assumption, ...]:
     """Of training in ``size`` processes."""
     if size == 1:
         return ()
-    alike = (
+    sound = (
         "no record is in the data sets of two processes"
         if sharded
         else "all processes have the same data set"
@@ -160,7 +157,7 @@ def basis_of_ranks(size: int, *, sharded: bool) -> tuple[Assumption, ...]:
             f"{size} processes release every number once, with its whole noise, on one reservation",
         ),
         Assumption(
-            "trusted", f"{alike}; they, and the network between them, are on the side of the data"
+            "trusted", f"{sound}; they, and the network between them, are on the side of the data"
         ),
     )
 
@@ -184,8 +181,7 @@ def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Ass
         )
     if caveats["rounded"]:
         shared = (
-            "in bfloat16 or float16, records are rounded alike whatever other records share their "
-            "batch"
+            "in bfloat16 or float16, records are rounded the same whatever others share their batch"
         )
         items.append(Assumption("trusted", shared))
     if caveats["varies"]:

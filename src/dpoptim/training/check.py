@@ -1,4 +1,4 @@
-"""Do records see each other? Compare a batch with its records taken one at a time."""
+"""Are records mixed? Compare a batch with its records taken one at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -144,7 +144,7 @@ def compare_if_possible(program: Program, records: Units) -> str:
     """Compare records that model and loss may not take; returns why they could not, or "".
 
     Raises:
-        PrivacyError: they were, and see each other.
+        PrivacyError: they were, and are mixed.
     """
     return if_possible(lambda: compare(program, records))
 
@@ -261,7 +261,7 @@ def refuse_memory(model: nn.Module, run: Callable[[], Tensor]) -> None:
         written = values.changed()
         if written is not None:
             raise SamplesInteractError(
-                f"the forward pass writes into {written!r}: records would see each other through "
+                f"the forward pass writes into {written!r}: records would be mixed through "
                 "it, and it would carry "
                 "them out of the model without noise. Fix: use layers that keep no running "
                 "statistics; initialise from "

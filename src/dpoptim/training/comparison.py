@@ -128,7 +128,7 @@ class Comparison:
                 "multiply class weights yourself."
             )
         return SamplesInteractError(
-            "records see each other, or the first axis of some layer is not the record: the "
+            "records are mixed, or the first axis of some layer is not the record: the "
             f"clipped sum of a batch of {self.rows} differs from that of its records taken alone, "
             f"most at parameter {worst!r}. Usual causes: a loss averaged over the tokens of the "
             "whole batch (average in each record first), an in-batch contrastive loss, class "

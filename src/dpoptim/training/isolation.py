@@ -159,7 +159,7 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
     """The sample; where its first axis is time, with the records on the second one.
 
     Raises:
-        SamplesInteractError: records see each other on either axis.
+        SamplesInteractError: records are mixed on either axis.
     """
     if neighbours_are_invisible(model, sample):
         return sample
@@ -169,7 +169,7 @@ def with_records_apart(model: nn.Module, sample: Sample, batch_axis: int | None)
             if turned.returned and neighbours_are_invisible(model, turned):
                 return turned
     raise SamplesInteractError(
-        "records see each other in the forward pass: replacing one changed the outputs of others. "
+        "records are mixed in the forward pass: replacing one changed the outputs of others. "
         "Usual causes: batch statistics, attention or sorting across the batch, records on another "
         "axis than the first (batch_axis=1). Fix: let each record's output depend on that record "
         "alone."
@@ -269,7 +269,7 @@ class Trials:
 
     def refusal(self, failure: Failure) -> PrivacyError:
         return SamplesInteractError(
-            "records see each other, or the first axis of some layer is not the record: "
+            "records are mixed, or the first axis of some layer is not the record: "
             f"{failure.reason}. Usual causes: "
             "positions of shape (T,) instead of (1, T), a (T, B, ...) layout. Fix: "
             'isolation="auto", which finds '

@@ -16,12 +16,12 @@ PASSED = Assumption(
     "trusted",
     "the model treats records independently (it did on random inputs, against batches of one)",
 )
-ALONE = "records cannot see each other: every microbatch has one record"
+ALONE = "records cannot be mixed: every microbatch has one record"
 WHOLE = (
-    "records cannot see each other in the model: its forward pass is vectorised, with a row of "
+    "records cannot be mixed in the model: its forward pass is vectorised, with a row of "
     "parameters for each"
 )
-PARTS = "in {} records cannot see each other: vectorised, with a row of parameters for each"
+PARTS = "in {} records cannot be mixed: vectorised, with a row of parameters for each"
 
 
 def first_sentence(message: str) -> str:

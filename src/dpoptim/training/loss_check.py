@@ -128,7 +128,7 @@ def check_on_made_up(
 
 @contextmanager
 def saying(where: str) -> Iterator[None]:
-    """Add to what is said of records that see each other."""
+    """Add to what is said of records that are mixed."""
     try:
         yield
     except SamplesInteractError as error:

@@ -46,7 +46,7 @@ def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
     """Move every parameter by up to a hundredth of itself, and put it back exactly.
 
     Where a comparison failed because rounding turned a ReLU or a maximum, it passes with other
-    weights; where records see each other, it fails again. No random generator takes part, as noise
+    weights; where records are mixed, it fails again. No random generator takes part, as noise
     may be fixed.
     """
     moved = [p for p in model.parameters() if p.is_floating_point()]

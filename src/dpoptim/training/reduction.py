@@ -107,10 +107,10 @@ def _of_only_child(node: Any, rows: int) -> Reading | None:
 
 
 def _of_terms(node: Any, rows: int) -> Reading | None:
-    """Terms that were reduced alike, all by the number of records."""
+    """Terms that were reduced in one way, all by the number of records."""
     readings = [_of_node(child, rows) for child in _children(node)]
-    alike = readings.count(readings[0]) == len(readings)
-    return readings[0] if alike and readings[0] in (Reading("mean"), Reading("sum")) else None
+    same = readings.count(readings[0]) == len(readings)
+    return readings[0] if same and readings[0] in (Reading("mean"), Reading("sum")) else None
 
 
 def _of_sum(node: Any, rows: int) -> Reading:
@@ -171,7 +171,7 @@ def _refuse_other_counts(elements: int, rows: int) -> None:
         )
 
 
-# What changes no number (or all alike, by a sign) is passed through.
+# What changes no number (or all of them, by a sign) is passed through.
 UNCHANGED = (
     "ToCopyBackward0",
     "NegBackward0",

@@ -112,7 +112,7 @@ def less_lost_delta(plan: Plan, guarantee: Guarantee) -> Guarantee:
 
 def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
     """What the guarantee of a run rests on whose physical batches all had a fixed shape."""
-    alike = (
+    same = (
         "shapes, and every record's place in them, are the same whether or not another record "
         "takes part"
     )
@@ -121,7 +121,7 @@ def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
         f"the data set has at most {plan.n} records, so that delta includes batches that outgrow "
         "their slots"
     )
-    items = [Assumption("enforced", alike), Assumption("trusted", apart)]
+    items = [Assumption("enforced", same), Assumption("trusted", apart)]
     return (*items, Assumption("trusted", most)) if lost_delta(plan) else tuple(items)
 
 

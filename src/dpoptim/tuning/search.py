@@ -28,7 +28,7 @@ from dpoptim.estimators.scope import with_scope
 from dpoptim.estimators.table import stated_delta
 from dpoptim.gate import TrialsGate
 from dpoptim.gate.one_process import refuse_several_ranks
-from dpoptim.noise.stream import KeyStream
+from dpoptim.noise.stream import KeyStream, key_stream
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, release_sum
 
 SHAPE = 0.0  # of the number of trials: logarithmic, the cheapest of the family for Gaussian trials
@@ -129,11 +129,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         base = (2.0 if relation == "replace-one" else 1.0) / event.event.noise_multiplier
         best: tuple[float, Any, dict[str, Any]] | None = None
         with Ledger(neighboring=relation) as own:
-            noise = (
-                KeyStream()
-                if self.noise_seed is None
-                else KeyStream.from_seed(self.noise_seed, "trials")
-            )
+            noise = key_stream(self.noise_seed, "trials")
             gate = TrialsGate(
                 event=event,
                 neighboring=relation,

@@ -165,7 +165,7 @@ def correlations(module: Convolution, x: Tensor, g: Tensor) -> Tensor:
     """As `grouped_weight_gradient`, for one input channel: output gradients slid over records.
 
     For speed alone: steps of networks whose first layer dominates take 5 to 25 % less; with more
-    channels it is slower. It rounds a record as `formed_by_groups` says, alike in any place, with 1
+    channels it is slower. It rounds a record as `formed_by_groups` says, the same anywhere, with 1
     to 64 threads (`tests/privacy/test_clipped_sum_sensitivity.py`).
     """
     slid = CONVOLVE[len(module.kernel_size)](
