@@ -15,12 +15,13 @@ from dpoptim.assumptions import Assumption
 from dpoptim.data import Data, Schema
 from dpoptim.distributed.agreement import digest
 from dpoptim.estimators.linear_fit import CLIPPED_SHARE
-from dpoptim.estimators.persons import CHOSEN, key_stream, of_persons
+from dpoptim.estimators.persons import CHOSEN, of_persons
 from dpoptim.estimators.shards import all_ranks, equal_part, sample_of
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
 from dpoptim.gradients.linear import LinearModel, Loss
 from dpoptim.methods import WholeRun
+from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
 from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
 from dpoptim.solvers.budget import Budget
@@ -88,7 +89,11 @@ def train_by_solver(
             tuple(equal_part(part, ranks) for part in (rows, data.y))
             if owners is None
             else of_persons(
-                owners, (rows, data.y, None), ranks, sharded=False, coins=key_stream(noise_seed)
+                owners,
+                (rows, data.y, None),
+                ranks,
+                sharded=False,
+                coins=key_stream(noise_seed, "rows of persons"),
             )
         )
         weights, guarantee = solve(
