@@ -170,6 +170,8 @@ def test_the_trainer_names_what_cannot_be_kept_and_charges_nothing(tmp_path: Pat
         train(dpoptim.DPSGD(clip_norm=1.0))
     with pytest.raises(ValueError, match="auto_find_batch_size.*another charge. Fix"):
         train(plan(), auto_find_batch_size=True)
+    with pytest.raises(ValueError, match="the plan's method does. Fix"):
+        train(plan(), train_sampling_strategy="group_by_length")
     with pytest.raises(ValueError, match="eval_dataset is the training data"):
         train(plan(), eval_strategy="steps", eval_steps=1)
     assert ledger.spent().epsilon == 0

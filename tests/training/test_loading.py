@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+import dpoptim
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import PoissonSampling
 from dpoptim.training.loading import LoaderOptions, load_microbatches
@@ -75,3 +76,23 @@ def test_a_batch_that_cannot_be_sent_is_an_error_and_no_endless_wait() -> None:
     data = Items(TensorDataset(torch.randn(40, 3)))
     with pytest.raises(Exception, match="lambda"):
         loaded(data, 1, num_workers=1, collate_fn=lambda items: lambda: items)
+
+
+class Holed(Items):
+    def __getitem__(self, index: int) -> Any:
+        return None if index > 20 else self._dataset[index]
+
+
+def test_a_record_that_is_none_is_named_before_the_charge_or_in_its_batch() -> None:
+    data = Holed(TensorDataset(torch.randn(40, 3)))
+    for options in ({}, {"num_workers": 1}, {"collate_fn": lambda items: [x for x in items if x]}):
+        with pytest.raises(dpoptim.PrivacyError, match="a record of train_set is None. Fix"):
+            loaded(data, 1, **options)
+    plan = dpoptim.DPSGD(clip_norm=1.0).plan(
+        n=40, batch_size=4, steps=1, noise_multiplier=2.0, delta=1e-3
+    )
+    model, ledger = torch.nn.Linear(3, 1), dpoptim.Ledger(epsilon=8.0, delta=1e-2)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(dpoptim.PrivacyError, match="a record of train_set is None. Fix"):
+        dpoptim.attach(plan, model, sgd, [data[i] for i in range(40)], ledger=ledger)  # type: ignore[arg-type]
+    assert ledger.spent().epsilon == 0

@@ -143,6 +143,8 @@ class PrivateTrainerMixin(KnowsOpacus):
             physical_batch_size=args.per_device_train_batch_size * self.rows_per_record,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+            prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
         )
 
     def _attached(self) -> nn.Module:

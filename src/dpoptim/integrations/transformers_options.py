@@ -41,6 +41,13 @@ def fit_to_plan(plan: Plan, args: transformers.TrainingArguments, own_loss: str)
             "args.auto_find_batch_size would start the run again, on another charge. Fix: "
             "per_device_train_batch_size=..., such as dpoptim.physical_batch_size(...) finds."
         )
+    if getattr(args, "train_sampling_strategy", "random") != "random" or getattr(
+        args, "group_by_length", False
+    ):
+        raise ValueError(
+            "args.train_sampling_strategy (group_by_length) would choose who is in a batch, and "
+            "the plan's method does. Fix: leave it out."
+        )
     if args.n_gpu > 1:
         raise ValueError(
             "one process would spread batches over several GPUs. Fix: start it with torchrun."

@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from dpoptim.errors import PrivacyError
 from dpoptim.torch_internals import collate_by_type, collated_types
 
 
@@ -24,6 +26,30 @@ def collate_records(records: list[Any]) -> Any:
     **Guarantee.** None: private. No field depends on another one.
     """
     return collate_by_type(records, collate_fn_map=COLLATED)
+
+
+@dataclass(frozen=True)
+class CollatePresent:
+    """Collates records all of which are there; see `refuse_missing`."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, records: list[Any]) -> Any:
+        refuse_missing(records)
+        return self.collate(records)
+
+
+def refuse_missing(records: Iterable[Any]) -> None:
+    """Refuse a data set some record of which is None; which one is not told.
+
+    Raises:
+        PrivacyError: a record of these is.
+    """
+    if any(record is None for record in records):
+        raise PrivacyError(
+            "a record of train_set is None. Fix: leave such records out of the data set, before "
+            "the plan is made for its n."
+        )
 
 
 def collate_dataclasses(records: list[Any], *, collate_fn_map: Any) -> Any:

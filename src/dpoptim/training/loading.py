@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpoptim.errors import PrivacyError
-from dpoptim.training.collation import collate_records
+from dpoptim.training.collation import CollatePresent, collate_records
 from dpoptim.training.empty_slots import fixed_shape
 from dpoptim.training.microbatches import Microbatch, MicrobatchSampler
 from dpoptim.training.slots import SlotSampler
@@ -76,7 +76,7 @@ def load_microbatches(
         dataset, collate_fn = whole, as_read
     elif fixed_items is not None:
         dataset, collate_fn = fixed_shape(dataset, collate_fn, fixed_items)
-    collate_fn = collate_fn or collate_records
+    collate_fn = CollatePresent(collate_fn or collate_records)
     loader = DataLoader(
         dataset,
         batch_sampler=sampler,

@@ -18,6 +18,7 @@ from dpoptim.noise.gaussian import LEAST_ON_DEVICE
 from dpoptim.noise.on_device import check as check_noise
 from dpoptim.plan import Plan, require_plan
 from dpoptim.torch_internals import global_step_hooks, gradient_hooks
+from dpoptim.training.collation import refuse_missing
 from dpoptim.training.foreign import (
     refuse_nothing_to_train,
     refuse_opacus_model,
@@ -110,6 +111,8 @@ def refuse_data(train_set: Dataset[Any]) -> None:
         )
     if len(train_set) == 0:
         raise ValueError("train_set is empty; there is nothing to train on.")
+    if isinstance(train_set, list):
+        refuse_missing(train_set)
 
 
 def refuse_other_unit(plan: Plan, units: Units) -> None:

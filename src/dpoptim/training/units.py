@@ -23,7 +23,7 @@ from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import Indices
 from dpoptim.torch_internals import pytree
-from dpoptim.training.collation import collate_records
+from dpoptim.training.collation import collate_records, refuse_missing
 
 NO_ROW = -1  # in the place of a row that is not there
 
@@ -135,15 +135,16 @@ class Units:
 
     def a_row(self, train_set: Dataset[Any]) -> Any:
         """A row of the data set, for its shapes and dtypes."""
-        item = train_set[0]
+        item = item_of(train_set, 0)
         return item if self.stacked == 1 else split_rows(item, self.stacked)[0]
 
     def some_rows(self, train_set: Dataset[Any], unit: int) -> list[Any]:
         """As many rows as a unit brings to a step, its own where every item is one. Private."""
         K, items = self.rows.per_record, len(train_set)  # type: ignore[arg-type]
         if self.persons is not None:
-            return [train_set[(unit + k) % items] for k in range(K)]
-        return split_rows(train_set[unit], K) if K > 1 else [train_set[unit]]
+            return [item_of(train_set, (unit + k) % items) for k in range(K)]
+        item = item_of(train_set, unit)
+        return split_rows(item, K) if K > 1 else [item]
 
     def stated(self, guarantee: Guarantee) -> Guarantee:
         """The guarantee, with its unit named."""
@@ -189,6 +190,13 @@ def units_of(
     if K > 1:
         split_rows(train_set[0], K)
     return Units(items, rows, None)
+
+
+def item_of(train_set: Dataset[Any], index: int) -> Any:
+    """An item, which must be there. Private."""
+    item = train_set[index]
+    refuse_missing([item])
+    return item
 
 
 def split_rows(item: Any, K: int) -> list[Any]:
