@@ -111,8 +111,8 @@ def refuse_data(train_set: Dataset[Any]) -> None:
         )
     if len(train_set) == 0:
         raise ValueError("train_set is empty; there is nothing to train on.")
-    if isinstance(train_set, list):
-        refuse_missing(train_set)
+    if isinstance(given, list):
+        refuse_missing(given)
 
 
 def refuse_other_unit(plan: Plan, units: Units) -> None:
