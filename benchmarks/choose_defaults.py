@@ -31,7 +31,10 @@ from dpoptim.estimators import (
 
 EPSILONS = (1.0, 4.0)
 SHAPES = ((200, 12), (1_500, 20), (4_000, 60), (12_000, 15))
+FEW_RECORDS = ((120, 6), (300, 25), (600, 10))  # where noise can take an R2 to 0
+MANY_RECORDS = ((60_000, 10), (60_000, 40))  # where sums X^T X are known well
 NETWORK_SHAPES = ((600, 12), (4_000, 20))
+Shapes = tuple[tuple[int, int], ...]
 Table = tuple[str, np.ndarray, np.ndarray]
 Settings = dict[str, float]
 
@@ -45,7 +48,7 @@ def columns(n: int, d: int, rng: np.random.Generator) -> np.ndarray:
     return np.clip(np.where(kind == 2, even, x), -1, 1)
 
 
-def tables(shapes: tuple[tuple[int, int], ...], classes: bool) -> Iterator[Table]:
+def tables(shapes: Shapes, classes: bool) -> Iterator[Table]:
     """Two of each shape: for classes of 2 and of 5, for numbers of much and of little noise."""
     for seed, ((n, d), few) in enumerate(product(shapes, (True, False))):
         rng = np.random.default_rng(1_000 + seed)
@@ -78,6 +81,7 @@ def linear_regressor(settings: Settings) -> Any:
         patch.object(linear_fit, "SQUARED_SHARE", settings["clipped_share"]),
         patch.dict(solving.MOMENTUM_STEP, {"squared": settings["largest_step"]}),
         patch.object(solving, "SQUARED_STEPS", int(settings["steps"])),
+        patch.object(solving, "SQUARED_RATE", settings["rate"]),
         {"solver": "momentum-gd"},
     )
 
@@ -93,10 +97,11 @@ def network(settings: Settings) -> Any:
     return (*patches, arguments)
 
 
-STUDIES: Mapping[str, tuple[Any, bool, Any, dict[str, tuple[float, ...]]]] = {
+STUDIES: Mapping[str, tuple[Any, bool, Shapes, Any, dict[str, tuple[float, ...]]]] = {
     "DPLogisticRegression": (
         DPLogisticRegression,
         True,
+        SHAPES,
         linear_classifier,
         {
             "clipped_share": (0.03, 0.1, 0.3),
@@ -107,28 +112,33 @@ STUDIES: Mapping[str, tuple[Any, bool, Any, dict[str, tuple[float, ...]]]] = {
     "DPLinearRegression, gradients": (
         DPLinearRegression,
         False,
+        SHAPES + FEW_RECORDS,
         linear_regressor,
         {
-            "clipped_share": (0.1, 0.2),
-            "largest_step": (1, 2, 3),  # above 3.8 it diverges on some data
-            "steps": (60,),
+            "clipped_share": (0.05, 0.1, 0.2),
+            "largest_step": (1, 3),  # above 3.8 it diverges on some data
+            "rate": (0.02, 0.03, 0.05, 1e9),  # at 1e9 the noise bounds no step
+            "steps": (60, 100),
         },
     ),
     "DPLinearRegression, auto": (
         DPLinearRegression,
         False,
+        SHAPES + FEW_RECORDS + MANY_RECORDS,
         auto_regressor,
-        {"sharp": (0.0, 0.01, 0.02, 0.04, 0.08, 1e9)},
+        {"sharp": (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 1e9)},
     ),
     "DPSGDClassifier": (
         DPSGDClassifier,
         True,
+        NETWORK_SHAPES,
         network,
         {"rate": (0.25, 0.5, 1, 2), "clip_norm": (0.3, 1), "epochs": (20, 40)},
     ),
     "DPSGDRegressor": (
         DPSGDRegressor,
         False,
+        NETWORK_SHAPES,
         network,
         {"rate": (0.25, 0.5, 1, 2), "clip_norm": (0.3, 1), "epochs": (20, 40)},
     ),
@@ -162,14 +172,14 @@ def scores(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for choose_defaults.csv")
-    parser.add_argument("--only", choices=tuple(STUDIES), help="one estimator")
+    parser.add_argument("--only", choices=tuple(STUDIES), help="one; rows of the others stay")
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "choose_defaults.csv"
     rows = []
     for name in STUDIES if options.only is None else (options.only,):
-        estimator, classes, arrange, grid = STUDIES[name]
-        shapes = NETWORK_SHAPES if arrange is network else SHAPES
+        estimator, classes, shapes, arrange, grid = STUDIES[name]
         held = list(tables(shapes, classes))
         settings = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
         measured = np.array(
@@ -189,10 +199,19 @@ def main() -> None:
             rows.append((name, said, regrets[place].mean(), regrets[place].max()))
         for _, said, mean, worst in rows[-len(order) :][:5]:
             print(f"{name}: {said}: regret {mean:.2f}, at most {worst:.2f} points", flush=True)
-    with (options.out / "choose_defaults.csv").open("w", newline="") as file:
+    found = [(*row[:2], *(f"{value:.3f}" for value in row[2:])) for row in rows]
+    if options.only is not None and path.exists():
+        with path.open(newline="") as file:
+            found += [
+                tuple(row)
+                for row in csv.reader(file)
+                if row[0] in STUDIES and row[0] != options.only
+            ]
+    order_of = {name: place for place, name in enumerate(STUDIES)}
+    with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("estimator", "setting", "mean_regret", "worst_regret"))
-        writer.writerows((*row[:2], *(f"{value:.3f}" for value in row[2:])) for row in rows)
+        writer.writerows(sorted(found, key=lambda row: order_of[row[0]]))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ from the tables in benchmarks/results; figures that an experiment drew itself ar
 """
 
 import csv
+import math
 import shutil
 from pathlib import Path
 
@@ -136,8 +137,11 @@ def plan_ranks(path: Path) -> None:
     """What `dpoptim plan` predicted, against the loss that was measured, for each setting."""
     rows = table("plan_ranks.csv")
     tables = list(dict.fromkeys(row["table"] for row in rows))
-    figure, panels = plt.subplots(1, len(tables), figsize=(2.6 * len(tables), 2.8), layout="tight")
-    for axes, name in zip(panels, tables, strict=True):
+    wide = math.ceil(len(tables) / 2)
+    figure, panels = plt.subplots(2, wide, figsize=(2.6 * wide, 5.4), layout="tight")
+    for axes in panels.flat[len(tables) :]:
+        axes.set_visible(False)
+    for axes, name in zip(panels.flat, tables, strict=False):
         for epsilon, marker in (("1.0", "o"), ("4.0", "^")):
             here = [row for row in rows if (row["table"], row["epsilon"]) == (name, epsilon)]
             predicted = [float(row["predicted_error"]) for row in here]
@@ -148,7 +152,8 @@ def plan_ranks(path: Path) -> None:
         axes.set(title=name, xlabel="predicted error", xscale="log")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.legend(title="rank correlation", fontsize=7, title_fontsize=7)
-    panels[0].set_ylabel("log-loss on the hold-out")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("log-loss on the hold-out")
     save(figure, path)
 
 

@@ -146,9 +146,7 @@ def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
 
 
 def test_constants_of_defaults_are_those_that_were_chosen() -> None:
-    """Of each estimator the best row is what the library does, but for gradients of squared losses:
-    what was best there lost too much on few records (docs/guides/settings.md).
-    """
+    """Of each estimator the best row is what the library does."""
     from dpoptim.estimators import linear_fit, network_fit, networks, solving
 
     best: dict[str, dict[str, float]] = {}
@@ -156,12 +154,17 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
         words = dict(word.split("=") for word in row["setting"].split())
         best.setdefault(row["estimator"], {name: float(value) for name, value in words.items()})
     step = solving.MOMENTUM_STEP
-    del best["DPLinearRegression, gradients"]
     assert best == {
         "DPLogisticRegression": {
             "clipped_share": linear_fit.CLIPPED_SHARE,
             "largest_step": step["logistic"],
             "tolerance": solving.TOLERANCE,
+        },
+        "DPLinearRegression, gradients": {
+            "clipped_share": linear_fit.SQUARED_SHARE,
+            "largest_step": step["squared"],
+            "rate": solving.SQUARED_RATE,
+            "steps": solving.SQUARED_STEPS,
         },
         "DPLinearRegression, auto": {"sharp": solving.SHARP},
         "DPSGDClassifier": {
@@ -180,9 +183,11 @@ def test_constants_of_defaults_are_those_that_were_chosen() -> None:
 def test_plan_ranks(bench: Callable[[str], ModuleType]) -> None:
     """The predictions of one table, without the runs."""
     made = bench("plan_ranks")
-    data = next(made.tables())
+    data, kind = next(made.cases())
     target = made.EpsilonAtMost(4.0, min(1e-5, len(data.x) ** -1.1))
-    found = [(each.run.batch_size, each.run.steps, each.error) for each in made.grid(data, target)]
+    found = [
+        (each.run.batch_size, each.run.steps, each.error) for each in made.grid(data, kind, target)
+    ]
     ours = [
         (int(row["batch_size"]), int(row["steps"]), float(row["predicted_error"]))
         for row in rows_of("plan_ranks.csv")

@@ -84,11 +84,7 @@ class LinearFit(PrivateSettings):
         delta, said = stated_delta(self.delta, n)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
-        default = (
-            CLIPPED_SHARE * largest
-            if np.isfinite(largest)
-            else SQUARED_SHARE * radius * self._scale()
-        )
+        default = CLIPPED_SHARE * largest if np.isfinite(largest) else SQUARED_SHARE * radius
         clip_norm = (
             default if self.clip_norm is None else positive_number("clip_norm", self.clip_norm)
         )
@@ -143,10 +139,6 @@ class LinearFit(PrivateSettings):
         of_all = self._chunks.guarantee
         self.privacy_ = ranks.from_first(lambda: with_scope(of_all, self.ledger))
         return self._weights
-
-    def _scale(self) -> float:
-        """How large a residual may be; classifiers have none."""
-        return 1.0
 
     def _split(
         self, weights: NDArray[np.float64]

@@ -40,19 +40,19 @@ Solver = Literal[
 ]
 SOLVERS: tuple[str, ...] = get_args(Solver)
 MOMENTUM = 0.9  # of momentum_gd, by default
-SQUARED_STEPS = 60  # of momentum_gd for a squared loss
+SQUARED_STEPS = 100  # of momentum_gd for a squared loss
+SQUARED_RATE = 0.05  # there, over the rate of `dpoptim plan` where weights are about 1 long
 TOLERANCE = 0.2  # the part of the predicted error for which no more steps of momentum_gd are taken
 NOISY_GD_STEPS = 100
 SPIDER_ROUNDS = 50
 SPIDER_GAMMA = 4.0  # beyond about 10 the steps of a squared loss are so short that it ends early
 # Step sizes times the smoothness bound. Cross-entropy flattens and its gradients are clipped, so
 # it takes steps far beyond 1/smoothness; with momentum 0.9 a squared loss diverges above 3.8.
-# These, `TOLERANCE` and the shares in `linear_fit` are from benchmarks/choose_defaults.py.
-MOMENTUM_STEP = {"softmax": 256.0, "logistic": 256.0, "squared": 1.0, "huber": 1.0}
+# These, `SQUARED_...`, `SHARP`, `TOLERANCE` and the shares in `linear_fit` are from
+# benchmarks/choose_defaults.py.
+MOMENTUM_STEP = {"softmax": 256.0, "logistic": 256.0, "squared": 3.0, "huber": 1.0}
 NOISY_STEP = {"softmax": 16.0, "logistic": 8.0, "squared": 1.0, "huber": 1.0}
-# noise in X^T X over its average eigenvalue, at most; on five tables sums won below 0.02,
-# gradients above 0.03
-SHARP = 0.02
+SHARP = 0.01  # noise in X^T X over its average eigenvalue, at most
 SINGLE_PASS = ("accelerated-srgd", "dp-sgd")
 SINGLE_PASS_OPTIONS = ("steps", "batch_size", "beta", "gradient", "accelerated")
 # arguments of solvers that are no options
@@ -196,7 +196,7 @@ def iterative(
     }
     match solver:
         case "momentum-gd":
-            count, step = momentum_settings(model, n, budget, steps, clip_norm)
+            count, step = momentum_settings(model, n, budget, steps, clip_norm, smoothness)
             largest = MOMENTUM_STEP[model.loss] / smoothness
             return momentum_gd, {"steps": count, "step_size": step_size or min(step, largest)}
         case "noisy-gd":
@@ -237,15 +237,22 @@ def is_cross_entropy(model: LinearModel) -> bool:
 
 
 def momentum_settings(
-    model: LinearModel, n: int, budget: Budget, steps: int | None, clip_norm: float
+    model: LinearModel,
+    n: int,
+    budget: Budget,
+    steps: int | None,
+    clip_norm: float,
+    smoothness: float,
 ) -> tuple[int, float]:
-    """Steps of gradient descent with momentum, and the step size that suits the noise; inf where
-    only the smoothness bounds it.
+    """Steps of gradient descent with momentum, and the step size that suits the noise: weights of
+    a squared loss are about as long as ``sqrt(columns / smoothness)``, in units of the targets.
     """
-    if not is_cross_entropy(model):
-        return steps or SQUARED_STEPS, math.inf
-    count = steps or full_batch_steps(model, n, budget)
-    return count, full_batch_rate(model, n, budget, count, clip_norm)
+    if is_cross_entropy(model):
+        count, reach = steps or full_batch_steps(model, n, budget), 1.0
+    else:
+        count = steps or SQUARED_STEPS
+        reach = SQUARED_RATE * math.sqrt(model.columns / smoothness)
+    return count, reach * full_batch_rate(model, n, budget, count, clip_norm)
 
 
 def sums_are_sharp(model: LinearModel, n: int, budget: Budget) -> bool:

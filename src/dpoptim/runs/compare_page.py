@@ -118,9 +118,10 @@ def time_figure(found: Sequence[Compared]) -> str:
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))
         if found[0].measure == "accuracy":
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if room > 0.04 else 1))
+            places = 0 if high - low > 0.04 else 1
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=places))
         titles(axes, f"{found[0].measure} on data declared public", "time of training")
         return inline_svg(axes, "time")
 

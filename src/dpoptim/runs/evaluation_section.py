@@ -18,6 +18,7 @@ from dpoptim.runs.drawing import (
     figure_style,
     inline_svg,
     new_axes,
+    power_of_ten,
     titles,
 )
 from dpoptim.runs.page import escape, facts, figure
@@ -71,7 +72,7 @@ def evaluation_section(scores: ClassifierScores | RegressorScores, classes: Sequ
     return (
         "<section><h2>How good it is on private hold-out records</h2>"
         '<p class="lead">Noisy figures, released once for '
-        f"ε ≤ {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} per "
+        f"ε ≤ {rounded_up(guarantee.epsilon)} at δ = {power_of_ten(guarantee.delta)} per "
         f"{escape(guarantee.unit)} of the hold-out, on top of the training. Intervals of "
         f"{confidence:g} % count the noise and the sample.</p>{notes}{drawn}"
         f'<p class="small">{escape(str(guarantee))}</p></section>'
@@ -159,7 +160,8 @@ def calibration_figure(scores: ClassifierScores) -> str:
         if not scores.calibration:
             axes.text(0.5, 0.5, "all bins are lost in the noise", color=INK, ha="center")
         square(axes)
-        titles(axes, "right (two classes: of the second)", "predicted probability")
+        share = "in the second class" if scores.auc is not None else "right"
+        titles(axes, f"share that is {share}", "predicted probability")
         return inline_svg(axes, "calibration")
 
 
@@ -169,7 +171,9 @@ def interval_figure(found: Interval) -> str:
         low = max(min(0.0, found.low), -1.0)
         axes.plot([max(found.low, low), found.high], [0, 0], color=ACCENT, linewidth=3)
         axes.plot(max(found.value, low), 0, "o", color=WARM, markersize=9)
-        axes.text(max(found.value, low), 0.25, f"{found.value:.3f}", color=WARM, ha="center")
+        if found.low < low:  # it goes on to the left
+            axes.plot(low, 0, "<", color=ACCENT, markersize=9, clip_on=False)
+        axes.text(max(found.value, low), 0.25, number(found.value), color=WARM, ha="center")
         axes.set_xlim(low - 0.02, 1.02)
         axes.set_ylim(-1, 1)
         axes.set_yticks([])

@@ -134,7 +134,6 @@ def what_is_left(ledger: Ledger, entries: list[Reservation]) -> list[tuple[str, 
     rows = [
         ("Dearest run, alone", f"ε ≤ {rounded_up(dearest)}" if math.isfinite(dearest) else "∞"),
         ("First run", entries[0].time[:10]),
-        ("Last run", entries[-1].time[:10]),
     ]
     if ledger.budget is None:
         return rows
@@ -163,8 +162,9 @@ def runs(ledger: Ledger, entries: list[Reservation]) -> str:
     older = len(entries) - len(rows)
     lead = f" The oldest {older:,} are left out." if older else ""
     return (
-        '<section><h2>Run by run</h2><p class="lead">"Alone" is what a run would guarantee if it '
-        f"were the only one; such figures do not simply add up.{lead}</p>"
+        '<section><h2>Run by run</h2><p class="lead">"Alone" is what a run would guarantee at '
+        f"δ = {power_of_ten(delta_of(ledger))} if it were the only one; such figures do not simply "
+        f"add up.{lead}</p>"
         f'<div class="card">{grid(HEADINGS, rows)}</div></section>'
     )
 

@@ -15,6 +15,7 @@ from dpoptim.runs.certificate import PUBLIC, certificate, percent_up, verdict
 from dpoptim.runs.drawing import power_of_ten
 from dpoptim.runs.evaluation_section import NO_EVALUATION
 from dpoptim.runs.page import bullets, duration, escape, figure, page, pairs
+from dpoptim.runs.page import facts as key_figures
 from dpoptim.runs.result import RunResult
 from dpoptim.sampling import PoissonSampling
 
@@ -43,7 +44,9 @@ def report(result: RunResult) -> str:
     touched.
     """
     facts = certificate(result)
-    title = f"{result.model_name} trained on {result.data_name}"
+    # a softmax of one number is no softmax
+    linear = result.model_name == "softmax" and not result.classes
+    title = f"{'linear model' if linear else result.model_name} trained on {result.data_name}"
     sections = [
         _hero(result, facts),
         _key_facts(result, facts),
@@ -115,12 +118,9 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
         ("Expected batch", f"{plan.batch_size:,}", plan.sampler.promise()),
         ("Noisy steps", f"{plan.steps:,}", f"about {plan.epochs:.3g} epochs"),
         ("Noise multiplier", f"{plan.noise_multiplier:.4g}", "noise / clip norm"),
-        (
-            "Training time",
-            "—" if result.seconds is None else duration(result.seconds),
-            "of the private run",
-        ),
     ]
+    if result.seconds is not None:
+        cells.append(("Training time", duration(result.seconds), "of the private run"))
     if scores.get("private"):
         cells.append(
             (
@@ -131,11 +131,7 @@ def _key_facts(result: RunResult, facts: dict[str, Any]) -> str:
                 PUBLIC,
             )
         )
-    rows = "".join(
-        f"<div><dt>{name}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
-        for name, value, remark in cells
-    )
-    return f'<dl class="facts">{rows}</dl>'
+    return key_figures(cells)
 
 
 def _attacker(result: RunResult, facts: dict[str, Any]) -> str:
@@ -290,7 +286,9 @@ def _verify(facts: dict[str, Any]) -> str:
 
 
 def _number(value: object) -> str:
-    if isinstance(value, bool | str) or value is None:
+    if value is None:
+        return "none"
+    if isinstance(value, bool | str):
         return str(value)
     if isinstance(value, dict):  # a policy's settings
         return ", ".join(f"{name}: {_number(each)}" for name, each in value.items())

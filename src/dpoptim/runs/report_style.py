@@ -34,6 +34,7 @@ section { margin-top: 48px; }
 .epsilon small { font-size: 44px; font-weight: 400; color: var(--muted); letter-spacing: 0; }
 .unproven .epsilon, .marked .epsilon, .none .epsilon { color: var(--tone); }
 .terms { color: var(--muted); margin-bottom: 4px; }
+.reading + .terms { margin-top: 12px; }
 .terms span { white-space: nowrap; }
 .reading { font-size: 21px; line-height: 1.45; }
 .note { color: var(--warm); font-weight: 600; margin-top: 12px; }
@@ -43,7 +44,9 @@ section { margin-top: 48px; }
 .here b { position: absolute; transform: translateX(-50%); color: var(--accent); font-size: 15px; white-space: nowrap; }
 .track { position: relative; height: 10px; border-radius: 5px; background: var(--line); }
 .fill { height: 100%; min-width: 4px; border-radius: 5px; background: var(--accent); }
-.scale { display: flex; justify-content: space-between; color: var(--muted); font-size: 13px; margin-top: 7px; }
+.scale { display: flex; justify-content: space-between; gap: 12px; color: var(--muted); font-size: 13px;
+  margin-top: 7px; }
+.scale span { text-align: right; } .scale span:first-child { text-align: left; white-space: nowrap; }
 .facts { display: flex; flex-wrap: wrap; gap: 1px; margin-top: 16px;
   background: var(--line); border: 1px solid var(--line); border-radius: 12px; overflow: hidden; }
 .facts div { flex: 1 1 140px; background: var(--paper); padding: 16px 20px; }
@@ -73,15 +76,16 @@ tr:first-child > * { border-top: 0; }
 th { color: var(--muted); padding-right: 20px; width: 46%; }
 table.numbers td { text-align: right; font-weight: 600; white-space: nowrap; }
 table.numbers th { width: auto; color: var(--ink); }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; background: linear-gradient(90deg, transparent, var(--paper) 90%) right / 40px 100% no-repeat local,
+  linear-gradient(90deg, transparent, var(--line)) right / 14px 100% no-repeat; } /* a shade where there is more */
 table.grid { font-size: 14px; }
 table.grid th { width: auto; overflow-wrap: normal; color: var(--muted); font-size: 13px; padding-right: 14px; }
 table.grid td { padding-right: 14px; white-space: nowrap; }
 table.grid thead tr > * { border-top: 0; } table.grid tbody tr:first-child > * { border-top: 1px solid var(--line); }
 tr.chosen td { color: var(--warm); font-weight: 650; }
-.below { margin-top: 16px; }
-.confusion td { background: color-mix(in srgb, var(--accent) calc(var(--share) / 2), transparent); text-align: right;
-  padding-left: 10px; }
+.below, .below + .small { margin-top: 16px; }
+.confusion td { background: color-mix(in srgb, var(--accent) calc(var(--share) / 2), transparent); }
+table.confusion td, table.confusion th:not(:first-child) { text-align: right; padding-left: 10px; }
 .columns { columns: 2; column-gap: 16px; }
 .columns .card { break-inside: avoid; margin-bottom: 16px; }
 pre { background: var(--soft); border-radius: 8px; padding: 16px 18px; margin: 14px 0; white-space: pre-wrap;
@@ -90,11 +94,8 @@ footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
 @media (max-width: 760px) {
   main { padding: 24px 16px 32px; } h1 { font-size: 26px; margin-bottom: 20px; } section { margin-top: 36px; }
   .card { padding: 20px; } .hero { padding: 24px 20px; } .epsilon { font-size: 60px; } .reading { font-size: 18px; }
-  .hero, .beside, .pair { grid-template-columns: minmax(0, 1fr); }
-  .below { margin-top: 16px; }
-.confusion td { background: color-mix(in srgb, var(--accent) calc(var(--share) / 2), transparent); text-align: right;
-  padding-left: 10px; }
-.columns { columns: 1; }
+  .hero, .beside, .pair { grid-template-columns: minmax(0, 1fr); } .columns { columns: 1; }
+  figure svg { width: calc(100% + 28px); margin-left: -14px; }
   .facts div { flex-basis: calc(50% - 1px); padding: 12px 16px; }
   .facts dd { font-size: 20px; } }
 @media print {
