@@ -48,8 +48,8 @@ from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.sharded import ShardedTotals
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
-from dpoptim.gradients import clipped_sum
 from dpoptim.gradients.backward_pass import RuleFunction
+from dpoptim.gradients.clipped_sum import ClippedSum, Norms
 from dpoptim.gradients.hook_manager import HookManager
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
@@ -257,7 +257,7 @@ def sums_are_wrong(expected: Tensor) -> bool:
 def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     """Bugs, by name: what would notice each, and the changes to the code."""
     honest_sum, honest_write = ProcessGroup.sum_parts, ShardedTotals.write_means
-    honest_factors, honest_backward = clipped_sum.clip_factors, RuleFunction.backward
+    honest_clip, honest_backward = ClippedSum.clip, RuleFunction.backward
     honest_pieces = MicrobatchSampler.microbatches
 
     def noise_of_all(self: ProcessGroup, vector: Tensor, sizes: Any = None) -> Tensor:
@@ -270,10 +270,11 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
     def by_shard(self: ShardedTotals, released: list[Tensor], divisor: float) -> None:
         honest_write(self, released, divisor / self._ranks.size)
 
-    def by_own_part(units: Any, margin: float, squared: Any, longest: Any) -> Any:
+    def by_own_part(self: ClippedSum, norms: Norms) -> Any:
         """As if each rank measured its part of the parameters alone."""
-        squared = {unit: each / dist.get_world_size() for unit, each in squared.items()}
-        return honest_factors(units, margin, squared, longest)
+        size = dist.get_world_size()
+        squared = {unit: each / size for unit, each in norms.squared.items()}
+        return honest_clip(self, replace(norms, squared=squared))
 
     def raw_as_well(ctx: Any, g: Tensor) -> Any:
         """Linear layers hand their weights' ordinary gradients to autograd as well."""
@@ -322,7 +323,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         ),
         "clipped by the norm of the rank's own part": (
             "shift",
-            [patch.object(clipped_sum, "clip_factors", by_own_part)],
+            [patch.object(ClippedSum, "clip", by_own_part)],
         ),
         "raw gradients reduced by FSDP": ("reductions", raw),
     }

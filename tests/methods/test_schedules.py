@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.accounting import compute_epsilon
-from dpoptim.audit.families import attack
+from dpoptim.audit.attacks import attack
 from dpoptim.audit.side_by_side import releases_kept
 
 PLAN: dict[str, Any] = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpoptim.audit.families import attack, audits
+from dpoptim.audit.attacks import attack, audits
 from dpoptim.audit.finding import CONFIDENCE, WEAK, Finding, finding
 from dpoptim.files import write_atomically
 from dpoptim.runs.verify import verify_run

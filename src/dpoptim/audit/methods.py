@@ -82,7 +82,7 @@ def run_audits(
     """The named audits, in this order.
 
     Args:
-        names: keys of `families.audits`.
+        names: keys of `attacks.audits`.
         trials: of each attack's certifying half, about; thousands are needed to show most of a
             claim.
         seed: of coins and noise, so that a finding repeats.
@@ -97,7 +97,7 @@ def run_audits(
         >>> finding.verdict == "refuted"
         False
     """
-    from dpoptim.audit.families import audits  # which knows the registered methods, and these
+    from dpoptim.audit.attacks import audits  # which knows the registered methods, and these
 
     known, found = audits(), []
     for name in names:

@@ -177,7 +177,7 @@ def sampled_gaussians(plan: Plan) -> SampledGaussians:
     if not isinstance(query, GaussianSum) or not isinstance(plan.sampler, PoissonSampling):
         raise ValueError(
             "the two-world audit is for independent noise on Poisson batches; see "
-            "dpoptim.audit.families."
+            "dpoptim.audit.attacks."
         )
     return SampledGaussians(plan.batch_size / plan.n, plan.steps, plan.neighboring, query.scales)
 

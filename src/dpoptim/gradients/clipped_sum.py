@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from dpoptim.clipping import Units
-from dpoptim.gradients.clip_factors import clip_factors
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK
+from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, taper
 from dpoptim.gradients.per_sample_grads import PerSampleGrad
 from dpoptim.gradients.products import Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
@@ -119,8 +118,21 @@ class ClippedSum:
         )
 
     def clip(self, norms: Norms) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The factors of each unit, (k, B), and their tapers: see `clip_factors`."""
-        return clip_factors(self.units, self.margin, norms.squared, norms.longest)
+        """The factors of each unit, (k, B), and what they were multiplied with (see `taper`).
+
+        A record's factors are zero for all units or for none.
+        """
+        factors = {
+            unit: self.units.rules[unit].factors(each, self.margin).view(-1, each.shape[0])
+            for unit, each in norms.squared.items()
+        }
+        if len(factors) > 1:
+            countable = torch.stack([each[0] > 0 for each in factors.values()]).all(0)
+            factors = {unit: torch.where(countable, each, 0.0) for unit, each in factors.items()}
+        if norms.longest is None:
+            return factors, None
+        tapers = taper(torch.maximum(norms.whole(), norms.longest)).nan_to_num(nan=0.0)
+        return {unit: each * tapers for unit, each in factors.items()}, tapers
 
     def add_weighted(
         self,

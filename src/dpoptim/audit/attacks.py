@@ -76,7 +76,7 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
         raise ValueError(
             f"{type(plan.mechanism).__name__}.audit_family names {family!r}, which is none of "
             f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or add an attack to "
-            "dpoptim.audit.families.FAMILIES."
+            "dpoptim.audit.attacks.FAMILIES."
         )
     return FAMILIES[family](plan, trials, seed)
 
