@@ -109,6 +109,10 @@ class Plan:
         """How batches are drawn."""
         return self.method.sampler(self.n, self.batch_size)
 
+    def expected_batch(self, step: int) -> float:
+        """The expected size of a step's batch, counted from 0: what its noisy sum is divided by."""
+        return self.batch_size * self.sampler.relative_batch(step)
+
     @cached_property
     def shape(self) -> RunShape:
         """The run's public numbers, its noise apart: what the mechanism computes from."""

@@ -80,7 +80,8 @@ def attached_run(
                 before = flat(trained)
                 private.backward(loss(trained(bx), by) * weight)
                 optimizer.step()
-                noisy = (before - flat(trained)) * (plan.batch_size / learning_rate)
+                expected = plan.expected_batch(private.steps_done - 1)
+                noisy = (before - flat(trained)) * (expected / learning_rate)
                 scores += alignment(probe, before, loss, (x, y), noisy, plan.method.rule.norm)
         return scores
 

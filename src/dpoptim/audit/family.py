@@ -57,17 +57,21 @@ class SampledGaussians:
         steps: noisy sums, at least 1.
         neighboring: the relation, by name.
         scales: the noise of each step over the family's noise multiplier; empty: all 1.
+        rates: of each step, where they differ; then ``sample_rate`` is the largest.
     """
 
     sample_rate: float
     steps: int
     neighboring: str = "add-or-remove-one"
     scales: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """The member with this noise."""
-        if self.scales:
-            return composed(noise_multiplier * np.array(self.scales), self.sample_rate)
+        if self.scales or self.rates:
+            scales = np.array(self.scales or (1.0,) * self.steps)
+            rates = np.array(self.rates) if self.rates else self.sample_rate
+            return composed(noise_multiplier * scales, rates)
         step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
         if self.sample_rate < 1:
             step = dp_accounting.PoissonSampledDpEvent(self.sample_rate, step)
@@ -76,7 +80,7 @@ class SampledGaussians:
     def tradeoff(self, noise_multiplier: float) -> Tradeoff:
         """The member's curve: exact for full batches, else the lower bound `tradeoff_curve`."""
         rates = ndtr(np.linspace(-4.3, 4.3, 300))
-        if self.sample_rate == 1:
+        if self.sample_rate == 1 and not self.rates:
             scale = 2.0 if self.neighboring == "replace-one" else 1.0
             together = (
                 float(np.square(1 / np.array(self.scales)).sum()) if self.scales else self.steps
@@ -112,7 +116,7 @@ class SampledGaussians:
         mu = float(separation(false_positive, false_negative))
         if mu == 0:
             return 0.0
-        if self.sample_rate == 1:
+        if self.sample_rate == 1 and not self.rates:
             return gdp_epsilon(mu, delta)
         # The central limit's noise for this mu is near.
         guess = max(

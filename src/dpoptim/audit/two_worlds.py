@@ -27,7 +27,7 @@ from dpoptim.audit.bounds import Errors
 from dpoptim.audit.family import SampledGaussians, attainable_errors, choose_threshold
 from dpoptim.gate import GaussianSum
 from dpoptim.plan import Plan
-from dpoptim.sampling import PoissonSampling
+from dpoptim.sampling import PlannedPoissonSampling, PoissonSampling
 from dpoptim.training.attach import attach
 
 __all__ = ["AuditResult", "audit_two_worlds", "canary_scores", "log_likelihood_ratio"]
@@ -173,13 +173,21 @@ def sampled_gaussians(plan: Plan) -> SampledGaussians:
     Raises:
         ValueError: the plan is not of independent Gaussians on Poisson batches.
     """
-    query = plan.query
-    if not isinstance(query, GaussianSum) or not isinstance(plan.sampler, PoissonSampling):
+    query, sampler = plan.query, plan.sampler
+    coins = PoissonSampling | PlannedPoissonSampling
+    if not isinstance(query, GaussianSum) or not isinstance(sampler, coins):
         raise ValueError(
             "the two-world audit is for independent noise on Poisson batches; see "
             "dpoptim.audit.attacks."
         )
-    return SampledGaussians(plan.batch_size / plan.n, plan.steps, plan.neighboring, query.scales)
+    rates = tuple(plan.expected_batch(step) / plan.n for step in range(plan.steps))
+    return SampledGaussians(
+        max(rates),
+        plan.steps,
+        plan.neighboring,
+        query.scales,
+        rates if min(rates) < max(rates) else (),
+    )
 
 
 def canary_scores(
@@ -204,13 +212,14 @@ def canary_scores(
             optimizer.step()
             with torch.no_grad():
                 # SGD from zero with learning rate 1: the parameters are the noisy mean itself.
-                moved = -model.table.weight[:, 0].double() * plan.batch_size / plan.method.rule.norm
+                expected = plan.expected_batch(private.steps_done - 1)
+                moved = -model.table.weight[:, 0].double() * expected / plan.method.rule.norm
                 model.table.weight.zero_()
             scores += log_likelihood_ratio(
                 moved.numpy(),
                 noise_multiplier=plan.noise_multiplier
                 * (scales[private.steps_done - 1] if scales else 1.0),
-                sample_rate=plan.batch_size / plan.n,
+                sample_rate=expected / plan.n,
                 neighboring=plan.neighboring,
             )
     return scores

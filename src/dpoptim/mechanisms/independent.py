@@ -8,7 +8,7 @@ import numpy as np
 
 from dpoptim.gate import GaussianSum
 from dpoptim.mechanisms.mechanism import RunShape, StepMechanism
-from dpoptim.sampling import Floats, PoissonSampling
+from dpoptim.sampling import Floats, PlannedPoissonSampling, PoissonSampling
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class IndependentNoise(StepMechanism):
     schedule: tuple[float, ...] = field(default=(), kw_only=True)
 
     def audit_family(self, run: RunShape) -> str:
-        return "two worlds" if isinstance(run.sampler, PoissonSampling) else "fixed order"
+        coins = PoissonSampling | PlannedPoissonSampling
+        return "two worlds" if isinstance(run.sampler, coins) else "fixed order"
 
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:
         return run.sampler.event(noise_multiplier * self.scales(run.steps))
@@ -40,10 +41,11 @@ class IndependentNoise(StepMechanism):
         self, run: RunShape, noise_multiplier: float, *, released: int, repeated: int
     ) -> dp_accounting.DpEvent | None:
         """The sampler's composition of the steps released; those made twice at the least noise of
-        the run, and only where a record's coins are fresh in every step.
+        the run, and only where a record's coins are fresh in every step, of one rate.
         """
         noise = noise_multiplier * self.scales(run.steps)
-        if repeated and run.sampler.participations(run.steps) != run.steps:
+        of_one_kind = not isinstance(run.sampler, PlannedPoissonSampling)
+        if repeated and not (of_one_kind and run.sampler.participations(run.steps) == run.steps):
             return None  # of batches that are dealt out, a record may see both
         if released + repeated == 0:
             return dp_accounting.NoOpDpEvent()

@@ -4,15 +4,18 @@ Das et al. Alg. 1, Fang et al. Alg. 1 and Zhang et al. Alg. 1 are this algorithm
 three places.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dpoptim.arguments import positive_number
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.clipping import Groups, Style
 from dpoptim.mechanisms.independent import IndependentNoise
 from dpoptim.methods.method import TrainingMethod
+from dpoptim.methods.private_quantile import PrivateQuantile
 from dpoptim.methods.sensitive_state import ClipNormPolicy
-from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
+from dpoptim.sampling import PlannedPoissonSampling, PoissonSampling, TruncatedPoissonSampling
+from dpoptim.sampling.poisson import SamplingByCoins
 from dpoptim.sampling.truncated_poisson import largest_batch_of
 
 
@@ -30,6 +33,9 @@ class DPSGD(TrainingMethod):
         noise_schedule: the noise in equal stretches of the run, over the plan's noise multiplier:
             (2, 1) is twice as much in the first half. Accounted step by step. Empty: the same
             throughout.
+        batch_schedule: pairs (s, f): from step s on, counted from 0, batches are f times
+            ``batch_size``; s >= 1 and ascending. Each step's noisy sum is divided by its own
+            expected batch, and accounted at its own rate.
         largest_batch: as a multiple of ``batch_size``, >= 1: larger batches lose a random part
             (`TruncatedPoissonSampling`; n must be exact), so that memory is known beforehand. None:
             they are as large as they come.
@@ -46,6 +52,7 @@ class DPSGD(TrainingMethod):
     clip_norm: float | ClipNormPolicy
     clipping: Style | Groups = "flat"
     noise_schedule: tuple[float, ...] = ()
+    batch_schedule: tuple[tuple[int, float], ...] = ()
     largest_batch: float | None = None
     name: ClassVar[str] = "dp-sgd"
     summary: ClassVar[str] = (
@@ -56,6 +63,14 @@ class DPSGD(TrainingMethod):
         self.check()
         schedule = tuple(positive_number("noise_schedule", value) for value in self.noise_schedule)
         object.__setattr__(self, "noise_schedule", schedule)
+        object.__setattr__(self, "batch_schedule", changes_of(self.batch_schedule))
+        if self.batch_schedule and (
+            self.largest_batch is not None or isinstance(self.policy, PrivateQuantile)
+        ):
+            raise ValueError(
+                "batch_schedule goes with neither largest_batch nor a PrivateQuantile, which count "
+                "on batches of one size. Fix: leave one of them out."
+            )
         if self.largest_batch is not None:
             factor = positive_number("largest_batch", self.largest_batch)
             if factor < 1:
@@ -65,12 +80,41 @@ class DPSGD(TrainingMethod):
                 )
             object.__setattr__(self, "largest_batch", factor)
 
-    def sampler(self, n: int, batch_size: int) -> PoissonSampling:
+    def sampler(self, n: int, batch_size: int) -> SamplingByCoins:
+        if self.batch_schedule:
+            most = max(factor for _, factor in self.batch_schedule)
+            if most * batch_size > n:
+                raise ValueError(
+                    f"batch_schedule asks for batches of {most:g} times batch_size={batch_size}, "
+                    f"more than n={n} records. Fix: smaller multiples, or a smaller batch_size."
+                )
+            return PlannedPoissonSampling(batch_size / n, self.batch_schedule)
         if self.largest_batch is None:
             return PoissonSampling(batch_size / n)
-        most = largest_batch_of(batch_size, self.largest_batch)
-        return TruncatedPoissonSampling(batch_size / n, n, most)
+        largest = largest_batch_of(batch_size, self.largest_batch)
+        return TruncatedPoissonSampling(batch_size / n, n, largest)
 
     @property
     def mechanism(self) -> IndependentNoise:
         return IndependentNoise(schedule=self.noise_schedule)
+
+
+def changes_of(schedule: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return the pairs of a batch schedule, also from a plan's JSON.
+
+    Raises:
+        ValueError, TypeError: a step or a multiple out of range or order.
+    """
+    changes = tuple(
+        (
+            whole_number("batch_schedule", step, least=1),
+            positive_number("batch_schedule", factor),
+        )
+        for step, factor in schedule
+    )
+    steps = [step for step, _ in changes]
+    if steps != sorted(set(steps)):
+        raise ValueError(
+            f"batch_schedule must name ascending steps, got {steps}; such as ((100, 2), (200, 4))."
+        )
+    return changes

@@ -8,6 +8,7 @@ from dpoptim.sampling.all_records import AllRecords
 from dpoptim.sampling.balls_in_bins import BallsInBins
 from dpoptim.sampling.cyclic_poisson import CyclicPoissonSampling
 from dpoptim.sampling.fixed_batches import FixedBatches
+from dpoptim.sampling.planned_poisson import PlannedPoissonSampling
 from dpoptim.sampling.poisson import PoissonSampling
 from dpoptim.sampling.sampler import Draws, Floats, Indices, Position, Sampler
 from dpoptim.sampling.truncated_poisson import TruncatedPoissonSampling
@@ -20,6 +21,7 @@ __all__ = [
     "FixedBatches",
     "Floats",
     "Indices",
+    "PlannedPoissonSampling",
     "PoissonSampling",
     "Position",
     "Sampler",

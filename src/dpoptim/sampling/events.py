@@ -8,14 +8,20 @@ import numpy as np
 from dpoptim.sampling.sampler import Floats
 
 
-def composed(noise_multipliers: Floats, sample_rate: float) -> dp_accounting.DpEvent:
-    """Gaussians on Poisson batches of one rate, composed; equal ones counted, in any order."""
-    values, counts = np.unique(noise_multipliers, return_counts=True)
+def composed(noise_multipliers: Floats, sample_rates: float | Floats) -> dp_accounting.DpEvent:
+    """Gaussians on Poisson batches, composed; equal ones counted, in any order.
+
+    Args:
+        noise_multipliers: of each step, shape (steps,).
+        sample_rates: of each step, shape (steps,), or of all.
+    """
+    pairs = np.stack([noise_multipliers, np.broadcast_to(sample_rates, len(noise_multipliers))])
+    kinds, counts = np.unique(pairs, axis=1, return_counts=True)
     events = []
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+    for (value, rate), count in zip(kinds.T.tolist(), counts.tolist(), strict=True):
         step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(value)
-        if sample_rate < 1:
-            step = dp_accounting.PoissonSampledDpEvent(sample_rate, step)
+        if rate < 1:
+            step = dp_accounting.PoissonSampledDpEvent(rate, step)
         events.append(dp_accounting.SelfComposedDpEvent(step, count))
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 

@@ -65,6 +65,15 @@ class Sampler(ABC):
         """Whether a record takes part exactly in the steps i, i + separation, ... for some i."""
         return False
 
+    def relative_batch(self, step: int) -> float:
+        """The expected batch of a step, counted from 0, over the first step's."""
+        return 1.0
+
+    @property
+    def largest_relative_batch(self) -> float:
+        """The largest of `relative_batch`."""
+        return 1.0
+
     def participations(self, steps: int) -> int:
         """Steps of a run that one record takes part in, at most."""
         return math.ceil(steps / self.separation)

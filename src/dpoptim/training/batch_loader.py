@@ -189,7 +189,8 @@ class BatchLoader:
             sampler = SlotSampler(self.queue, slots, self._group_coins, rows)
             return sampler, self._units.items_of(slots.rows)
         engine.physical_records = min(engine.capacity, physical_records or engine.capacity)
-        groups = number_of_groups(self._plan.batch_size / self._ranks.size, physical_records)
+        expected = self._plan.batch_size * self._plan.sampler.largest_relative_batch
+        groups = number_of_groups(expected / self._ranks.size, physical_records)
         together = [self._ranks.most] if engine.totals.travels else []
         return (
             MicrobatchSampler(self.queue, groups, self._group_coins, physical_records, *together),

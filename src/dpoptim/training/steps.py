@@ -123,13 +123,13 @@ class Steps:
         self.done += 1
         # else the step was for the clip norm: optimizers find no gradients, and move nothing
         if released is not None:
-            self._engine.write_means(released, self._plan.batch_size)
+            self._engine.write_means(released, self._plan.expected_batch(self.done - 1))
             self.noise_std = self._noise_of(self.done - 1, gain)
             self.moved = True
         self._state, self.microbatches = "idle", 0
 
     def _noise_of(self, step: int, gain: float) -> float:
-        return gain * self._plan.query.released_deviation(step) / self._plan.batch_size
+        return gain * self._plan.query.released_deviation(step) / self._plan.expected_batch(step)
 
     def refuse_interrupted(self) -> None:
         if self._state == "released":
