@@ -39,7 +39,8 @@ def clear_errors() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except KeyboardInterrupt:
         message = (
-            "Interrupted. If a training had begun, its whole run stays charged; no model was saved."
+            "Interrupted. If a training had begun, its whole run stays charged; the same command "
+            "with --resume goes on from its last save."
         )
         say(message, style="red", to=errors)
         raise typer.Exit(EXIT_INTERRUPTED) from None

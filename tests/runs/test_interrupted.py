@@ -37,12 +37,12 @@ def run(*options: str) -> Any:
 
 @pytest.fixture
 def stop_after(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Send this process a signal inside the given step, as somebody else would."""
+    """Send this process a signal inside the given step (0: the last), as somebody else would."""
     original = interrupted.SavedRun.after_step
 
     def at(step: int, number: int = signal.SIGINT, *, times: int = 1) -> None:
         def after_step(self: Any, private: Any, *rest: Any) -> None:
-            for _ in range(times if private.steps_done == step else 0):
+            for _ in range(times if private.steps_done == (step or private.plan.steps) else 0):
                 os.kill(os.getpid(), number)
             original(self, private, *rest)
 
@@ -97,8 +97,9 @@ def test_what_the_loop_remembers_comes_back(stop_after: Any, tmp_path: Path) -> 
 
 
 def test_an_unfinished_run_saves_by_the_clock(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, stop_after: Any, tmp_path: Path
 ) -> None:
+    """A finished one writes its results, though a Ctrl-C arrives meanwhile."""
     saved: list[int] = []
     original = interrupted.SavedRun._save
 
@@ -107,7 +108,9 @@ def test_an_unfinished_run_saves_by_the_clock(
         original(self, private, *rest)
 
     monkeypatch.setattr(interrupted.SavedRun, "_save", note)
+    stop_after(0)
     assert run("--out", str(tmp_path / "run"), "--save-every", "0").exit_code == 0
+    assert (tmp_path / "run" / "certificate.json").exists()
     assert saved == list(range(1, len(saved) + 1))
 
 

@@ -90,7 +90,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 for note in notes_on(request, data, ledger):
                     say(note, style="yellow", to=console)
         folder = ranks.from_first(lambda: folder)
-        with stop_on_signals() as stop, progress_bar(console, plan) as count:
+        stop = stack.enter_context(stop_on_signals())  # results are written in any case
+        with progress_bar(console, plan) as count:
             saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop, ranks=ranks)
             by_loop = partial(
                 train_privately,
@@ -115,16 +116,18 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         # First of all: the budget that made it is spent.
         digest = save_model(folder / "model.pt", model, request.model, data, clipped_to)
         entry = entry_of(request, ledger, trained)
-    scores = None
-    if compare:
-        epochs = comparison_epochs(data)
-        scores = Scores(train_without_privacy(data, comparison, epochs=epochs, seed=request.seed))
-    result = result_of(
-        request, data, plan, optimization, trained, parameters_of(model), entry, scores, digest
-    )
-    write_run(folder, result, data)
-    saved.remove()
-    print_summary(console, result, folder)
+        scores = None
+        if compare and not stop.asked:
+            epochs = comparison_epochs(data)
+            scores = Scores(
+                train_without_privacy(data, comparison, epochs=epochs, seed=request.seed)
+            )
+        result = result_of(
+            request, data, plan, optimization, trained, parameters_of(model), entry, scores, digest
+        )
+        write_run(folder, result, data)
+        saved.remove()
+        print_summary(console, result, folder)
     return folder
 
 
