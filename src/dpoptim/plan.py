@@ -10,6 +10,7 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from dpoptim.accounting.accountant import compute_epsilon
+from dpoptim.accounting.doubts import doubts
 from dpoptim.accounting.guarantee import Guarantee, neighboring_name, parse_neighboring
 from dpoptim.arguments import real_number, whole_number
 from dpoptim.assumptions import ONE_RECORD_A_PERSON, OWNERS_ARE_NAMED, Assumption
@@ -164,11 +165,8 @@ class Plan:
         """What the whole run guarantees."""
         guarantee = self.guarantee_at(self.delta)
         if self.noise_multiplier > 0 and self.delta * self.n > 1:
-            note = (
-                f"delta is above 1/n = {1 / self.n:.2g}: publishing a record at random would "
-                "satisfy it"
-            )
-            guarantee = replace(guarantee, notes=(*guarantee.notes, note))
+            said = doubts(1.0, self.delta, self.n)  # of delta alone
+            guarantee = replace(guarantee, notes=(*guarantee.notes, *said))
         return guarantee
 
     def guarantee_at(self, delta: float) -> Guarantee:

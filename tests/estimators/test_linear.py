@@ -21,6 +21,7 @@ from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
 from dpoptim.estimators.scope import ALONE, ON_TRUST
 from dpoptim.estimators.solving import SOLVERS
 from dpoptim.estimators.table import clip_rows
+from dpoptim.preprocessing import DPStandardScaler
 
 WEIGHTS = "sample weights are refused: they would multiply the bound on what a record adds"
 EXPECTED_FAILURES = {
@@ -258,6 +259,36 @@ def test_sample_weights_are_refused_with_the_reason() -> None:
     x, y, *_ = digits()
     with pytest.raises(ValueError, match="sample_weight is not supported"):
         DPLogisticRegression().fit(x, y, sample_weight=np.ones(len(x)))
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ((1.0, 0.5), "delta 0.5 is above 1/n = 0.02"),
+        ((999.0, 1e-5), "promises next to nothing"),
+        ((1e-3, 1e-5), "far below what anyone asks for"),
+        ((1.0, 1e-5), ""),
+    ],
+)
+def test_a_budget_that_gives_pause_is_said(budget: tuple[float, float], said: str) -> None:
+    x, y = np.linspace(-1, 1, 50)[:, None], np.arange(50) % 2
+    for step in (
+        DPLogisticRegression(*budget, classes=[0, 1], data_norm=1.0, steps=1).fit(x, y),
+        DPStandardScaler(-1, 1, epsilon=budget[0], delta=budget[1]).fit(x),
+    ):
+        doubtful = [note for note in step.privacy_.notes if "1/n" in note or "epsilon" in note]
+        assert said in "".join(doubtful)
+        assert bool(doubtful) == bool(said)
+
+
+def test_labels_all_alike_are_not_told() -> None:
+    """With declared classes nothing is; without them they are public, and the fix is named."""
+    x, y = np.linspace(-1, 1, 50)[:, None], np.arange(50)
+    for labels in (np.zeros(50, int), y):
+        model = DPLogisticRegression(classes=range(50), data_norm=1.0, steps=1)
+        model.fit(x, labels)  # warnings are errors here
+    with pytest.raises(ValueError, match="Fix: classes="):
+        DPLogisticRegression(data_norm=1.0).fit(x, np.zeros(50, int))
 
 
 def test_a_target_bound_has_no_default() -> None:

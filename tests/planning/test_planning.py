@@ -196,6 +196,23 @@ def run(*args: str, code: int = 0) -> str:
 FAST = ("--method", "dp-sgd", "--records-per-second", "1e5")
 
 
+def test_training_says_it_before_anything_is_spent(tmp_path: Path) -> None:
+    text = run(
+        *("train", "--data", "digits", "--epsilon", "999", "--delta", "0.5", "--epochs", "1"),
+        *("--no-compare", "--ledger", str(tmp_path / "l"), "--out", str(tmp_path / "run")),
+        *("--budget", "1,1e-5"),
+        code=2,
+    )
+    assert "Note:" not in text  # refused: nothing else to say
+    text = run(
+        *("train", "--data", "digits", "--epsilon", "999", "--delta", "0.5", "--epochs", "1"),
+        *("--no-compare", "--batch-size", "800", "--out", str(tmp_path / "run")),
+    )
+    notes = text[: text.index("steps epsilon") if "steps epsilon" in text else None]
+    assert "Note: epsilon" in notes
+    assert "Note: delta 0.5 is above 1/n" in notes
+
+
 def test_the_command_says_what_to_run_next_and_that_runs(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     size = ("--n", "1438", "--features", "64", "--outputs", "10", "--epochs", "2")

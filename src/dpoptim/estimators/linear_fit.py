@@ -81,7 +81,7 @@ class LinearFit(PrivateSettings):
                 coins=key_stream(self.noise_seed, "rows of persons"),
             )
         n, features = ranks.added(len(x)), x.shape[-1]
-        delta, said = stated_delta(self.delta, n)
+        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         radius = float(np.hypot(public_norm(self.data_norm, features), float(self.fit_intercept)))
         largest = model.lipschitz(radius)
         default = CLIPPED_SHARE * largest if np.isfinite(largest) else SQUARED_SHARE * radius

@@ -90,7 +90,7 @@ class NetworkFit(PrivateSettings):
             earlier.refuse_change(self.neighboring, by_person=owners is not None)
         features, units = x.shape[1], len(x) if owners is None else len(owners)
         n = public_number_of_records(self.n, units, self.neighboring)
-        delta, said = stated_delta(self.delta, n)
+        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         norm = public_norm(self.data_norm, features)
         rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))

@@ -4,6 +4,7 @@ Whatever looks at the table here is a rule on each row by itself, or is said to 
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, column_or_1d
 
+from dpoptim.accounting.doubts import doubts
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.data.unquoted import checked_table, number_array
@@ -94,16 +96,23 @@ def public_norm(data_norm: float | None, features: int) -> float:
     return positive_number("data_norm", data_norm)
 
 
-def stated_delta(delta: float | str, n: int) -> tuple[float, tuple[str, ...]]:
-    """delta, and what must be said of it. Args: n: a public number."""
+def stated_delta(
+    delta: float | str, n: int, *, epsilon: float | None
+) -> tuple[float, tuple[str, ...]]:
+    """delta, and what must be said of the budget. Args: n: a public number."""
+    said: tuple[str, ...] = ()
     if isinstance(delta, str):
         if delta != "auto":
             raise ValueError(f"delta must be a number or 'auto', got {delta!r}.")
-        return n**-1.1 if n > 1 else 1e-3, ("delta = n^-1.1, with n taken as public",)
-    value = real_number("delta", delta)
+        value = n**-1.1 if n > 1 else 1e-3
+        said = ("delta = n^-1.1, with n taken as public",)
+    else:
+        value = real_number("delta", delta)
     if not 0 < value < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta!r}; choose it well below 1/n.")
-    return value, ()
+    if epsilon is not None:
+        said = (*said, *doubts(real_number("epsilon", epsilon), value, n))
+    return value, said
 
 
 def public_classes(
@@ -153,7 +162,9 @@ def one_label_a_row(y: Any, *, rows: int) -> NDArray[Any]:
     y = column_or_1d(y, warn=True)
     if len(y) != rows:
         raise ValueError(UNEQUAL)
-    check_classification_targets(y)
+    with warnings.catch_warnings():  # which would tell how many labels differ
+        warnings.simplefilter("ignore", UserWarning)
+        check_classification_targets(y)
     return y
 
 
@@ -168,7 +179,10 @@ def class_numbers(
             "y has a label that is none of the declared classes. Fix: list every class in classes=."
         )
     if len(found) < 2:
-        raise ValueError(f"the number of classes must be greater than one; got {len(found)} class")
+        raise ValueError(
+            "the number of classes must be greater than one; got 1 class. Fix: classes=, all that "
+            "may occur, from public knowledge."
+        )
     return found, numbers.astype(np.int64)
 
 

@@ -152,7 +152,7 @@ def evaluate_classifier(
     bins, level = whole_number("bins", bins, least=2), real_number("confidence", confidence)
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
-    records, mu, number = _price(epsilon, delta, n, len(scores), neighboring)
+    records, mu, number, said = _price(epsilon, delta, n, len(scores), neighboring)
     rows = classifier_rows(scores, (labels[:, None] == names[None, :]), bins)
     released = release_sum(
         bounded_sum(rows, 1.0),
@@ -189,7 +189,7 @@ def evaluate_classifier(
         confusion=confusion,
         calibration=_calibration(histogram, in_bins, level),
         histogram=histogram,
-        guarantee=_noted(released.guarantee),
+        guarantee=_noted(released.guarantee, said),
     )
 
 
@@ -241,7 +241,7 @@ def evaluate_regressor(
         raise ValueError("predictions and y must have one number for each record, of shape (n,).")
     if not 0 < level < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
-    records, mu, number = _price(epsilon, delta, n, len(true), neighboring)
+    records, mu, number, said = _price(epsilon, delta, n, len(true), neighboring)
     longest = math.sqrt(1.5)
     released = release_sum(
         bounded_sum(regressor_rows(found, true, bound), longest),
@@ -267,7 +267,7 @@ def evaluate_regressor(
         noise=released.deviation / records,
         confidence=level,
     )
-    return RegressorScores(scaled, r2, _noted(released.guarantee))
+    return RegressorScores(scaled, r2, _noted(released.guarantee, said))
 
 
 def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:
@@ -301,10 +301,10 @@ def regressor_rows(predictions: Floats, y: Floats, bound: float) -> Floats:
 
 def _price(
     epsilon: float, delta: Delta, n: int | None, rows: int, neighboring: str
-) -> tuple[int, float, float]:
+) -> tuple[int, float, float, tuple[str, ...]]:
     records = public_number_of_records(n, rows, neighboring)
-    number, _ = stated_delta(delta, records)
-    return records, price_of(real_number("epsilon", epsilon), number), number
+    number, said = stated_delta(delta, records, epsilon=epsilon)
+    return records, price_of(real_number("epsilon", epsilon), number), number, said
 
 
 def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bin, ...]:
@@ -319,7 +319,6 @@ def _calibration(histogram: Floats, noise: float, confidence: float) -> tuple[Bi
     return tuple(found)
 
 
-def _noted(guarantee: Guarantee) -> Guarantee:
-    return replace(
-        guarantee, notes=(*guarantee.notes, "on trust: the model was not trained on these records")
-    )
+def _noted(guarantee: Guarantee, said: tuple[str, ...]) -> Guarantee:
+    trusted = "on trust: the model was not trained on these records"
+    return replace(guarantee, notes=(*guarantee.notes, *said, trusted))

@@ -1,6 +1,6 @@
 """Settings chosen before any data is touched, by public numbers only."""
 
-from dpoptim.planning.choice import Plans, choose
+from dpoptim.planning.choice import Plans, choose, warnings_about_plan
 from dpoptim.planning.heuristic import learning_rate, predicted_error
 from dpoptim.planning.sweep import Question, Setting, StepCost, sweep
 from dpoptim.planning.targets import EpsilonAtMost, Target
@@ -16,4 +16,5 @@ __all__ = [
     "learning_rate",
     "predicted_error",
     "sweep",
+    "warnings_about_plan",
 ]

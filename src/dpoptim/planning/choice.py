@@ -4,15 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpoptim.accounting.guarantee import Guarantee, rounded_up
+from dpoptim.accounting.doubts import doubts
+from dpoptim.accounting.guarantee import Guarantee
+from dpoptim.mechanisms.mechanism import StepMechanism
 from dpoptim.plan import Plan, make_plan
 from dpoptim.planning.heuristic import noise_to_signal, predicted_error
 from dpoptim.planning.sweep import Question, Setting, sweep
 from dpoptim.planning.targets import EpsilonAtMost, exact_noise
 
 CLOSE = 1.05  # predicted errors that count as equal: between these the cheapest is taken
-LARGE_EPSILON = 10.0
-SMALL_EPSILON = 0.05
 MOST_NOISE = 0.1  # over the longest gradient, averaged over the run
 
 
@@ -75,8 +75,9 @@ def choose(question: Question, *, delta: float | None = None) -> Plans:
         noise_to_signal=ratio,
         error=predicted_error(ratio, setting.run.batch_size, setting.run.steps),
     )
-    warnings = warnings_about(question, plan.guarantee, chosen)
-    return Plans(question, tuple(settings), chosen, plan, warnings)
+    remaining = ratio / setting.run.steps**0.5
+    warnings = warnings_about(plan.guarantee, question.n, question.parameters, remaining)
+    return Plans(question, tuple(settings), chosen, plan, tuple(warnings))
 
 
 def usual_delta(n: int) -> float:
@@ -94,34 +95,33 @@ def cheapest_of_the_best(settings: Sequence[Setting]) -> Setting:
     return min(good, key=lambda each: (each.seconds or 0.0, each.records, each.error))
 
 
-def warnings_about(question: Question, guarantee: Guarantee, chosen: Setting) -> tuple[str, ...]:
-    """What a person should know before relying on the plan; public."""
-    found = []
-    epsilon, n = guarantee.epsilon, question.n
-    if epsilon > LARGE_EPSILON:
-        found.append(
-            f"epsilon {rounded_up(epsilon)} promises next to nothing: an attacker's odds may "
-            "change by the factor e^epsilon. Fix: 8 or less, better 1 to 4."
-        )
-    if epsilon < SMALL_EPSILON:
-        found.append(
-            f"epsilon {rounded_up(epsilon, 3)} is far below what anyone asks for, and takes very "
-            "many records to learn anything. Usual: 0.1 to 8."
-        )
-    if guarantee.delta * n > 1:
-        found.append(
-            f"delta {guarantee.delta:g} is above 1/n = {1 / n:.2g}: publishing one record at "
-            f"random would satisfy it. Fix: at most {0.1 / n:.1g}."
-        )
-    remaining = chosen.noise_to_signal / chosen.run.steps**0.5
+def warnings_about(guarantee: Guarantee, n: int, parameters: int, remaining: float) -> list[str]:
+    """What a person should know before relying on a plan; public.
+
+    Args:
+        remaining: noise-to-signal ratio of the whole run: of a step, over the root of their number.
+    """
+    found = list(doubts(guarantee.epsilon, guarantee.delta, n))
     if remaining > MOST_NOISE:
         records = n * remaining / MOST_NOISE
         found.append(
-            f"n = {n:,} is small for {question.parameters:,} parameters: averaged over the whole "
+            f"n = {n:,} is small for {parameters:,} parameters: averaged over the whole "
             f"run the noise is still {remaining:.2f} of the longest gradient. Fix: about "
-            f"{rounded_records(records)} records, fewer parameters, or a larger epsilon."
+            f"{rounded_records(records)} records, fewer parameters, or a larger epsilon"
         )
-    return tuple(found)
+    return found
+
+
+def warnings_about_plan(plan: Plan, parameters: int) -> list[str]:
+    """`warnings_about` a plan that trains so many parameters; none without noise."""
+    if plan.noise_multiplier == 0:
+        return []
+    mechanism = plan.mechanism
+    noise = plan.noise_multiplier
+    if isinstance(mechanism, StepMechanism):
+        noise *= mechanism.prefix_noise(plan.shape)
+    ratio = noise_to_signal(noise, parameters, plan.batch_size)
+    return warnings_about(plan.guarantee, plan.n, parameters, ratio / plan.steps**0.5)
 
 
 def rounded_records(records: float) -> str:

@@ -100,7 +100,7 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
         last, charged = self._steps_with_budgets()
         relation = last.neighboring
         n = public_number_of_records(getattr(last, "n", None), len(X), relation)
-        delta, _ = stated_delta(self.delta, n)
+        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         epsilon = positive_number("epsilon", self.epsilon)
         mu = price_of(epsilon, delta)
         self.shares_ = self._divide(charged, np.shape(X)[1], n, mu)
@@ -120,7 +120,7 @@ class PrivatePipeline(KnowsOpacus, Pipeline):
                 super().fit(X, y, **params)
             events = [entry.event for entry in ledger.entries() if entry.id not in earlier]
         whole = compute_epsilon(dp_accounting.ComposedDpEvent(events), delta, relation)
-        self.privacy_ = with_scope(replace(whole, notes=own_notes(last)), self.ledger)
+        self.privacy_ = with_scope(replace(whole, notes=(*own_notes(last), *said)), self.ledger)
         last.privacy_ = self.privacy_
         return self
 
@@ -190,9 +190,9 @@ def _budgets(
 
 
 def own_notes(estimator: Any) -> tuple[str, ...]:
-    """What the guarantee of a step says, but for its scope, which is the pipeline's."""
+    """What the guarantee of a step says, but for its scope and budget: the pipeline's count."""
     return tuple(
         note
         for note in estimator.privacy_.notes
-        if not note.startswith("all ") and note not in (ALONE, ON_TRUST)
+        if not note.startswith(("all ", "epsilon ", "delta ")) and note not in (ALONE, ON_TRUST)
     )

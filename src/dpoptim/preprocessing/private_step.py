@@ -37,7 +37,7 @@ class ChargedFit(PrivateSettings):
                 "its budget out."
             )
         n = public_number_of_records(self.n, rows, self.neighboring)
-        delta, said = stated_delta(self.delta, n)
+        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
 
     def _state(self, guarantee: Guarantee, said: tuple[str, ...]) -> None:

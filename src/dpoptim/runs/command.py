@@ -3,7 +3,7 @@
 import copy
 import datetime
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from dpoptim.data import Data
 from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
+from dpoptim.planning import warnings_about_plan
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -87,7 +88,8 @@ def run_training(request: TrainRequest, console: Console) -> Path:
                 folder = prepare_folder(request, data)
                 try_writing(folder)  # before anything is spent
                 say(plan.describe(), to=console)
-                for note in notes_on(request, data, ledger):
+                doubts = warnings_about_plan(plan, parameters_of(model))
+                for note in notes_on(request, data, ledger, doubts):
                     say(note, style="yellow", to=console)
         folder = ranks.from_first(lambda: folder)
         stop = stack.enter_context(stop_on_signals())  # results are written in any case
@@ -153,8 +155,11 @@ def wants_comparison(request: TrainRequest, data: Data) -> bool:
     return compare
 
 
-def notes_on(request: TrainRequest, data: Data, ledger: Ledger) -> Iterator[str]:
+def notes_on(
+    request: TrainRequest, data: Data, ledger: Ledger, doubts: Sequence[str]
+) -> Iterator[str]:
     """What to tell the user before anything is spent."""
+    yield from (f"Note: {doubt}" for doubt in doubts)
     if (note := advice(data, request)) is not None:
         yield note
     if request.ledger is not None and ledger.budget is None:

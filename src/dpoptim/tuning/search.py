@@ -122,7 +122,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         relation = self._relation()
         candidates = self._candidates()
         train, test = self._parts(len(x))
-        delta, _ = stated_delta(self.delta, len(x))
+        delta, said = stated_delta(self.delta, len(x), epsilon=self.epsilon)
         event = search_event(
             positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials
         )
@@ -154,7 +154,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             gate.finish()
         assert best is not None  # there is at least one trial
         self.best_score_, self.best_estimator_, self.best_params_ = best
-        notes = (UNTIMED, *(() if self.noise_seed is None else (SEEDED,)))
+        notes = (*said, UNTIMED, *(() if self.noise_seed is None else (SEEDED,)))
         guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
         self.privacy_ = with_scope(guarantee, self.ledger)
         self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
