@@ -18,8 +18,7 @@ class Replaced:
     """What `replace_batchnorm` made of a model.
 
     Attributes:
-        model: the model, changed in place (or the new layer, if the model was a batch norm
-            itself).
+        model: the model, changed in place (or the new layer, if the model was a batch norm itself).
         layers: name -> what stands there now, for each layer that was replaced.
     """
 

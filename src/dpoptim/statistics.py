@@ -59,8 +59,7 @@ def release_sum(
         neighboring: the relation, by name.
         label: public text for the ledger's entry.
         ledger: where it is charged; None: nowhere.
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
-            release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
     Raises:
         LedgerError: the budget does not admit it; nothing is drawn. RankError: several processes

@@ -18,9 +18,8 @@ class LedgerOfRanks(Ledger):
         ledger: rank 0's, where the run is charged; that of the others is not looked at.
         from_first: asks on rank 0 alone; see `Ranks.from_first`.
 
-    What a person may print (`entries`, `remaining`, `spent`, `why_nothing_is_returned`,
-    `describe`) tells what was known at the run's last entry, and asks nobody: one rank may print it
-    alone.
+    What a person may print (`entries`, `remaining`, `spent`, `why_nothing_is_returned`, `describe`)
+    tells what was known at the run's last entry, and asks nobody: one rank may print it alone.
 
     **Guarantee.** One reservation a run, however many processes it has; it is on disk before any
     of them goes on.

@@ -1,10 +1,9 @@
 """Participation audit: who took part in which step, and is that what the accountant was told?
 
-With the noise off, canaries whose gradients are coordinates of their own show exactly which
-records each step summed. Under Poisson sampling these are independent coins of one bias, so their
-counts are binomial. Shuffled batches, batches of a fixed size, coins tossed once for a run or once
-for a batch, skipped or redrawn empty batches and a counted placeholder all show in one of the
-counts.
+With the noise off, canaries whose gradients are coordinates of their own show exactly which records
+each step summed. Under Poisson sampling these are independent coins of one bias, so their counts
+are binomial. Shuffled batches, batches of a fixed size, coins tossed once for a run or once for a
+batch, skipped or redrawn empty batches and a counted placeholder all show in one of the counts.
 
 Checks are p-values as in `audit.noise` (exact binomials, or chi-square and normal approximations
 of sums of thousands).

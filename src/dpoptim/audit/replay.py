@@ -69,7 +69,7 @@ def audit_replay(
     Args:
         run: a seeded program (pass ``noise_seed`` to ``attach``). It returns what its caller would
             see: numbers, texts, tensors, arrays, dataclasses, and containers of these. Relative
-                paths that it writes are compared too.
+            paths that it writes are compared too.
         first, second: neighbouring data sets.
         charged: keys of a returned mapping that hold released values, which the ledger pays for.
         seed: of Python's, NumPy's and torch's global generators.

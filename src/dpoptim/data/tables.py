@@ -30,8 +30,7 @@ NO_BOUNDS = (
 def load_table(path: str | Path, schema: Schema, *, public: bool = False) -> Data:
     """Load a table (.csv, .csv.gz, .parquet, .arrow) through its schema.
 
-    It is read in chunks; features that outgrow memory go to a file that only this process can
-    open.
+    It is read in chunks; features that outgrow memory go to a file that only this process can open.
 
     Args:
         path: of the table.

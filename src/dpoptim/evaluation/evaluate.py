@@ -115,8 +115,7 @@ def evaluate_classifier(
             ``n``.
         n: public number of hold-out records.
         ledger: where it is charged; None: nowhere.
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
-            release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
     Returns:
         noisy scores with their intervals, and the guarantee.

@@ -25,8 +25,7 @@ class Gate:
         neighboring: the relation of the guarantee, by name.
         query: the kind of sum that each step releases.
         releases: how many of them the event pays for.
-        ledger: where the run is charged; None only for a run without noise, which promises
-            nothing.
+        ledger: where the run is charged; None only for a run without noise, which promises nothing.
         noise: the stream that the noise comes from.
         label: public text for the ledger's entry.
         resume: what `secret_state` returned for the part of the run that is over; independent

@@ -43,8 +43,7 @@ class Engine:
         capacity: B of the theorem in `products`; public. In larger batches, which come about where
             a nominal n is far below the size of the data, the margin no longer covers the rounding
             of a mean's factor.
-        reduction: how a loss that the caller differentiates combines the rows of one backward
-            pass.
+        reduction: how a loss that the caller differentiates combines the rows of one backward pass.
         partial_backward: allow several backward passes over parts of a delivered microbatch. The
             parts must be disjoint, which only the caller can know; without it each takes exactly
             one pass over all its rows.
@@ -156,8 +155,7 @@ class Engine:
             groups: that the rows are summed in, chosen record by record (condition 3 in
                 `products`). None: consecutive ones, for neighbours that keep every other record in
                 its place.
-            present: which rows of the records are there, see `RowsOfRecords.of_records`. None:
-                all.
+            present: which rows of the records are there, see `RowsOfRecords.of_records`. None: all.
 
         Raises:
             PrivacyError: rows of the microbatch before have not been through a backward pass.

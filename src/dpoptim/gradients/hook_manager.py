@@ -34,8 +34,7 @@ class HookManager:
     """The changes that hooking makes to a model's instances, and what it watches while they last.
 
     Args:
-        isolation: how records are kept apart; for passes of single records see
-            `SingleRecordHooks`.
+        isolation: how records are kept apart; for passes of single records see `SingleRecordHooks`.
 
     Raises:
         PrivacyError: a layer or option that cannot be clipped record by record, by name; nothing

@@ -58,15 +58,14 @@ a public constant: the theorem holds for means as for sums, and what follows can
 kernels that treat rows apart.
 
 What this does not cover otherwise, and no per-sample clipping in floating point can: that forward
-and backward pass round record j differently beside record i (other kernels for other
-batch sizes, other padding). Nor, for layers without a rule, that torch.func does. That other
-operations round a record the same wherever it lies is arranged (`batch_invariant`; a fixed number
-of records in a convolution) and tested, not proved: kernels are the vendor's. Nor that a record
-runs through other formulas beside other records: how often a layer is used, and on how many axes,
-is taken as public. Under torch.autocast those roundings are of 8 or 11 bits. The hooks widen what
-was saved to float32 before anything is measured or summed (or an accelerator multiplies it to
-float32), and what is formed is measured, so the theorem holds with float32's u; the loss must be a
-sum (condition 1).
+and backward pass round record j differently beside record i (other kernels for other batch sizes,
+other padding). Nor, for layers without a rule, that torch.func does. That other operations round a
+record the same wherever it lies is arranged (`batch_invariant`; a fixed number of records in a
+convolution) and tested, not proved: kernels are the vendor's. Nor that a record runs through other
+formulas beside other records: how often a layer is used, and on how many axes, is taken as public.
+Under torch.autocast those roundings are of 8 or 11 bits. The hooks widen what was saved to float32
+before anything is measured or summed (or an accelerator multiplies it to float32), and what is
+formed is measured, so the theorem holds with float32's u; the loss must be a sum (condition 1).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,11 +1,10 @@
 """Records of several rows: augmented views, a person's rows, segments. Clipped once.
 
-Every layer sees rows and says what each row's gradients are made of. A record's gradient is the
-sum (or mean) over its own rows, so here, after all layer rules and before anything is measured,
-rows become *further positions* of their record: what is ``outer(g, a)`` for a row is ``sum_k
-outer(g_k, a_k)`` for the record, whose norm has the cross terms between its rows. Norms, clip
-factors, groups and sums are those of records from then on, and the theorem in `products` holds as
-it stands.
+Every layer sees rows and says what each row's gradients are made of. A record's gradient is the sum
+(or mean) over its own rows, so here, after all layer rules and before anything is measured, rows
+become *further positions* of their record: what is ``outer(g, a)`` for a row is ``sum_k outer(g_k,
+a_k)`` for the record, whose norm has the cross terms between its rows. Norms, clip factors, groups
+and sums are those of records from then on, and the theorem in `products` holds as it stands.
 """
 
 from collections.abc import Callable, Sequence

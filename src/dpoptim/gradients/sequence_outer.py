@@ -295,7 +295,7 @@ def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | SequenceOuter:
 
     Args:
         axis: whether the layer's input has an axis of positions. That there is one position is no
-            reason for `Outer`, which rounds otherwise: how many there are may depend on the
-                longest record of the batch.
+            reason for `Outer`, which rounds otherwise: how many there are may depend on the longest
+            record of the batch.
     """
     return SequenceOuter(g, a) if axis else Outer(*widened([g[:, 0], a[:, 0]]))

@@ -54,9 +54,9 @@ class DiceSGD(TrainingMethod):
         reset_each_epoch: set the state to zero after every pass; costs the feedback of a pass's
             last steps, and lets the noise grow with the root of the passes instead of with their
             number.
-        accounting: ``"proven"``, or ``"paper"`` (Theorem 3.7; with automatic clipping App. C.4)
-            for reproducing the paper: its guarantee is false, and prints so. It takes Poisson
-                batches, R = inf and no reset.
+        accounting: ``"proven"``, or ``"paper"`` (Theorem 3.7; with automatic clipping App. C.4) for
+            reproducing the paper: its guarantee is false, and prints so. It takes Poisson batches,
+            R = inf and no reset.
 
     Fixed batches: zero-out or replace-one only, n public and exact.
 

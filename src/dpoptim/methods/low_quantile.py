@@ -43,8 +43,7 @@ def private_low_quantile(
         low, high: public range of the answer, 0 < low < high. Not to be read off the values.
         neighboring: ``"zero-out"`` or ``"replace-one"``; n is public under both.
         ledger: where it is charged, with the training that follows; None: nowhere.
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
-            release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
     Returns:
         one of the public candidates ``low 2^(i/8)``, and its guarantee.

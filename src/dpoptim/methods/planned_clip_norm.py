@@ -18,8 +18,7 @@ from dpoptim.opacus_words import KnowsOpacus
 class PlannedClipNorm(KnowsOpacus):
     """Clip norms for equal stretches of the run: (1, 0.5) halves it in the second half.
 
-    What a step releases is divided by its clip norm first, so the run costs what it costs with
-    one.
+    What a step releases is divided by its clip norm first, so the run costs what it costs with one.
 
     Args:
         norms: > 0, at least one.

@@ -31,9 +31,8 @@ class ValueClippedSGD(TrainingMethod):
         clip_norm: C, the largest norm that one record's gradient may have in the sum; > 0. The
             bound exceeds the norm in nets of several layers, so C may well be larger than for
             `DPSGD`. Or a `PrivateQuantile`, of the bounds.
-        bound: ``"sharp"`` (measured slopes and activations; exact for linear models) or
-            ``"paper"`` (the paper's constants for softmax cross-entropy, with the biases that they
-            leave out).
+        bound: ``"sharp"`` (measured slopes and activations; exact for linear models) or ``"paper"``
+            (the paper's constants for softmax cross-entropy, with the biases that they leave out).
 
     Examples:
         >>> import dpoptim

@@ -80,9 +80,8 @@ class DPOneHot(SummedStep):
         """Find the categories. Args: X of shape (n, columns), of any values that have a text.
 
         Raises:
-            ValueError: not as many lists of categories as columns, one that names a category
-                twice, no epsilon where one is needed, or a setting out of range; before anything
-                is spent.
+            ValueError: not as many lists of categories as columns, one that names a category twice,
+                no epsilon where one is needed, or a setting out of range; before anything is spent.
         """
         columns = _columns(X)
         given = [None] * columns.shape[1] if self.categories is None else list(self.categories)

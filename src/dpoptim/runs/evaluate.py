@@ -50,8 +50,7 @@ def evaluate_run(
         neighboring: None: the ledger's relation, else ``"zero-out"``.
         n: public number of records (of persons, where the schema names a person column).
         confidence: of the intervals, in (0, 1).
-        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for
-            release.
+        noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
     Raises:
         FileNotFoundError, ValueError: naming file, column and fix; before anything is spent.

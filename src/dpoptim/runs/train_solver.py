@@ -31,8 +31,7 @@ from dpoptim.training.units import Persons
 def row_norm(data: Data) -> float:
     """A public bound on the norm of a record, to which it is clipped.
 
-    A schema says it; other features lie within about +-0.6, so it is half the root of their
-    number.
+    A schema says it; other features lie within about +-0.6, so it is half the root of their number.
     """
     if isinstance(data.encoding, Schema) and data.encoding.row_norm is not None:
         return data.encoding.row_norm

@@ -44,8 +44,7 @@ def verify_run(folder: Path, *, ledger: Path | None = None) -> Verified:
     """Compare the certificate in a run directory with plan, model and, if given, ledger.
 
     Raises:
-        ValueError: naming every entry that is not as it should be, or the file that cannot be
-            read.
+        ValueError: naming every entry that is not as it should be, or the file that cannot be read.
         FileNotFoundError: a file is missing. LedgerError: the ledger cannot be read.
     """
     plan = Plan.from_json(read_text(folder / "plan.json"))

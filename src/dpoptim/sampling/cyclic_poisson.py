@@ -11,17 +11,16 @@ strategy's output, a run of T steps is dominated by ``ceil(T / parts)`` composit
 
 *Proof.* Couple the worlds: all other records have the same parts and coins in both. The record's
 part is a coin of its own, independent of the data; given it, the record can only take part in the
-steps j, j + parts, ... Look at the strategy's output row by row. The rows of column t = j + a
-parts begin at t and end before t + parts, so they are a stretch of rows that no other column of
-the record reaches. Given all rows before t, everything that the other records put into the stretch
-is a function of what was released (rows are released in order), so it can be subtracted; and the
+steps j, j + parts, ... Look at the strategy's output row by row. The rows of column t = j + a parts
+begin at t and end before t + parts, so they are a stretch of rows that no other column of the
+record reaches. Given all rows before t, everything that the other records put into the stretch is a
+function of what was released (rows are released in order), so it can be subtracted; and the
 record's gradient at t is a fixed vector of at most the norm bound. What is left of the stretch is
-that vector times the column, with the step's coin, plus noise: a sampled Gaussian of sensitivity
-at most s, whose coin is independent of all before. So the run is the adaptive composition of its
+that vector times the column, with the step's coin, plus noise: a sampled Gaussian of sensitivity at
+most s, whose coin is independent of all before. So the run is the adaptive composition of its
 stretches, each dominated by the same pair, and there are at most ceil(T / parts). The coin of the
 part mixes runs of that kind in the same way in both worlds, by which divergences do not increase.
-QED.
-(parts = 1 is Poisson sampling.)
+QED. (parts = 1 is Poisson sampling.)
 """
 
 import math

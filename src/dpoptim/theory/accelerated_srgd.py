@@ -121,8 +121,7 @@ def excess_risk_bound(
             f(x_{t-1})`` is from its mean.
         radius: R.
         gradient_norms: |grad F(x_t)| for t = 0, ..., T - 1.
-        noise_norms: |b_t|, the norm of the noise as it enters z (that of the prefix sum over
-            beta).
+        noise_norms: |b_t|, the norm of the noise as it enters z (that of the prefix sum over beta).
         failure: gamma, in (0, 1).
 
     The last term is over eta_{0:T-1}, see the module's docstring.

@@ -118,8 +118,7 @@ def proximal_rate(setting: KLSetting) -> float:
     """Theorem 2, up to a constant:
     ``(gamma L0 sqrt(T d log(n^2 log^2(1/beta') / (d beta'))) / (n sqrt(rho)))^kappa``.
 
-    For kappa >= 2 and losses that are L0-Lipschitz and ``smoothness``-weakly convex near the
-    start.
+    For kappa >= 2 and losses that are L0-Lipschitz and ``smoothness``-weakly convex near the start.
     """
     s = setting
     _require_exponent(s, 2, math.inf)

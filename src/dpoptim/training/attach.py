@@ -98,12 +98,11 @@ def attach(
             model see rows as records.
         rows_reduction: whether the gradient of a record, clipped once, is the ``"mean"`` or the
             ``"sum"`` over its rows.
-        persons: the owner of each item of ``train_set``: whole numbers or strings. The guarantee
-            is for persons then: they are sampled, the plan's n counts them, and each brings at
-                most ``rows_per_record`` of their
-            rows to a step, drawn anew for each step by coins of their own, without a look at
-            values. Whoever has fewer is filled up with rows that count as zero; losses are one a
-            row.
+        persons: the owner of each item of ``train_set``: whole numbers or strings. The guarantee is
+            for persons then: they are sampled, the plan's n counts them, and each brings at most
+            ``rows_per_record`` of their rows to a step, drawn anew for each step by coins of their
+            own, without a look at values. Whoever has fewer is filled up with rows that count as
+            zero; losses are one a row.
         isolation: how records are kept apart. ``"rules"``: by hooks on layers, the fastest;
             modules without a rule are vectorised. ``"vmap"``: the model's forward pass is one
             vectorised call with a row of parameters for each record; numbers that it returns

@@ -38,8 +38,7 @@ class BatchLoader:
 
     Attributes:
         collates_unchecked: whether a collate function was used that `attach` did not check.
-        shapes_vary: whether a physical batch had, or may have, a number of rows that others
-            decide.
+        shapes_vary: whether a physical batch had, or may have, a number of rows that others decide.
     """
 
     def __init__(

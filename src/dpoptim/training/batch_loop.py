@@ -44,8 +44,7 @@ class BatchLoop(PublicFigures):
                 whatever the loss makes of them. Then nobody's rounding can depend on who else is
                 there, and a mean needs no trust; shapes are static. It costs the empty slots'
                 arithmetic: up to half as much time again up to an expected batch of 1,024, up to a
-                    quarter at 4,096, nothing at 16,384. None: where it costs under 5 % and all
-                    records
+                quarter at 4,096, nothing at 16,384. None: where it costs under 5 % and all records
                 have one shape for certain (a ``TensorDataset``, collated as usual).
 
         Returns:

@@ -52,8 +52,7 @@ class HoldOutScores(PublicFigures):
             may be published.
 
         Raises:
-            PrivacyError: in the middle of a step, after the `with`, or in one of several
-                processes.
+            PrivacyError: in the middle of a step, after the `with`, or in one of several processes.
             ValueError: a setting out of range; before anything is spent.
             BudgetExceeded: the ledger does not admit it; nothing is drawn.
 

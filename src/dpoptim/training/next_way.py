@@ -35,8 +35,7 @@ def places_of_records(
     """Where layers with a rule find records among input axes, by a run of the model as it is.
 
     Args:
-        lookups: whether lookups of (1, T) indices are made once for all records, not once for
-            each.
+        lookups: whether lookups of (1, T) indices are made once for all records, not once for each.
     """
     seen: dict[str, set[str]] = {}
     rows = sample.rows

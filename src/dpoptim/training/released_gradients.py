@@ -21,9 +21,8 @@ class ReleasedGradients:
         engine: whose parameters they move.
         optimizers: that share these out.
 
-    **Guarantee.** No optimizer steps while a ``.grad`` is there that the gate did not write for
-    it, or while the model or an optimizer holds other trainable parameters than when it was
-    attached.
+    **Guarantee.** No optimizer steps while a ``.grad`` is there that the gate did not write for it,
+    or while the model or an optimizer holds other trainable parameters than when it was attached.
     """
 
     def __init__(self, engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:

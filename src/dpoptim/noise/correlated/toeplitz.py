@@ -23,9 +23,9 @@ class ToeplitzSquareRoot:
 
     Args:
         normalised: divide each column of C by its norm. A record then costs the same in whichever
-            step it takes part, and the noise of late steps is smaller: errors are 4 to 7 %
-                smaller. Errors, and sensitivities for several
-            participations, then take T^2 operations to compute.
+            step it takes part, and the noise of late steps is smaller: errors are 4 to 7 % smaller.
+            Errors, and sensitivities for several participations, then take T^2 operations to
+            compute.
     """
 
     normalised: bool = False
