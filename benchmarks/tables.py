@@ -9,7 +9,8 @@ promises pure epsilon-DP, which is the stronger promise by that delta. AdaSSP is
 Wang's (2018), Algorithm 2, with Gaussian noise and simpler constants in its ridge.
 
 Run: ``python benchmarks/tables.py --out benchmarks/results --peer-python PEER/bin/python`` writes
-tables.csv. PEER is an environment of its own with diffprivlib 0.6.3, scikit-learn 1.2 and numpy 1
+tables.csv, a table at a time; with ``--tables NAME``, rows of the others stay. PEER is an
+environment of its own with diffprivlib 0.6.3, scikit-learn 1.2 and numpy 1
 (``pip install diffprivlib==0.6.3 'scikit-learn<1.3' 'numpy<2'``): with scikit-learn 1.4, whose loss
 is a mean over records, diffprivlib adds the noise of a sum to that mean.
 """
@@ -34,6 +35,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 
 EPSILONS = (0.5, 1.0, 4.0)
 GRID_AT = 1.0  # the epsilon at which grids are tried
+MANY = 5_000  # records, from which two seeds must do
 LARGE = 100_000  # records, from which one seed and a short grid must do, and no network
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # inverse regularisation, diffprivlib's C
 COLUMNS = ("table", "records", "measure", "epsilon", "method", "score", "deviation", "cpu_seconds")
@@ -184,25 +186,29 @@ def peers(table: Table, epsilon: float) -> Iterator[tuple[str, list[Make]]]:
     if table.classes:
         kinds = [
             lambda seed, strength=strength: models.LogisticRegression(
-                epsilon=epsilon, data_norm=table.norm, max_iter=200, C=strength
+                epsilon=epsilon, data_norm=table.norm, max_iter=200, C=strength, random_state=seed
             )
             for strength in STRENGTHS
         ]
         yield "diffprivlib, best of five C", kinds
     else:
         bounds = {"bounds_X": (-1, 1), "bounds_y": (-1, 1)}
-        yield "diffprivlib", [lambda seed: models.LinearRegression(epsilon=epsilon, **bounds)]
+        yield (
+            "diffprivlib",
+            [lambda seed: models.LinearRegression(epsilon=epsilon, random_state=seed, **bounds)],
+        )
 
 
-def measured(table: Table, settings: list[Make], seeds: range) -> tuple[float, float, float]:
+def measured(table: Table, settings: list[Make], seeds: int = 0) -> tuple[float, float, float]:
     """Score on the test part, its deviation, and seconds: of the setting that is best on the part
     for choosing.
     """
     train, choose, test = table.parts
+    seeds = seeds or (5 if table.n < MANY else 2 if table.n < LARGE else 1)
     scores = [make(0).fit(*train).score(*choose) if settings[1:] else 0.0 for make in settings]
     best = settings[int(np.argmax(scores))]
     found, seconds = [], []
-    for seed in seeds:
+    for seed in range(seeds):
         started = time.process_time()
         model = best(1 + seed).fit(*train)
         seconds.append(time.process_time() - started)
@@ -219,34 +225,48 @@ def main() -> None:
     parser.add_argument("--peer-python", help="an interpreter that has diffprivlib")
     parser.add_argument("--only-peers", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tables", nargs="*", help="only these; default: all")
-    parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "tables.csv"
-    methods = peers if options.only_peers else ours
-    with path.open("a" if options.only_peers else "w", newline="") as file:
-        writer = csv.writer(file)
-        if not options.only_peers:
-            writer.writerow(COLUMNS)
-        for table in tables():
-            if options.tables and table.name not in options.tables:
-                continue
-            measure = "accuracy" if table.classes else "R2"
-            for epsilon in EPSILONS:
-                for name, settings in methods(table, epsilon):
-                    seeds = range(1 if table.n >= LARGE else options.seeds)
-                    found = measured(table, settings, seeds)
-                    row = (table.name, table.n, measure, epsilon, name)
-                    print(*row, *(f"{value:.3f}" for value in found), flush=True)
-                    writer.writerow((*row, *(f"{value:.4g}" for value in found)))
-                    file.flush()
-    if options.peer_python:
-        given = ["--only-peers", "--out", str(options.out), "--seeds", str(options.seeds)]
-        given += ["--tables", *options.tables] if options.tables else []
-        subprocess.run([options.peer_python, __file__, *given], check=True)
-    elif not options.only_peers:
+    if not options.only_peers:
+        rows = rows_of(path) if options.tables and path.exists() else []
+        write(path, [row for row in rows if row[0] not in options.tables])
+    names = []
+    for table in tables():
+        names.append(table.name)
+        if options.tables and table.name not in options.tables:
+            continue
+        measure_all(path, table, peers if options.only_peers else ours)
+        if options.peer_python:
+            given = ["--only-peers", "--out", str(options.out), "--tables", table.name]
+            subprocess.run([options.peer_python, __file__, *given], check=True)
+    if not options.only_peers:
+        write(path, sorted(rows_of(path), key=lambda row: (names.index(row[0]), float(row[3]))))
+    if not options.only_peers and not options.peer_python:
         print("diffprivlib was left out: --peer-python", file=sys.stderr)
+
+
+def measure_all(path: Path, table: Table, methods: Any) -> None:
+    """Add a row for each method and epsilon as soon as it is known."""
+    measure = "accuracy" if table.classes else "R2"
+    for epsilon in EPSILONS:
+        for name, settings in methods(table, epsilon):
+            found = measured(table, settings)
+            row = (table.name, table.n, measure, epsilon, name)
+            print(*row, *(f"{value:.3f}" for value in found), flush=True)
+            with path.open("a", newline="") as file:
+                csv.writer(file).writerow((*row, *(f"{value:.4g}" for value in found)))
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def write(path: Path, rows: list[list[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def test_the_small_tables(bench: Callable[[str], ModuleType]) -> None:
     made = bench("tables")
     wine = next(made.tables())
     name, settings = next(made.ours(wine, 4.0))
-    score, *_ = made.measured(wine, settings, range(3))
+    score, *_ = made.measured(wine, settings, 3)
     (ours,) = (
         row
         for row in rows_of("tables.csv")
