@@ -18,14 +18,14 @@ from dpoptim.noise.correlated.strategy import (
     ROUNDING_OF_SQUARES,
     Floats,
     NoiseState,
-    most_participations,
+    Strategy,
     rounded_up,
 )
 from dpoptim.noise.stream import KeyStream
 
 
 @dataclass(frozen=True)
-class BandedToeplitz:
+class BandedToeplitz(Strategy):
     """Noise that is taken back within ``bands`` steps. Remembers bands - 1 vectors.
 
     Args:
@@ -59,19 +59,11 @@ class BandedToeplitz:
         separation = steps if self.separation is None else min(self.separation, steps)
         return fitted(steps, min(self.bands, separation), separation, self.momentum)
 
-    def sensitivity(
-        self,
-        steps: int,
-        participations: int = 1,
-        separation: int | None = None,
-        *,
-        regular: bool = False,
-    ) -> float:
+    def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
         """Exact for participations ``bands`` apart or more, else by the triangle inequality.
 
         ``regular``: a record takes part in steps i, i + b, i + 2b, ... for some i, and no others.
         """
-        k, b = most_participations(steps, participations, separation)
         column, rows = self.coefficients(steps)
         squares = column_squares(column**2, rows)
         if len(column) > b and k > 1:

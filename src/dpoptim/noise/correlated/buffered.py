@@ -22,7 +22,7 @@ from dpoptim.noise.correlated.strategy import (
     ROUNDING_OF_SQUARES,
     Floats,
     NoiseState,
-    most_participations,
+    Strategy,
     rounded_up,
 )
 from dpoptim.noise.correlated.toeplitz import monotone_sensitivity
@@ -33,7 +33,7 @@ _LONGEST_SEARCH = 1 << 16
 
 
 @dataclass(frozen=True)
-class BufferedToeplitz:
+class BufferedToeplitz(Strategy):
     """Correlated noise with ``buffers`` vectors of memory and as many multiplications a step.
 
     The weights and decays are found by minimising the largest error of a prefix sum over the run's
@@ -72,19 +72,11 @@ class BufferedToeplitz:
             return weights, decays, np.ones(steps)
         return weights, decays, scaled_rows(self.buffers, steps, separation)
 
-    def sensitivity(
-        self,
-        steps: int,
-        participations: int = 1,
-        separation: int | None = None,
-        *,
-        regular: bool = False,
-    ) -> float:
+    def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
         """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and
         decreasing. Scaled: exact for one participation, and for ``regular`` ones as many as the run
         has room for; else by the triangle inequality.
         """
-        k, b = most_participations(steps, participations, separation)
         weights, decays, rows = self.parameters(steps)
         column = coefficients(weights, decays, steps)
         if not self.scaled:

@@ -7,24 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations
+from dpoptim.noise.correlated.strategy import Floats, NoiseState, Strategy
 from dpoptim.noise.stream import KeyStream
 
 
 @dataclass(frozen=True)
-class Independent:
+class Independent(Strategy):
     """Independent noise: best for single increments, worst for prefix sums. Remembers nothing."""
 
-    def sensitivity(
-        self,
-        steps: int,
-        participations: int = 1,
-        separation: int | None = None,
-        *,
-        regular: bool = False,
-    ) -> float:
+    def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
         """sqrt(k), exactly: the steps are separate queries."""
-        return math.sqrt(most_participations(steps, participations, separation)[0])
+        return math.sqrt(k)
 
     def prefix_std(self, steps: int) -> Floats:
         """sqrt(t + 1) at step t."""

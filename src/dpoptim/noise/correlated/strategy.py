@@ -17,7 +17,7 @@ squared shifts of all nodes add up to at most sensitivity^2 on every path.)
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ ROUNDING = 1e-12  # sensitivities are computed in float64 and rounded up by this
 ROUNDING_OF_SQUARES = 1 + 1e-9  # of what is convolved by Fourier transforms
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """Public settings of a strategy: a frozen dataclass."""
 
     def sensitivity(
@@ -60,18 +60,23 @@ class Strategy(Protocol):
         Raises:
             ValueError: naming the argument.
         """
-        ...
+        k, b = most_participations(steps, participations, separation)
+        return self._sensitivity(steps, k, b, regular=regular)
 
+    @abstractmethod
+    def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
+        """`sensitivity` for k participations, as many as fit, at least b steps apart."""
+
+    @abstractmethod
     def prefix_std(self, steps: int) -> Floats:
         """Standard deviation of each prefix sum's error, per entry, at 1-GDP for one participation.
 
         Shape (steps,); divide by mu and multiply by the norm bound. Exact but for rounding.
         """
-        ...
 
+    @abstractmethod
     def start(self, steps: int, sizes: Sequence[int], stream: KeyStream) -> "NoiseState":
         """The noise of ``steps`` releases of tensors with ``sizes`` entries. For the gate alone."""
-        ...
 
 
 class NoiseState(ABC):

@@ -13,12 +13,12 @@ from functools import lru_cache
 import numpy as np
 from torch import Tensor
 
-from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations, rounded_up
+from dpoptim.noise.correlated.strategy import Floats, NoiseState, Strategy, rounded_up
 from dpoptim.noise.stream import KeyStream
 
 
 @dataclass(frozen=True)
-class ToeplitzSquareRoot:
+class ToeplitzSquareRoot(Strategy):
     """The exact square root: step t remembers t vectors, and multiplies as many.
 
     Args:
@@ -30,14 +30,7 @@ class ToeplitzSquareRoot:
 
     normalised: bool = False
 
-    def sensitivity(
-        self,
-        steps: int,
-        participations: int = 1,
-        separation: int | None = None,
-        *,
-        regular: bool = False,
-    ) -> float:
+    def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
         """Norm of the first column of C (1 if normalised) for one participation.
 
         For several, exact for the plain square root (see `monotone_sensitivity`), and for the
@@ -46,7 +39,6 @@ class ToeplitzSquareRoot:
         = the largest over all such pairs and all larger h, so k of them at least b apart have a
         squared sum of at most ``k r_0 + 2 sum_m (k - m) r_{m b}``.
         """
-        k, b = most_participations(steps, participations, separation)
         if not self.normalised:
             return monotone_sensitivity(square_root_coefficients(steps), k, b)
         if k == 1:

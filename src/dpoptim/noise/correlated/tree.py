@@ -13,12 +13,12 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from dpoptim.noise.correlated.strategy import Floats, NoiseState, most_participations, rounded_up
+from dpoptim.noise.correlated.strategy import Floats, NoiseState, Strategy, rounded_up
 from dpoptim.noise.stream import KeyStream
 
 
 @dataclass(frozen=True)
-class BinaryTree:
+class BinaryTree(Strategy):
     """Noise on the nodes of a binary tree; remembers a vector for each bit of the step number.
 
     Args:
@@ -34,18 +34,10 @@ class BinaryTree:
         if self.estimate not in ("plain", "honaker"):
             raise ValueError(f'estimate must be "plain" or "honaker", got {self.estimate!r}.')
 
-    def sensitivity(
-        self,
-        steps: int,
-        participations: int = 1,
-        separation: int | None = None,
-        *,
-        regular: bool = False,
-    ) -> float:
+    def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
         """Exact for one participation, and for ``regular`` ones as many as the run has room for;
         else see `largest_squared_shift`.
         """
-        k, b = most_participations(steps, participations, separation)
         if k == 1 or (regular and k == 1 + (steps - 1) // b):
             return rounded_up(regular_shift(steps, steps if k == 1 else b, self.estimate))
         squared = largest_squared_shift(steps, k, b, every_node=self.estimate == "honaker")
