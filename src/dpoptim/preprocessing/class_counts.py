@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from dpoptim.arguments import positive_number
 from dpoptim.preprocessing.private_step import ChargedFit
-from dpoptim.statistics import Floats, histogram_bound, release_sum
+from dpoptim.statistics import Floats, histogram_bound
 
 
 @dataclass(eq=False, repr=False)
@@ -56,22 +56,12 @@ class DPClassCounts(ChargedFit):
             )
         labels = column_or_1d(y)
         self.classes_: NDArray[Any] = np.unique(np.asarray(self.classes))
-        _, mu, delta, said = self._price(len(labels))
         counts = np.array(
             [np.count_nonzero(labels == name) for name in self.classes_], dtype=np.float64
         )
-        released = release_sum(
-            counts,
-            norm_bound=histogram_bound(self.neighboring),
-            mu=mu,
-            delta=delta,
-            neighboring=self.neighboring,
-            label=type(self).__name__,
-            ledger=self.ledger,
-            noise_seed=self.noise_seed,
-        )
+        price = self._price(len(labels))
+        released = self._released(counts, histogram_bound(self.neighboring), price)
         self.counts_: Floats = np.maximum(released.values, 1.0)
-        self._state(released.guarantee, said)
         return self
 
     def class_weight(self, *, most: float = 10.0) -> dict[Any, float]:

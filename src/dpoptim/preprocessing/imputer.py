@@ -45,7 +45,7 @@ class DPImputer(BoundedColumns, SummedStep):
         x = self._numbers(X, reset=True)
         middle, half = self._bounds(x.shape[1])
         scaled, missing = self._in_range(x, middle, half)
-        released, n = self._release(np.hstack([scaled, missing]), type(self).__name__)
+        released, n = self._release(np.hstack([scaled, missing]))
         total, absent = released.values.reshape(2, -1)
         self.mean_: Floats = middle + half * np.clip(
             total / np.clip(n - absent, max(1.0, 0.01 * n), n), -1.0, 1.0

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import whole_number
 from dpoptim.preprocessing.private_step import SummedStep
-from dpoptim.statistics import Floats, histogram_bound, release_sum
+from dpoptim.statistics import Floats, histogram_bound
 
 FALSE_FINDS = 0.05  # chance that any empty bucket of a fit is kept
 
@@ -116,23 +116,14 @@ class DPOneHot(SummedStep):
                 "buckets must be at most 65536, and least_share a number in [0, 1), got "
                 f"{self.buckets!r} and {self.least_share!r}."
             )
-        n, mu, delta, said = self._price(len(columns))
+        price = self._price(len(columns))
         counts = np.stack(
             [np.bincount(_buckets(columns[:, i], buckets), minlength=buckets) for i in counted]
         )
-        released = release_sum(
-            counts.ravel().astype(np.float64),
-            norm_bound=self.norm_bound(columns.shape[1]),
-            mu=mu,
-            delta=delta,
-            neighboring=self.neighboring,
-            label=type(self).__name__,
-            ledger=self.ledger,
-            noise_seed=self.noise_seed,
-        )
-        self._state(released.guarantee, said)
+        bound = self.norm_bound(columns.shape[1])
+        released = self._released(counts.ravel().astype(np.float64), bound, price)
         noise = released.deviation * float(-ndtri(FALSE_FINDS / counts.size))
-        kept = released.values.reshape(counts.shape) > max(noise, self.least_share * n)
+        kept = released.values.reshape(counts.shape) > max(noise, self.least_share * price[0])
         return {
             column: [str(bucket) for bucket in np.flatnonzero(row)]
             for column, row in zip(counted, kept, strict=True)

@@ -41,9 +41,26 @@ class ChargedFit(PrivateSettings):
         return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
 
     def _state(self, guarantee: Guarantee, said: tuple[str, ...]) -> None:
-        self.privacy_: Guarantee | None = with_scope(
-            replace(guarantee, notes=(*guarantee.notes, *said)), self.ledger
+        noted = replace(guarantee, notes=(*guarantee.notes, *said))
+        self.privacy_: Guarantee | None = with_scope(noted, self.ledger)
+
+    def _released(
+        self, total: Floats, norm_bound: float, price: tuple[int, float, float, tuple[str, ...]]
+    ) -> NoisySum:
+        """``total`` with noise, charged; sets ``privacy_``. ``price``: see `_price`."""
+        _, mu, delta, said = price
+        released = release_sum(
+            total,
+            norm_bound=norm_bound,
+            mu=mu,
+            delta=delta,
+            neighboring=self.neighboring,
+            label=type(self).__name__,
+            ledger=self.ledger,
+            noise_seed=self.noise_seed,
         )
+        self._state(released.guarantee, said)
+        return released
 
 
 class PrivateStep(TransformerMixin, ChargedFit, ABC):
@@ -89,22 +106,10 @@ class SummedStep(PrivateStep):
     def norm_bound(self, columns: int) -> float:
         """How long the vector is that one record adds, at most."""
 
-    def _release(self, rows: Floats, label: str) -> tuple[NoisySum, int]:
+    def _release(self, rows: Floats) -> tuple[NoisySum, int]:
         """The noisy sum of ``rows``, charged, and the public n. Sets ``privacy_``."""
-        n, mu, delta, said = self._price(len(rows))
-        bound = self.norm_bound(self.n_features_in_)
-        released = release_sum(
-            bounded_sum(rows, bound),
-            norm_bound=bound * BOUND_ROUNDING,
-            mu=mu,
-            delta=delta,
-            neighboring=self.neighboring,
-            label=label,
-            ledger=self.ledger,
-            noise_seed=self.noise_seed,
-        )
-        self._state(released.guarantee, said)
-        return released, n
+        price, bound = self._price(len(rows)), self.norm_bound(self.n_features_in_)
+        return self._released(bounded_sum(rows, bound), bound * BOUND_ROUNDING, price), price[0]
 
 
 @dataclass(eq=False, repr=False)

@@ -65,7 +65,7 @@ class DPStandardScaler(BoundedColumns, SummedStep):
         middle, half = self._bounds(x.shape[1])
         scaled, missing = self._in_range(x, middle, half)
         squares = np.where(missing, 0.0, scaled**2 - 0.5)
-        released, n = self._release(np.hstack([scaled, squares, missing]), type(self).__name__)
+        released, n = self._release(np.hstack([scaled, squares, missing]))
         total, centred_squares, absent = released.values.reshape(3, -1)
         present = np.clip(n - absent, max(1.0, 0.01 * n), n)
         mean = np.clip(total / present, -1.0, 1.0)
