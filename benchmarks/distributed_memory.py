@@ -28,6 +28,8 @@ MEASURED = {  # the workload, what its batch is divided by, and a small one of i
     "ViT": (4, lambda: VisionTransformer(24, 1, 3)),
 }
 
+OVER_PLAIN = ("memory over plain, FSDP2", "attach over a plain step, FSDP2")
+
 
 def resident(key: str) -> int:
     """Bytes: ``VmRSS`` now, ``VmHWM`` at most since `forget_peak`."""
@@ -99,13 +101,16 @@ def measured(who: str, title: str, size: int = 2) -> tuple[int, int]:
 
 
 def memory_columns(title: str) -> dict[str, str]:
-    """MiB of plain and private, at most in attach and in a step, and the ratio of steps."""
+    """MiB of plain and private, at most in attach and in a step; the ratio of steps, and what
+    attach takes of a plain step.
+    """
     names = [
         f"{who}, FSDP2 {where} MiB" for who in ("plain", "private") for where in ("start", "step")
     ]
     if title not in MEASURED:  # too small to be seen in a process
-        return dict.fromkeys([*names, "memory over plain, FSDP2"], "")
+        return dict.fromkeys([*names, *OVER_PLAIN], "")
     found = [each for who in ("plain", "private") for each in measured(who, title)]
-    return dict(zip(names, (f"{each / 2**20:.0f}" for each in found), strict=True)) | {
-        "memory over plain, FSDP2": f"{found[3] / found[1]:.3g}"
-    }
+    ratios = (f"{each / found[1]:.3g}" for each in (found[3], found[2]))
+    return dict(zip(names, (f"{each / 2**20:.0f}" for each in found), strict=True)) | dict(
+        zip(OVER_PLAIN, ratios, strict=True)
+    )

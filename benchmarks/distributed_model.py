@@ -101,19 +101,17 @@ def steps_table(rows: Sequence[Mapping[str, str]]) -> str:
         shares = [row[f"beyond one process, {kind}"] for row in rows]
         body.append([f"private over plain, {kind}, of that in one process", *shares])
     body.append(["sent a step by a rank, bytes a parameter, DDP", *map(sent_each, rows)])
-    body.append(
-        [
-            "most memory of a rank, FSDP2, private over plain, MiB",
-            *(
-                f"{row['private, FSDP2 step MiB']} / {row['plain, FSDP2 step MiB']}"
-                f" = {row['memory over plain, FSDP2']}"
-                if row["memory over plain, FSDP2"]
-                else "too small"
-                for row in rows
-            ),
-        ]
-    )
+    for where, when in (("start", "attach"), ("step", "a step")):
+        title = f"most memory of a rank in {when}, FSDP2, over plain's in a step, MiB"
+        body.append([title, *(memory_cell(row, where) for row in rows)])
     return table(head, body)
+
+
+def memory_cell(row: Mapping[str, str], where: str) -> str:
+    private, plain = row[f"private, FSDP2 {where} MiB"], row["plain, FSDP2 step MiB"]
+    if not plain:
+        return "too small"
+    return f"{private} / {plain} = {float(private) / float(plain):.3g}"
 
 
 def sent_each(row: Mapping[str, str]) -> str:

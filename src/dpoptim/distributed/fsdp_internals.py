@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor, Shard
 from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.stored import Stored
 from dpoptim.errors import PrivacyError
-from dpoptim.torch_internals import hooks_around_forward
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
@@ -93,39 +92,6 @@ def holding(model: nn.Module, others: Mapping[nn.Parameter, nn.Parameter]) -> It
     finally:
         for module, name, p in places:
             module._parameters[name] = p
-
-
-@contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
-    """Let modules hold copies of the whole parameters, and run without FSDP's hooks."""
-    reshard(model)
-    copies: dict[nn.Parameter, nn.Parameter] = {
-        p: nn.Parameter(p.full_tensor().detach().clone(), requires_grad=p.requires_grad)
-        for p in model.parameters()
-        if isinstance(p, DTensor)
-    }
-    with holding(model, copies), without_hooks(model):
-        yield
-
-
-@contextmanager
-def without_hooks(model: nn.Module) -> Iterator[None]:
-    """Take FSDP's hooks off its modules, and put them back in their places."""
-    kept: list[tuple[Any, dict[int, Any]]] = []
-    try:
-        for state in states(model):
-            handles = (state._pre_forward_hook_handle, state._post_forward_hook_handle)
-            own = {each.id for handle in handles for each in getattr(handle, "handles", [handle])}
-            for module in state._modules:
-                for hooks in hooks_around_forward(module):
-                    kept.append((hooks, dict(hooks)))
-                    for key in own & hooks.keys():
-                        del hooks[key]
-        yield
-    finally:
-        for hooks, before in reversed(kept):
-            hooks.clear()
-            hooks.update(before)
 
 
 def reshard(model: nn.Module) -> None:
@@ -204,9 +170,10 @@ def group_of_shards(model: nn.Module) -> dist.ProcessGroup | None:
     return mesh.get_group() if mesh.ndim == 1 else None
 
 
-def number_of_shards(model: nn.Module) -> int:
-    """How many processes hold the parts."""
-    return next(p.device_mesh.size() for p in model.parameters() if isinstance(p, DTensor))
+def place_of_shards(model: nn.Module) -> tuple[int, int]:
+    """Which of the processes that hold the parts this is, and how many there are."""
+    mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+    return mesh.get_local_rank(), mesh.size()
 
 
 def cut_of(t: DTensor) -> tuple[int, list[int]]:

@@ -1,21 +1,25 @@
 """Models under ``fully_shard`` (FSDP2): where their parameters are, and what travels."""
 
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dpoptim.distributed import fsdp_internals as fsdp
-from dpoptim.distributed.ranks import Ranks
-from dpoptim.distributed.sharded import ShardedTotals
+from dpoptim.distributed.ranks import OneProcess, Ranks, part_sizes
+from dpoptim.distributed.sharded import Cut, ShardedTotals
 from dpoptim.distributed.stored import Stored, changed, note
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.totals import MakeTotals
+
+Row = TypeVar("Row")
 
 
 class FullySharded:
@@ -32,6 +36,7 @@ class FullySharded:
     """
 
     hooks: Collection[int] = ()
+    spread = True
 
     def __init__(self, model: nn.Module) -> None:
         reason = fsdp.unsupported(model)
@@ -53,11 +58,72 @@ class FullySharded:
     def settle(self) -> None:
         fsdp.reshard(self.module)
 
-    def gathered(self) -> AbstractContextManager[None]:
-        return fsdp.gathered(self.module)
+    # ---- trials: all ranks run the same records, block by block as in training -------------------
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Where a forward pass leaves parameters gathered, they are given back at its end."""
+        self.settle()
+        hook = self.module.register_forward_hook(lambda *ignored: self.settle(), always_call=True)
+        before = fsdp.sends_gradients(self.module)
+        fsdp.let_send_gradients([(group, False) for group, _ in before])
+        try:
+            yield
+        finally:
+            hook.remove()
+            self.settle()
+            fsdp.let_send_gradients(before)
+
+    def tried_alike(self, rows: list[Row], ranks: Ranks) -> list[Row]:
+        """In turn from each rank."""
+        everyone = ranks.gathered(rows)
+        return [everyone[i % ranks.size][i] for i in range(len(rows))]
+
+    @property
+    def trial_totals(self) -> MakeTotals:
+        return partial(ShardedTotals, Alike(*fsdp.place_of_shards(self.module)))
+
+    def part_shape(self, p: nn.Parameter) -> tuple[int, ...]:
+        rank, size = fsdp.place_of_shards(self.module)
+        return Cut.of(p, size).part_shape(rank)
+
+    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Of each gradient, this process's part is kept as soon as it is there, and no more."""
+        rank, size = fsdp.place_of_shards(self.module)
+        wholes = {held: whole for whole, held in self.used.items()}
+        leaves = [wholes.get(p, p) for p in parameters]
+        cuts = [Cut.of(p, size) for p in parameters]
+        found = [
+            leaf.new_zeros(cut.part_shape(rank)) for leaf, cut in zip(leaves, cuts, strict=True)
+        ]
+
+        def keep(place: int, leaf: Tensor) -> None:
+            if leaf.grad is not None:
+                part = cuts[place].part(rank, leaf.grad.contiguous().view(-1))
+                found[place].copy_(part.view_as(found[place]))
+                leaf.grad = None
+
+        hooks = [
+            leaf.register_post_accumulate_grad_hook(partial(keep, place))
+            for place, leaf in enumerate(leaves)
+        ]
+        try:
+            loss.backward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.settle()
+        return found
+
+    def added(self, numbers: Tensor) -> Tensor:
+        total = numbers.detach().to(next(self.module.parameters()).device, copy=True)
+        dist.all_reduce(total, group=fsdp.group_of_shards(self.module))
+        return total.to(numbers.device)
+
+    # ---- the run --------------------------------------------------------------------------------
 
     def totals(self, ranks: Ranks) -> MakeTotals:
-        if ranks.size != fsdp.number_of_shards(self.module):
+        if ranks.size != fsdp.place_of_shards(self.module)[1]:
             raise ValueError(
                 "process_group has other processes than the mesh that fully_shard was given. Fix: "
                 "leave process_group out."
@@ -100,6 +166,17 @@ class FullySharded:
             for key, state in saved["state"].items()
         }
         return saved | {"state": states}
+
+
+@dataclass
+class Alike(OneProcess):
+    """Ranks that all have the same sums: nothing is added up, each keeps its part."""
+
+    rank: int
+    size: int
+
+    def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
+        return vector.split([*(sizes or part_sizes(len(vector), self.size))])[self.rank]
 
 
 def own_part(like: Any, value: Any) -> Any:

@@ -3,7 +3,7 @@ the gate.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,9 +13,10 @@ from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.ranks import OneProcess, Ranks
 from dpoptim.distributed.stored import whole
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import InPlace, Placement
 from dpoptim.gradients.totals import MakeTotals
+
+Row = TypeVar("Row")
 
 
 def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
@@ -70,15 +71,15 @@ class Wrapping(Placement, Protocol):
 
     module: nn.Module
 
-    def gathered(self) -> AbstractContextManager[None]:
-        """A ``with`` in which the model runs as in one process, with all its parameters here."""
+    def trying(self) -> AbstractContextManager[None]:
+        """A ``with`` in which the model may be run on made-up records; by all ranks alike, where
+        passes have collectives.
+        """
         ...
 
-    def refuse(self, isolation: Isolation) -> None:
-        """Refuse a way of keeping records apart that the wrapper does not allow.
-
-        Raises:
-            PrivacyError: naming the module.
+    def tried_alike(self, rows: list[Row], ranks: Ranks) -> list[Row]:
+        """What a model is tried on, of what each rank would take: the same on all ranks, where
+        passes have collectives.
         """
         ...
 
@@ -141,11 +142,11 @@ class OwnSynchronisation(InPlace):
         self._before: dict[nn.parallel.DistributedDataParallel, tuple[bool, bool]] = {}
         self._watch: RemovableHandle | None = None
 
-    def gathered(self) -> AbstractContextManager[None]:
+    def trying(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def refuse(self, isolation: Isolation) -> None:
-        pass
+    def tried_alike(self, rows: list[Row], ranks: Ranks) -> list[Row]:
+        return rows
 
     def totals(self, ranks: Ranks) -> MakeTotals:
         return ranks.totals

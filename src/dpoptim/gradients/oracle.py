@@ -1,7 +1,7 @@
 """The slow truth: per-record gradients from micro-batches of one, to hold the engine against."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic import computed_in
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.products import margin
 from dpoptim.gradients.rows_of_records import ONE_ROW, RowsOfRecords
 
@@ -23,14 +24,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> list[Tensor]:
     """Gradient of each record's loss in a batch of one: for each parameter (B, *parameter)."""
-    parameters, singles = list(trainable(model).values()), list(records)
-    rows = [p.new_zeros(len(singles), *p.shape) for p in parameters]
-    for i, record in enumerate(singles):
-        gradients = torch.autograd.grad(loss(model, record), parameters, allow_unused=True)
-        for row, g in zip(rows, gradients, strict=True):
-            if g is not None:
-                row[i] = g
-    return rows
+    return RecordsAlone(model, loss, list(records)).stacked()
 
 
 def squared_norms(gradients: list[Tensor]) -> Tensor:
@@ -61,6 +55,79 @@ def clipped_sums(
     return sums
 
 
+class RecordsAlone:
+    """Gradients of records in batches of their own: kept, or where processes have parts of a model
+    too large for one, this one's parts, computed again whenever they are wanted.
+
+    Args:
+        records: batches of one.
+
+    Attributes:
+        squared: float64, shape (B,): the square of each record's whole gradient's norm.
+        dtype: that the gradients were computed in.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        records: Sequence[Any],
+        placement: Placement = IN_PLACE,
+    ) -> None:
+        self._model, self._loss, self._records = model, loss, records
+        self._placement = placement
+        self._kept: list[list[Tensor]] = []
+        squared = []
+        for gradients in self:
+            squared.append(squared_norms([g.unsqueeze(0) for g in gradients]))
+            self.dtype = min((computed_in(g.dtype) for g in gradients), key=lambda d: d.itemsize)
+            if not placement.spread:
+                self._kept.append(gradients)
+        self.squared = placement.added(torch.cat(squared))
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        """Of each record, its gradients, one a parameter."""
+        if len(self._kept) == len(self._records):
+            yield from self._kept
+            return
+        parameters = list(trainable(self._model).values())
+        for record in self._records:
+            yield self._placement.gradients(self._loss(self._model, record), parameters)
+
+    def stacked(self) -> list[Tensor]:
+        """One tensor a parameter, with the records on the first axis."""
+        return [torch.stack(each) for each in zip(*self, strict=True)]
+
+    def subtract(self, sums: Sequence[Tensor], weights: Sequence[float]) -> None:
+        """Take weighted gradients from sums, in place; a weight of zero: not even one that is not
+        finite.
+        """
+        for weight, gradients in zip(weights, self, strict=True):
+            if weight:
+                for total, g in zip(sums, gradients, strict=True):
+                    total.sub_(g, alpha=weight)
+
+    def distances(
+        self,
+        ours: Sequence[Tensor],
+        clipping: Clipping,
+        order: Sequence[int],
+        reduction: Reduction,
+    ) -> dict[str, float]:
+        """How far the engine's sums of each parameter, by its name, are from what they should be
+        (Euclidean). Writes over them.
+
+        Args:
+            order: which of the records each one of the batch is.
+        """
+        rounding = margin(self.dtype, len(order), common_factor=reduction == "mean")
+        factors = clipping.factors(self.squared, rounding).tolist()
+        self.subtract(ours, [max(factor, 0.0) * order.count(i) for i, factor in enumerate(factors)])
+        squared = torch.stack([each.norm().square().cpu() for each in ours])
+        found = self._placement.added(squared).sqrt().tolist()
+        return dict(zip(trainable(self._model), found, strict=True))
+
+
 def engine_sums(
     model: nn.Module,
     loss: Loss,
@@ -70,24 +137,32 @@ def engine_sums(
     reduction: Reduction,
     isolation: Isolation | None = None,
     rows: RowsOfRecords = ONE_ROW,
+    placement: Placement = IN_PLACE,
 ) -> list[Tensor]:
     """What the engine makes of one backward pass over the whole batch."""
     engine = Engine(
-        model, clipping, capacity=records, reduction=reduction, isolation=isolation, rows=rows
+        model,
+        clipping,
+        capacity=records,
+        reduction=reduction,
+        isolation=isolation,
+        rows=rows,
+        totals=placement.trial_totals,
+        placement=placement,
     )
     engine.attach()
     try:
         engine.begin_microbatch(records)
         loss(model, batch).backward()
-        return engine.split(engine.take())
+        views = engine.totals.own_views(engine.take())
+        pairs = zip(engine.parameters, views, strict=True)
+        return [view.view(placement.part_shape(p)) for p, view in pairs]
     finally:
         engine.detach()
+        placement.settle()
 
 
-def worst_mismatch(
-    names: Iterable[str], ours: list[Tensor], truth: list[Tensor]
-) -> tuple[str, float]:
-    """The parameter whose sums differ most, and by how much (Euclidean)."""
-    distances = {name: float((a - b).norm()) for name, a, b in zip(names, ours, truth, strict=True)}
-    name = max(distances, key=lambda key: (math.isnan(distances[key]), distances[key]))
-    return name, distances[name]
+def worst_mismatch(found: Mapping[str, float]) -> tuple[str, float]:
+    """The parameter whose sums differ most, and by how much."""
+    name = max(found, key=lambda key: (math.isnan(found[key]), found[key]))
+    return name, found[name]

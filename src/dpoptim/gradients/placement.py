@@ -2,11 +2,15 @@
 for forward and backward passes.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from dpoptim.gradients.isolation import Isolation
+from dpoptim.gradients.totals import MakeTotals, Totals
 
 
 class Placement(Protocol):
@@ -16,9 +20,11 @@ class Placement(Protocol):
         hooks: of its own on the model, by id, while it is attached.
         used: from what modules hold in forward passes to what they hold otherwise, which
             optimizers move; empty where these are the same.
+        spread: whether this process has parts of parameters only.
     """
 
     hooks: Collection[int]
+    spread: bool
 
     @property
     def used(self) -> Mapping[nn.Parameter, nn.Parameter]: ...
@@ -31,11 +37,39 @@ class Placement(Protocol):
         """Let modules hold what optimizers move, between passes."""
         ...
 
+    # ---- trials on records that all processes have alike ----------------------------------------
+
+    def refuse(self, isolation: Isolation) -> None:
+        """Refuse a way of keeping records apart that cannot be gone here.
+
+        Raises:
+            PrivacyError: naming the module.
+        """
+        ...
+
+    @property
+    def trial_totals(self) -> MakeTotals:
+        """Where the sums of a trial live: this process's parts of them."""
+        ...
+
+    def part_shape(self, p: nn.Parameter) -> tuple[int, ...]:
+        """Of this process's part of what has the shape of a parameter."""
+        ...
+
+    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """This process's parts of a loss's gradients, by autograd; zeros where it reaches none."""
+        ...
+
+    def added(self, numbers: Tensor) -> Tensor:
+        """Numbers that were found on this process's parts, added up over all processes."""
+        ...
+
 
 class InPlace:
     """Parameters are always where they are."""
 
     hooks: Collection[int] = ()
+    spread = False
 
     @property
     def used(self) -> Mapping[nn.Parameter, nn.Parameter]:
@@ -46,3 +80,25 @@ class InPlace:
 
     def settle(self) -> None:
         pass
+
+    def refuse(self, isolation: Isolation) -> None:
+        pass
+
+    @property
+    def trial_totals(self) -> MakeTotals:
+        return Totals
+
+    def part_shape(self, p: nn.Parameter) -> tuple[int, ...]:
+        return tuple(p.shape)
+
+    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return [
+            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
+        ]
+
+    def added(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+
+IN_PLACE = InPlace()

@@ -52,10 +52,8 @@ class Attached:
         except BaseException:
             self._wrapping.restore()
             raise
-        with self._wrapping.gathered():
-            show_the_batch_axis(
-                self._engine.model, self._chosen.sample if self._engine.hooks else None
-            )
+        show_the_batch_axis(self._engine.model, self._chosen.sample if self._engine.hooks else None)
+        self._wrapping.settle()
         self._hooks = OptimizerHooks(self._optimizers, self._steps, self._gradients, self._engine)
 
     def take_off(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import Loss
+from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.gradients.values import Values
 from dpoptim.opacus_words import knows_opacus
@@ -36,12 +37,14 @@ class Program:
         collate: makes a batch of a list of rows.
         ways: of keeping records apart in the model; the first one that gives each record its own
             gradient counts.
+        placement: of the model's parameters.
     """
 
     model: nn.Module
     loss: Loss
     collate: Collate
     ways: Sequence[Isolation] = WAYS
+    placement: Placement = IN_PLACE
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,7 @@ def compare(program: Program, records: Units) -> CheckResult:
 def compare_held(program: Program, records: Units) -> CheckResult:
     """`compare`, of a collate function that draws nothing."""
     model, loss, collate, per_record = program.model, program.loss, program.collate, len(records[0])
+    ways, placement = program.ways, program.placement
     leaves = [
         leaf for _, leaf in forms.leaves_of(collate(list(records[0]))) if isinstance(leaf, Tensor)
     ]
@@ -198,7 +202,7 @@ def compare_held(program: Program, records: Units) -> CheckResult:
             raise ArithmeticError("the losses are not finite")
         refuse_single_failures(loss, model, alone[0])
         if losses.dim() == 0:
-            compared = Comparison(model, loss, alone, together, order, per_record, program.ways)
+            compared = Comparison(model, loss, alone, together, order, per_record, ways, placement)
             found = compared.reduction(("mean", "sum"))
             return CheckResult(found, count)
         if losses.shape not in {(count,), (count * per_record,)}:
@@ -215,9 +219,8 @@ def compare_held(program: Program, records: Units) -> CheckResult:
         def summed(model: nn.Module, batch: Any) -> Tensor:
             return loss(model, batch).sum()
 
-        Comparison(model, summed, alone, together, order, per_record, program.ways).reduction(
-            ("sum",)
-        )
+        compared = Comparison(model, summed, alone, together, order, per_record, ways, placement)
+        compared.reduction(("sum",))
         return CheckResult("none", count)
 
 

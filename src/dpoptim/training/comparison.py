@@ -13,13 +13,12 @@ from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.oracle import (
     Loss,
-    clipped_sums,
+    RecordsAlone,
     engine_sums,
-    gradients_alone,
-    squared_norms,
     trainable,
     worst_mismatch,
 )
+from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.training.quiet import other_weights
 
@@ -70,6 +69,7 @@ class Comparison:
         order: which of those alone each of them is.
         per_record: rows of a record.
         ways: of keeping records apart, see `Program`.
+        placement: of the model's parameters.
 
     Clipping shows whether the norms are each record's own; without it, a sum read as a mean is off
     by the batch size.
@@ -84,10 +84,12 @@ class Comparison:
         order: list[int],
         per_record: int,
         ways: Sequence[Isolation],
+        placement: Placement,
     ) -> None:
         self.model, self.loss, self.rows = model, loss, len(order)
         self.alone, self.together = alone, together
         self._order, self._per_record, self._ways = order, per_record, ways
+        self._placement = placement
 
     def reduction(self, candidates: tuple[Reduction, ...]) -> Reduction:
         """The candidate under which engine and truth agree.
@@ -95,7 +97,7 @@ class Comparison:
         Raises:
             SamplesInteractError: none does.
         """
-        gradients = self._gradients()
+        gradients = self._alone()
         worst, refused = "", None
         for way in self._ways:
             try:
@@ -117,7 +119,7 @@ class Comparison:
             raise refused
         raise self._interaction(gradients, worst)
 
-    def _interaction(self, gradients: list[Tensor], worst: str) -> SamplesInteractError:
+    def _interaction(self, gradients: RecordsAlone, worst: str) -> SamplesInteractError:
         if self._weighs_records(gradients):
             return SamplesInteractError(
                 "the loss is a weighted mean over the records of a batch, and how much a record "
@@ -136,73 +138,83 @@ class Comparison:
             "(T, B, ...) layout. Fix: make each record's loss depend on that record alone."
         )
 
-    def _ordinary(self, gradients: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The records' gradients, (rows, entries), and the whole batch's, by autograd."""
+    def _whole(self) -> list[Tensor]:
+        """The gradient of the whole batch as autograd has it: float64, this process's parts."""
         parameters = list(trainable(self.model).values())
-        found = torch.autograd.grad(
-            self.loss(self.model, self.together), parameters, allow_unused=True
-        )
-        whole = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
-        ]
-        rows = torch.cat([g.double().reshape(self.rows, -1).cpu() for g in gradients], 1)
-        return rows, torch.cat([g.double().flatten().cpu() for g in whole])
+        found = self._placement.gradients(self.loss(self.model, self.together), parameters)
+        return [g.double() for g in found]
 
-    def _adds_up(self, gradients: list[Tensor], reduction: Reduction) -> bool:
+    def _norm(self, parts: Sequence[Tensor]) -> float:
+        squared = torch.stack([part.norm().square().cpu() for part in parts])
+        return float(self._placement.added(squared).sum().sqrt())
+
+    def _adds_up(self, gradients: RecordsAlone, reduction: Reduction) -> bool:
         """Whether the batch's gradient is the mean or sum of the records' own."""
-        rows, target = self._ordinary(gradients)
-        expected = rows.mean(0) if reduction == "mean" else rows.sum(0)
-        return float((expected - target).norm()) <= 1e-3 * float(rows.norm(dim=1).sum())
+        rest, share = self._whole(), 1 / self.rows if reduction == "mean" else 1.0
+        counts = [self._order.count(i) for i in range(len(self.alone))]
+        gradients.subtract(rest, [share * count for count in counts])
+        norms = gradients.squared.sqrt().tolist()
+        size = sum(count * norm for count, norm in zip(counts, norms, strict=True))
+        return self._norm(rest) <= 1e-3 * size
 
-    def _weighs_records(self, gradients: list[Tensor]) -> bool:
+    def _weighs_records(self, gradients: RecordsAlone) -> bool:
         """Whether the batch's gradient is the records' own, with weights that add up to 1."""
-        rows, target = self._ordinary(gradients)
-        weights = torch.linalg.pinv(rows @ rows.T, hermitian=True, rtol=1e-9) @ (rows @ target)
-        explained = float((weights @ rows - target).norm()) <= 1e-3 * float(target.norm())
+        target = torch.cat([part.flatten().cpu() for part in self._whole()])
+        rows = torch.cat([g.double().flatten(1).cpu() for g in gradients.stacked()], 1)
+        rows, added = rows[self._order], self._placement.added
+        inverse = torch.linalg.pinv(added(rows @ rows.T), hermitian=True, rtol=1e-9)
+        weights = inverse @ added(rows @ target)
+        explained = self._norm([weights @ rows - target]) <= 1e-3 * self._norm([target])
         return explained and bool((weights > 0).all()) and abs(float(weights.sum()) - 1) < 1e-3
 
-    def _gradients(self) -> list[Tensor]:
-        return [g[self._order] for g in gradients_alone(self.model, self.loss, self.alone)]
+    def _alone(self) -> RecordsAlone:
+        return RecordsAlone(self.model, self.loss, self.alone, self._placement)
 
     def _elsewhere(self, reduction: Reduction, way: Isolation, seed: int) -> list[float]:
         """Distances with other weights, in tolerances."""
         with other_weights(self.model, seed):
-            return [share for _, share in self._mismatches(self._gradients(), reduction, way)]
+            return [share for _, share in self._mismatches(self._alone(), reduction, way)]
 
     def _mismatches(
-        self, gradients: list[Tensor], reduction: Reduction, way: Isolation
+        self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
     ) -> list[tuple[str, float]]:
         """The parameter where engine and truth differ most, and by how many tolerances, under a
         bound that clips and one that does not.
         """
         return [
             self._mismatch(gradients, clip_norm, reduction, way)
-            for clip_norm in clipping_and_not(gradients)
+            for clip_norm in clipping_and_not(gradients.squared[self._order].sqrt())
         ]
 
     def _mismatch(
-        self, gradients: list[Tensor], clip_norm: float, reduction: Reduction, way: Isolation
+        self, gradients: RecordsAlone, clip_norm: float, reduction: Reduction, way: Isolation
     ) -> tuple[str, float]:
         clipping = Clipping(clip_norm)
-        named = trainable(self.model)
-        truth = clipped_sums(gradients, clipping, self.rows, reduction)
         # a loss reduces a record's rows as it reduces all
         rows = RowsOfRecords(self._per_record, reduction)
         ours = engine_sums(
-            self.model, self.loss, self.together, self.rows, clipping, reduction, way, rows
+            self.model,
+            self.loss,
+            self.together,
+            self.rows,
+            clipping,
+            reduction,
+            way,
+            rows,
+            self._placement,
         )
-        worst, distance = worst_mismatch(named, ours, truth)
+        found = gradients.distances(ours, clipping, self._order, reduction)
+        worst, distance = worst_mismatch(found)
         allowed = clip_norm * self.rows * tolerance_of(self.model)
         return worst, distance / allowed
 
 
-def clipping_and_not(gradients: list[Tensor]) -> tuple[float, float]:
-    """A bound that half of the records exceed, and one that none does.
+def clipping_and_not(norms: Tensor) -> tuple[float, float]:
+    """A bound that half of the records exceed, and one that none does, from their norms.
 
     Raises:
         SamplesInteractError: no record's own gradient is finite.
     """
-    norms = squared_norms(gradients).sqrt()
     norms = norms[norms.isfinite()]
     if not len(norms):
         raise SamplesInteractError(

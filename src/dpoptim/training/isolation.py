@@ -7,7 +7,6 @@ whole model; then records alone.
 
 import math
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,12 +22,11 @@ from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
 from dpoptim.gradients.oracle import (
-    clipped_sums,
+    RecordsAlone,
     engine_sums,
-    gradients_alone,
-    squared_norms,
     trainable,
 )
+from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.training.comparison import settled, tolerance_of
 from dpoptim.training.isolation_words import (
@@ -71,6 +69,7 @@ def choose_isolation(
     train_set: Dataset[Any],
     choice: Choice = "auto",
     batch_axis: int | None = None,
+    placement: Placement = IN_PLACE,
 ) -> Chosen:
     """Find the fastest way to keep records apart that gives each record its own gradient.
 
@@ -79,6 +78,7 @@ def choose_isolation(
         train_set: its record 0 shows the form of a record.
         choice: a way to take; "auto" to find out.
         batch_axis: the records' axis in the model's inputs; None to find out.
+        placement: of the model's parameters.
 
     Raises:
         SamplesInteractError: the model mixes records, so that only each record's own batch could
@@ -90,6 +90,8 @@ def choose_isolation(
     watch_batch_statistics(model)
     if choice == "alone":
         return Chosen(Isolation.of("alone"), (Assumption("enforced", ALONE),), None)
+    if choice == "vmap":
+        placement.refuse(Isolation.of("vmap"))
     with put_back(model):
         found, reason = working_sample(model, train_set, batch_axis)
     if found is None:
@@ -98,10 +100,10 @@ def choose_isolation(
         return Chosen(isolation, (*enforced, not_probed(reason)), None)
     with quiet(model, lambda: found.outputs(model)):
         sample = found if choice == "vmap" else with_records_apart(model, found, batch_axis)
-        trials = Trials(model, sample)
+        trials = Trials(model, sample, placement)
         if not trials.finite:  # records without any token, say, where numbers are a mask
             sample = sample.with_ones()
-            trials = Trials(model, sample)
+            trials = Trials(model, sample, placement)
         isolation = Isolation.of("vmap" if choice == "vmap" else "rules", sample.axis)
         if not trials.finite:
             unknown = not_probed("gradients on random input are not finite")
@@ -221,13 +223,13 @@ def with_another_record(
 class Trials:
     """Clipped sums of made-up records, compared with those of batches of one."""
 
-    def __init__(self, model: nn.Module, sample: Sample) -> None:
-        self.model, self.sample = model, sample
+    def __init__(self, model: nn.Module, sample: Sample, placement: Placement) -> None:
+        self.model, self.sample, self.placement = model, sample, placement
         with torch.no_grad():
             self._weights = [torch.randn_like(out) for out in sample.outputs(model)]
-        alone = [self._part([i]) for i in range(sample.rows)]
-        self._gradients = gradients_alone(model, self._loss, alone)
-        norms = squared_norms(self._gradients).sqrt()
+        alone = [self._part(range(i, i + 1)) for i in range(sample.rows)]
+        self._alone = RecordsAlone(model, self._loss, alone, placement)
+        norms = self._alone.squared.sqrt()
         self.finite = bool(norms.isfinite().all())
         # One bound under which every record is clipped, and one under which none is.
         sizes = (float(norms.median()) / 2, 2 * float(norms.max())) if self.finite else ()
@@ -238,6 +240,7 @@ class Trials:
         """Why this way does not give each record its own gradient; None if it does."""
         start = time.perf_counter()
         try:
+            self.placement.refuse(isolation)
             shares = self._shares(isolation)
             again = partial(self._elsewhere, isolation)
             agrees = settled(list(shares.values()), again, tolerance_of(self.model))
@@ -261,10 +264,9 @@ class Trials:
 
     def factor(self, isolation: Isolation) -> float:
         """Time of such a pass over that of an ordinary one, on this batch."""
-        ordinary = self._clock(lambda: self._loss(self.model, self._part(range(self.sample.rows))))
+        ordinary = self._clock(range(self.sample.rows))
         if isolation.alone:
-            one = self._clock(lambda: self._loss(self.model, self._part([0])))
-            return self.sample.rows * one / ordinary
+            return self.sample.rows * self._clock(range(1)) / ordinary
         return self.seconds[isolation] / len(self._bounds) / ordinary
 
     def refusal(self, failure: Failure) -> PrivacyError:
@@ -276,15 +278,15 @@ class Trials:
             "another way; or keep the batch axis first."
         )
 
-    def _clock(self, run: Callable[[], Tensor]) -> float:
-        parameters = list(trainable(self.model).values())
+    def _clock(self, indices: range) -> float:
+        parameters, part = list(trainable(self.model).values()), self._part(indices)
         start = time.perf_counter()
-        torch.autograd.grad(run(), parameters, allow_unused=True)
+        self.placement.gradients(self._loss(self.model, part), parameters)
         return time.perf_counter() - start
 
-    def _part(self, indices: Iterable[int]) -> tuple[Sample, list[Tensor]]:
-        chosen = list(indices)
-        return self.sample.records(chosen), [w[chosen] for w in self._weights]
+    def _part(self, indices: range) -> tuple[Sample, list[Tensor]]:
+        weights = [w[indices.start : indices.stop] for w in self._weights]  # views: these are large
+        return self.sample.records(list(indices)), weights
 
     @staticmethod
     def _loss(model: nn.Module, batch: tuple[Sample, list[Tensor]]) -> Tensor:
@@ -295,7 +297,8 @@ class Trials:
     def _elsewhere(self, isolation: Isolation, seed: int) -> list[float]:
         """Distances with other weights, in tolerances."""
         with other_weights(self.model, seed):
-            return list(Trials(self.model, self.sample)._shares(isolation).values())
+            elsewhere = Trials(self.model, self.sample, self.placement)
+            return list(elsewhere._shares(isolation).values())
 
     def _shares(self, isolation: Isolation) -> dict[str, float]:
         """By how many tolerances each parameter's sums are off, under the worse bound."""
@@ -306,13 +309,14 @@ class Trials:
         return shares
 
     def _under(self, bound: float, isolation: Isolation) -> list[tuple[str, float]]:
-        named, rows, clipping = trainable(self.model), self.sample.rows, Clipping(bound)
+        rows, clipping, placement = self.sample.rows, Clipping(bound), self.placement
         batch = self._part(range(rows))
-        ours = engine_sums(self.model, self._loss, batch, rows, clipping, "sum", isolation)
-        truth = clipped_sums(self._gradients, clipping, rows, "sum")
+        ours = engine_sums(
+            self.model, self._loss, batch, rows, clipping, "sum", isolation, placement=placement
+        )
         allowed = bound * rows * tolerance_of(self.model)
-        distances = [float(b.sub_(a).norm()) for a, b in zip(ours, truth, strict=True)]
-        return [(n, each / allowed) for n, each in zip(named, distances, strict=True)]
+        found = self._alone.distances(ours, clipping, list(range(rows)), "sum")
+        return [(name, each / allowed) for name, each in found.items()]
 
 
 def with_places(

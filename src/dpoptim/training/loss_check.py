@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from dpoptim.distributed.ranks import Ranks
+from dpoptim.distributed.wrapping import Wrapping
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
@@ -54,10 +56,13 @@ def check_loss(
     model: nn.Module,
     loss: Loss,
     train_set: Dataset[Any],
+    row: Any,
     collate_fn: Collate | None,
     declared: Reduction | None,
     units: Units,
     isolation: Isolation,
+    wrapping: Wrapping,
+    ranks: Ranks,
 ) -> LossCheck:
     """Check a loss on made-up records, of unequal lengths too, and a few of the data set's.
 
@@ -65,10 +70,12 @@ def check_loss(
         model: not attached.
         loss: ``loss(model, batch)``, as the loop computes it: one value a record, shape (rows,),
             or a scalar.
+        row: whose form made-up records have.
         declared: what a scalar was said to be.
         units: of the data set; the rows of one may meet each other.
         isolation: how the model will keep records apart. Those that pass alone meet nobody, so
             there is nothing to check.
+        wrapping: of the model. ranks: that train it.
 
     Raises:
         SamplesInteractError: a record's gradient depends on other records.
@@ -80,14 +87,14 @@ def check_loss(
     """
     if isolation.alone:
         return LossCheck("none", collate_fn, "")
-    program = Program(
-        model, loss, collate_records if collate_fn is None else collate_fn, (isolation,)
-    )
+    collate = collate_records if collate_fn is None else collate_fn
+    program = Program(model, loss, collate, (isolation,), wrapping)
     on, skipped = check_on_made_up(
-        program, units.a_row(train_set), units.rows.per_record, sequences=collate_fn is not None
+        program, row, units.rows.per_record, sequences=collate_fn is not None
     )
     apart = 1 if isinstance(train_set, StreamRecords) else max(1, units.count // TAKEN)
-    taken = [units.some_rows(train_set, min(i * apart, units.count - 1)) for i in range(TAKEN)]
+    own = [units.some_rows(train_set, min(i * apart, units.count - 1)) for i in range(TAKEN)]
+    taken = wrapping.tried_alike(own, ranks)
     with saying(f"on records of the data set{BY_COLLATE}"):
         found = compare_private(program, taken)
     if declared is not None and found.loss_reduction not in ("none", declared):

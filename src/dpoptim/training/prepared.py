@@ -1,6 +1,7 @@
 """What attaching finds out of model, loss and data before anything is reserved or drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpoptim.training.engines import engine_for
 from dpoptim.training.isolation import Chosen, choose_isolation
 from dpoptim.training.loss_check import LossCheck, check_loss
 from dpoptim.training.probe import positions_per_layer
+from dpoptim.training.quiet import made_up_alike
 from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
 from dpoptim.training.request import Request
 from dpoptim.training.units import units_of
@@ -59,15 +61,14 @@ class Prepared:
             train_set, request.rows_per_record, request.rows_reduction, request.persons
         )
         refuse_other_unit(plan, self.units)
-        self._row = self.units.a_row(train_set)
+        self._row = self._a_row()
         self.chosen, self.loss, positions = self._tried()
-        self.wrapping.refuse(self.chosen.isolation)
         self.engine = self._engine(positions)
         refuse_engine(plan, self.engine, self.optimizers)
 
     def _tried(self) -> tuple[Chosen, LossCheck | None, dict[str, int]]:
         """Try the model and the loss on made-up records."""
-        with self.wrapping.gathered():
+        with self._trying():
             chosen = self._chosen_isolation(self._row)
             return (
                 chosen,
@@ -77,12 +78,22 @@ class Prepared:
 
     def chosen_now(self) -> Chosen:
         """How the model's records would be kept apart as it is now."""
-        with self.wrapping.gathered():
-            return self._chosen_isolation(self.units.a_row(self.train_set))
+        with self._trying():
+            return self._chosen_isolation(self._a_row())
 
     def _chosen_isolation(self, row: Any) -> Chosen:
         isolation, batch_axis = self._request.isolation, self._request.batch_axis
-        return choose_isolation(self.model, [row], isolation, batch_axis)  # type: ignore[arg-type]
+        one: Any = [row]
+        return choose_isolation(self.model, one, isolation, batch_axis, self.wrapping)
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        alike = made_up_alike(self.model) if self.wrapping.spread else nullcontext()
+        with self.wrapping.trying(), alike:
+            yield
+
+    def _a_row(self) -> Any:
+        return self.wrapping.tried_alike([self.units.a_row(self.train_set)], self._ranks)[0]
 
     def _checked_loss(self, chosen: Chosen) -> LossCheck | None:
         request = self._request
@@ -92,10 +103,13 @@ class Prepared:
             self.model,
             request.loss,
             self.train_set,
+            self._row,
             request.collate_fn,
             request.loss_reduction,
             self.units,
             chosen.isolation,
+            self.wrapping,
+            self._ranks,
         )
 
     @property

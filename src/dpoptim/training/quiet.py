@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from dpoptim.torch_internals import SpectralNormalised
+from dpoptim.torch_internals import SpectralNormalised, local_part
 from dpoptim.training.fixed_noise import FixedNoise
 
 COPIED_PARAMETERS = 1 << 26
@@ -18,10 +18,11 @@ LARGE_PRIME = 9973  # sines of larger numbers are not exact
 def put_back(model: nn.Module) -> Iterator[None]:
     """Restore modes, buffers, random generators, and parameters of all but very large models."""
     modes = {module: module.training for module in model.modules()}
-    copied = list(model.buffers())
+    # a forward pass has copies of parameters that are spread, and no way to write into those
+    copied, parameters = list(model.buffers()), [p for p in model.parameters() if not spread(p)]
     # of larger ones there may be no room for two
-    if sum(p.numel() for p in model.parameters()) <= COPIED_PARAMETERS:
-        copied += model.parameters()
+    if sum(p.numel() for p in parameters) <= COPIED_PARAMETERS:
+        copied += parameters
     before = {t: t.detach().clone() for t in copied}
     elsewhere = {p.device for p in model.parameters() if p.device.type != "cpu"}
     try:
@@ -42,6 +43,19 @@ def put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def made_up_alike(model: nn.Module) -> Iterator[None]:
+    """Draw the same made-up records in all processes. Everything is `put_back`."""
+    with put_back(model):
+        torch.manual_seed(0)
+        yield
+
+
+def spread(p: Tensor) -> bool:
+    """Whether this process has a part of a tensor only."""
+    return local_part(p) is not p
+
+
+@contextmanager
 def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
     """Move every parameter by up to a hundredth of itself, and put it back exactly.
 
@@ -49,7 +63,7 @@ def other_weights(model: nn.Module, seed: int) -> Iterator[None]:
     weights; where records are mixed, it fails again. No random generator takes part, as noise
     may be fixed.
     """
-    moved = [p for p in model.parameters() if p.is_floating_point()]
+    moved = [local_part(p) for p in model.parameters() if p.is_floating_point()]
     before = [p.detach().clone() for p in moved]
     try:
         with torch.no_grad():
