@@ -104,7 +104,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "per block": Blocks,
     "blocks alone": Blocks,
     "adapters": adapted,
+    "narrow": Blocks,
 }
+NARROW = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 
 
 def model_of(way: str) -> nn.Module:
@@ -113,11 +115,12 @@ def model_of(way: str) -> nn.Module:
     model = MODELS[way]()
     if dist.is_initialized():
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        policy = NARROW if way == "narrow" else MixedPrecisionPolicy()
         if way != "whole":
             for block in model.blocks:
-                fully_shard(block, mesh=mesh)
+                fully_shard(block, mesh=mesh, mp_policy=policy)
         if way != "blocks alone":
-            fully_shard(model, mesh=mesh)
+            fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 
@@ -203,7 +206,7 @@ def released_noise(entries: int = 7_000, steps: int = 3) -> Tensor:
     return torch.stack(released)
 
 
-def largest_shift(worlds: int = 3) -> float:
+def largest_shift(worlds: int = 2, way: str = "per block") -> float:
     """How far one record moves the released sum, in clip norms: whole gradients far beyond the
     bound, every record on the last rank, in several microbatches.
     """
@@ -219,7 +222,7 @@ def largest_shift(worlds: int = 3) -> float:
     for attack in range(worlds):
         sums = []
         for records_there in (8, 7):
-            model = model_of("per block")
+            model = model_of(way)
             before = whole(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             attacked = x.clone()
@@ -227,12 +230,16 @@ def largest_shift(worlds: int = 3) -> float:
             data = TensorDataset(attacked[:records_there], y[:records_there])
             with dealt, dpoptim.attach(plan, model, optimizer, data, noise_seed=5) as private:
                 for a, b in private.batches(physical_batch_size=3):
-                    losses = F.cross_entropy(model(a), b, reduction="none")
+                    losses = F.cross_entropy(model(a).float(), b, reduction="none")
                     private.backward(losses * 100.0**attack)
                     optimizer.step()
             sums.append((whole(model) - before) * plan.batch_size)
         largest = max(largest, float((sums[0] - sums[1]).double().norm()) / 0.5)
     return largest
+
+
+def rounded_shift(rank: int) -> float:
+    return largest_shift(1, "narrow")
 
 
 def reductions() -> int:
@@ -386,7 +393,7 @@ def bytes_held(rank: int) -> dict[str, int]:
     """The most bytes of parameters between steps, those of all in one process, and whether
     gradients were ever anything but shards.
     """
-    seen = {"held": 0, "gathered": 0, "odd gradients": 0}
+    seen = {"held": 0, "gathered": 0, "odd gradients": 0, "in attach": 0}
 
     def look(private: Any, model: nn.Module) -> None:
         seen["held"] = max(seen["held"], sum(local(p) for p in model.parameters()))
@@ -395,7 +402,20 @@ def bytes_held(rank: int) -> dict[str, int]:
             seen["odd gradients"] += whole_one.grad is not None
         seen["odd gradients"] += sum(p.grad is not None for p in model.parameters())
 
-    train("flat", "per block", steps=2, look=look)
+    honest = fsdp_internals.reshard
+
+    def settled(model: nn.Module) -> None:
+        with suppress(AttributeError):  # before the first pass there are none
+            held = sum(each.untyped_storage().nbytes() for each in fsdp_internals.wholes(model))
+            seen["in attach"] = max(seen["in attach"], held)
+        honest(model)
+
+    def begun(private: Any, model: nn.Module) -> None:
+        fsdp_internals.reshard = honest
+        look(private, model)
+
+    fsdp_internals.reshard = settled
+    train("flat", "per block", steps=2, look=begun)
     return seen | {"all": sum(p.numel() * p.element_size() for p in Blocks().parameters())}
 
 
@@ -428,14 +448,14 @@ def refused(rank: int) -> dict[str, str]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         plan = plan_for(METHODS[method](), steps=2)
         with dpoptim.attach(plan, model, optimizer, TensorDataset(x, y), **options) as private:
+            scalar = options.get("loss_reduction", "none")
             for a, b in private.batches():
-                private.backward(F.cross_entropy(model(a), b, reduction="none"))
+                private.backward(F.cross_entropy(model(a).float(), b, reduction=scalar))
                 optimizer.step()
 
     def sharded(model: nn.Module, **options: Any) -> nn.Module:
         return fully_shard(model, mesh=mesh, **options)
 
-    narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     square = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("a", "b"))
     no_casts = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.bfloat16)
     rows = sharded(
@@ -445,7 +465,9 @@ def refused(rank: int) -> dict[str, str]:
         nn.Sequential(nn.Linear(FEATURES, 4)), mesh, {"0": ColwiseParallel()}
     )
     return {
-        "policy": caught(lambda: attach(sharded(Blocks(), mp_policy=narrow))),
+        "mean in bfloat16": caught(
+            lambda: attach(sharded(Blocks(), mp_policy=NARROW), loss_reduction="mean")
+        ),
         "two axes": caught(lambda: attach(fully_shard(Blocks(), mesh=square))),
         "tensor parallel": caught(lambda: attach(parallel)),
         "value": caught(lambda: attach(sharded(nn.Sequential(nn.Linear(FEATURES, 3))), "value")),

@@ -67,11 +67,18 @@ def test_between_steps_each_rank_holds_its_parts_alone() -> None:
     for seen in run_ranks(2, work.bytes_held):
         assert 0.4 * seen["all"] < seen["held"] < 0.65 * seen["all"]  # uneven rows
         assert seen["gathered"] == seen["odd gradients"] == 0
+        assert 0 < seen["in attach"] < seen["all"]  # what the trial's passes leave: the root
+
+
+def test_where_layers_run_on_rounded_copies_a_record_moves_a_sum_by_the_bound_at_most() -> None:
+    """MixedPrecisionPolicy(param_dtype=bfloat16), parameters in float32."""
+    for shift in run_ranks(2, work.rounded_shift):
+        assert 0.5 < shift <= 1.0
 
 
 def test_what_cannot_be_done_is_refused_by_name() -> None:
     said = {
-        "policy": "MixedPrecisionPolicy with another param_dtype",
+        "mean in bfloat16": "ran in bfloat16 or float16 with a loss that is a mean",
         "two axes": "not as one shard a process",
         "tensor parallel": "but not one of fully_shard's",
         "value": "value clipping is not supported for models under fully_shard",

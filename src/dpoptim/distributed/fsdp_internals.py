@@ -49,7 +49,7 @@ def used_in_forward(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
         for group in module._get_fsdp_state()._fsdp_param_groups:
             own = {each._unsharded_param: each.sharded_param for each in group.fsdp_params}
             found |= {whole: p for whole, p in own.items() if id(whole) in seen}
-        module.reshard()
+        reshard(model)
     require(model, found)
     return found
 
@@ -95,9 +95,11 @@ def holding(model: nn.Module, others: Mapping[nn.Parameter, nn.Parameter]) -> It
 
 
 def reshard(model: nn.Module) -> None:
-    """Let modules hold the DTensors again. Harmless when repeated."""
-    for module in sharded_modules(model):
-        module.reshard()
+    """Let modules hold the DTensors again, also where a forward pass has raised, after which
+    ``module.reshard`` does nothing. Harmless when repeated.
+    """
+    for group in groups(model):
+        group._to_sharded()
 
 
 def sends_gradients(model: nn.Module) -> list[tuple[Any, bool]]:
@@ -113,7 +115,7 @@ def let_send_gradients(before: list[tuple[Any, bool]]) -> None:
 
 def unsupported(model: nn.Module) -> str:
     """What about the sharding cannot be trained privately; empty if all can."""
-    checks = (placed_otherwise, not_managed, with_other_policies, over_other_processes)
+    checks = (placed_otherwise, not_managed, offloaded, over_other_processes)
     return next((found for check in checks if (found := check(model))), "")
 
 
@@ -137,19 +139,8 @@ def not_managed(model: nn.Module) -> str:
     return ""
 
 
-def with_other_policies(model: nn.Module) -> str:
-    """A ``reduce_dtype`` is none of them: FSDP reduces nothing while attached."""
+def offloaded(model: nn.Module) -> str:
     for group in groups(model):
-        policy = group.mp_policy
-        kept = {None, *(each.sharded_param.dtype for each in group.fsdp_params)}
-        if len(kept) > 2 or policy.param_dtype not in kept:
-            return (
-                "fully_shard has a MixedPrecisionPolicy with another param_dtype than the "
-                "parameters have, so layers would run on rounded copies, and attach's trial, which "
-                "has no such copies, would say nothing of them (torch.autocast rounds in both)"
-            )
-        if policy.output_dtype:
-            return "fully_shard has a MixedPrecisionPolicy with an output_dtype"
         if any(each.offload_to_cpu for each in group.fsdp_params):
             return "fully_shard has a CPUOffloadPolicy"
     return ""

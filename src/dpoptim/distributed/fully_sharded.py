@@ -43,7 +43,7 @@ class FullySharded:
         if reason:
             raise PrivacyError(
                 f"{reason}, which is not supported. Fix: fully_shard(module, mesh=...) over a mesh "
-                "of one dimension, without policies; or DistributedDataParallel."
+                "of one dimension, without an offload policy; or DistributedDataParallel."
             )
         self.module = model
         self._before: list[tuple[Any, bool]] = []

@@ -14,7 +14,8 @@ class TrainedParameters:
 
     Args:
         model: any module.
-        tied: parameters of the model that count as uses of another one (of the same shape).
+        tied: parameters of the model that count as uses of another one (of the same shape), maybe
+            rounded to another dtype.
 
     Attributes:
         names, parameters: of those that require a gradient.
@@ -22,7 +23,7 @@ class TrainedParameters:
         places: of every parameter, by id; tied ones have the place of the other one.
         entries: of all together.
         narrowest: of the dtypes that their gradients are computed in.
-        stored_narrow: the first that is stored in bfloat16 or float16, if any.
+        stored_narrow: the first that is stored, or used, in bfloat16 or float16, if any.
 
     Raises:
         ValueError: there is none.
@@ -39,10 +40,18 @@ class TrainedParameters:
             id(other): self.places[id(p)] for other, p in tied.items() if id(p) in self.places
         }
         self.entries = sum(p.numel() for p in self.parameters)
+        used = [
+            *named,
+            *(
+                (self.names[self.places[id(other)]], other)
+                for other in tied
+                if id(other) in self.places
+            ),
+        ]
         self.narrowest = min(
-            (computed_in(p.dtype) for p in self.parameters), key=lambda dtype: dtype.itemsize
+            (computed_in(p.dtype) for _, p in used), key=lambda dtype: dtype.itemsize
         )
-        self.stored_narrow = next((name for name, p in named if p.dtype in NARROW), None)
+        self.stored_narrow = next((name for name, p in used if p.dtype in NARROW), None)
         self._of_module: dict[nn.Module, dict[str, int]] = {}
 
     def places_of(self, module: nn.Module) -> dict[str, int]:

@@ -34,9 +34,10 @@ TOLERANCE = {  # of the bound, for each record
 NEAR, NEAR_BOUND, AGAIN = 100.0, 1e-2, 2
 
 
-def tolerance_of(model: nn.Module) -> float:
+def tolerance_of(model: nn.Module, placement: Placement) -> float:
     """Of a model's sums: a share of the bound, for each record."""
-    return max(TOLERANCE[p.dtype] for p in trainable(model).values())
+    dtypes = {p.dtype for p in (*trainable(model).values(), *placement.used)}
+    return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
 
 
 def settled(
@@ -108,7 +109,11 @@ class Comparison:
                         continue
                     found = self._mismatches(gradients, candidate, way)
                     again = partial(self._elsewhere, candidate, way)
-                    if settled([share for _, share in found], again, tolerance_of(self.model)):
+                    if settled(
+                        [share for _, share in found],
+                        again,
+                        tolerance_of(self.model, self._placement),
+                    ):
                         return candidate
                     worst = next(name for name, share in found if not share <= 1)
             except SamplesInteractError:
@@ -205,7 +210,7 @@ class Comparison:
         )
         found = gradients.distances(ours, clipping, self._order, reduction)
         worst, distance = worst_mismatch(found)
-        allowed = clip_norm * self.rows * tolerance_of(self.model)
+        allowed = clip_norm * self.rows * tolerance_of(self.model, self._placement)
         return worst, distance / allowed
 
 

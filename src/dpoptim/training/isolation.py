@@ -243,7 +243,7 @@ class Trials:
             self.placement.refuse(isolation)
             shares = self._shares(isolation)
             again = partial(self._elsewhere, isolation)
-            agrees = settled(list(shares.values()), again, tolerance_of(self.model))
+            agrees = settled(list(shares.values()), again, tolerance_of(self.model, self.placement))
         except SamplesInteractError:
             raise
         except PrivacyError as error:
@@ -314,7 +314,7 @@ class Trials:
         ours = engine_sums(
             self.model, self._loss, batch, rows, clipping, "sum", isolation, placement=placement
         )
-        allowed = bound * rows * tolerance_of(self.model)
+        allowed = bound * rows * tolerance_of(self.model, self.placement)
         found = self._alone.distances(ours, clipping, list(range(rows)), "sum")
         return [(name, each / allowed) for name, each in found.items()]
 
