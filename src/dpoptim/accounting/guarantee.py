@@ -33,9 +33,6 @@ def parse_neighboring(value: str | NeighboringRelation) -> NeighboringRelation:
     Args:
         value: a name, or the relation itself.
 
-    Returns:
-        the relation, as `dp_accounting` knows it.
-
     Raises:
         ValueError: anything else.
 

@@ -135,9 +135,6 @@ def read_schema(path: str | Path) -> Schema:
     Args:
         path: of the file.
 
-    Returns:
-        the schema.
-
     Raises:
         FileNotFoundError; ValueError: naming the file, the column and the fix.
 
@@ -171,9 +168,6 @@ def parse_schema(text: str) -> Schema:
 
     Args:
         text: of the file.
-
-    Returns:
-        the schema.
 
     Raises:
         ValueError: naming the column and the fix.

@@ -117,9 +117,6 @@ def evaluate_classifier(
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
-    Returns:
-        noisy scores with their intervals, and the guarantee.
-
     Raises:
         ValueError: unequal shapes, or a setting out of range; before anything is spent.
 
@@ -212,9 +209,6 @@ def evaluate_regressor(
         target_bound: public bound on |y|, to which targets and predictions are cut.
         epsilon, delta, confidence, neighboring, n, ledger,
         noise_seed: as for `evaluate_classifier`.
-
-    Returns:
-        noisy scores, and the guarantee.
 
     Raises:
         ValueError: unequal shapes, or a setting out of range; before anything is spent.
