@@ -77,6 +77,9 @@ def register_method(method: AnyMethod) -> AnyMethod:
         method: a subclass of `dpoptim.methods.TrainingMethod` with a ``name`` and a ``summary`` of
             its own.
 
+    Returns:
+        the method, as it was given.
+
     Raises:
         TypeError: it is none, or lacks one of them.
         ValueError: the name is taken.

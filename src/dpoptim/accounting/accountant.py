@@ -190,6 +190,9 @@ def tradeoff_curve(
         event, neighboring, accountant: as for `compute_epsilon`.
         false_positive_rates: of the attacker, any shape, in [0, 1].
 
+    Returns:
+        false negative rates, of the same shape.
+
     Raises:
         ValueError, TypeError: as for `compute_epsilon`.
 

@@ -25,6 +25,9 @@ def gdp_delta(mu: float, epsilon: float) -> float:
         mu: of Gaussian differential privacy, >= 0.
         epsilon: >= 0.
 
+    Returns:
+        delta in [0, 1].
+
     Examples:
         >>> from dpoptim.accounting import gdp_delta
         >>> round(gdp_delta(1.0, 1.0), 4)

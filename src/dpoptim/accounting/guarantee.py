@@ -33,6 +33,9 @@ def parse_neighboring(value: str | NeighboringRelation) -> NeighboringRelation:
     Args:
         value: a name, or the relation itself.
 
+    Returns:
+        the relation, as `dp_accounting` knows it.
+
     Raises:
         ValueError: anything else.
 

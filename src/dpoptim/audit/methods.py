@@ -88,6 +88,9 @@ def run_audits(
         seed: of coins and noise, so that a finding repeats.
         on_done: told each finding.
 
+    Returns:
+        one finding for each name.
+
     Examples:
         >>> from dpoptim.audit import run_audits
         >>> [finding] = run_audits(["dp-sgd"], trials=500)

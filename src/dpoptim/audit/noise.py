@@ -102,6 +102,9 @@ def audit_noise(
         noise_seed: as for ``attach``; it cannot be given to the check that the noise of two runs
             differs.
 
+    Returns:
+        the finding, with a verdict.
+
     Raises:
         ValueError: fewer than 2 steps.
     """

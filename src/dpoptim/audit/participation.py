@@ -56,6 +56,9 @@ def audit_participation(
         failure: probability of a false alarm, at most (up to the approximations).
         noise_seed: as for ``attach``; it seeds the coins.
 
+    Returns:
+        the finding, with a verdict.
+
     Raises:
         ValueError: every record takes part in every step, so there are no coins to test, or there
             are too few steps.

@@ -73,6 +73,9 @@ def audit_replay(
         first, second: neighbouring data sets.
         charged: keys of a returned mapping that hold released values, which the ledger pays for.
         seed: of Python's, NumPy's and torch's global generators.
+
+    Returns:
+        the finding, with a verdict.
     """
     a, b = observe(run, first, seed=seed), observe(run, second, seed=seed)
     found: list[str] = []

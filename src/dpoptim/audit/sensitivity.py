@@ -80,6 +80,9 @@ def audit_sensitivity(
         seed: of the "random" records.
         tolerance: see the module.
 
+    Returns:
+        the finding, with a verdict.
+
     Raises:
         ValueError: an unknown kind, or a batch too short.
         PrivacyError: what attaching the model or its backward pass raises; that is a refusal, not

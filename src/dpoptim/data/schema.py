@@ -135,6 +135,9 @@ def read_schema(path: str | Path) -> Schema:
     Args:
         path: of the file.
 
+    Returns:
+        the schema.
+
     Raises:
         FileNotFoundError; ValueError: naming the file, the column and the fix.
 
@@ -168,6 +171,9 @@ def parse_schema(text: str) -> Schema:
 
     Args:
         text: of the file.
+
+    Returns:
+        the schema.
 
     Raises:
         ValueError: naming the column and the fix.

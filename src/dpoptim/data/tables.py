@@ -37,6 +37,9 @@ def load_table(path: str | Path, schema: Schema, *, public: bool = False) -> Dat
         schema: what is publicly known about its columns.
         public: the owner declares the data public.
 
+    Returns:
+        features by the schema, and labels.
+
     Raises:
         FileNotFoundError, ValueError: naming the file, the column and the fix. These messages are
             for the data's owner, before a run; nothing of the data reaches a log of the run.
@@ -118,6 +121,9 @@ def schema_without_file(
         scaling: None: public data by its own bounds, other data by ``"unit-norm"``.
         path: of the table.
         person: the column of who a row belongs to, if any.
+
+    Returns:
+        the schema.
 
     Raises:
         FileNotFoundError, ValueError: naming the file, the column and the fix.

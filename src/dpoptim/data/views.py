@@ -49,6 +49,9 @@ def views(dataset: Dataset[Any], transform: Callable[[Any], Any], K: int) -> Dat
             and that.
         K: views of each record, at least 1.
 
+    Returns:
+        a data set of the same length.
+
     Raises:
         ValueError, TypeError: K is no whole number of 1 or more.
 

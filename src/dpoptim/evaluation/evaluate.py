@@ -117,6 +117,9 @@ def evaluate_classifier(
         ledger: where it is charged; None: nowhere.
         noise_seed: repeatable noise, for tests; the guarantee then says that it is not for release.
 
+    Returns:
+        noisy scores with their intervals, and the guarantee.
+
     Raises:
         ValueError: unequal shapes, or a setting out of range; before anything is spent.
 
@@ -209,6 +212,9 @@ def evaluate_regressor(
         target_bound: public bound on |y|, to which targets and predictions are cut.
         epsilon, delta, confidence, neighboring, n, ledger,
         noise_seed: as for `evaluate_classifier`.
+
+    Returns:
+        noisy scores, and the guarantee.
 
     Raises:
         ValueError: unequal shapes, or a setting out of range; before anything is spent.

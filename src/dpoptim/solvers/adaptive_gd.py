@@ -50,6 +50,9 @@ def adaptive_gd(
         keep_iterates: return all points visited, which costs memory only.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 

@@ -61,6 +61,9 @@ def kl_spider(
             round of one step needs no difference at all.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range; or, with the theorem's constants, a budget for which
             it promises nothing. Nothing is spent then.

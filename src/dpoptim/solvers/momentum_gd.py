@@ -37,6 +37,9 @@ def momentum_gd(
         momentum: in [0, 1).
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 

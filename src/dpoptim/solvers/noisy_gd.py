@@ -49,6 +49,9 @@ def noisy_gd(
             Algorithm 4 does.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range, or both or neither of step_size and weak_convexity.
 

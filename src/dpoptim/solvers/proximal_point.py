@@ -54,6 +54,9 @@ def proximal_point(
         inner_steps: noisy gradients in each round, instead of what the constants say.
         ledger, label, noise_seed: see `Releases`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 

@@ -36,6 +36,9 @@ def select_stationary(
         objective, w0, budget, lipschitz, smoothness, beta, constants, max_steps, ledger, label,
             noise_seed: as for `adaptive_gd`.
 
+    Returns:
+        the weights, the guarantee and a trace of all that was released.
+
     Raises:
         ValueError: a setting out of range.
 

@@ -97,6 +97,9 @@ def theorem_settings(
         minimiser_inside: whether the population risk's unconstrained minimiser is known to be in
             the ball.
 
+    Returns:
+        settings for `accelerated_srgd`.
+
     Raises:
         ValueError: n is too small for the theorem.
 
@@ -168,6 +171,9 @@ def suggested_settings(
         radius: about how far the minimiser is from the starting point.
         minimiser_inside: whether to go without the theorem for constrained minimisers.
         neighboring: as for `accelerated_srgd`.
+
+    Returns:
+        settings for `accelerated_srgd`.
 
     Examples:
         >>> from dpoptim.solvers import suggested_settings
