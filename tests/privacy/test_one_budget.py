@@ -6,8 +6,13 @@ claims (which the audits of each release attack); how that adds up is a formula 
 """
 
 import math
-from collections.abc import Iterator
+import os
+import random
+import signal
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -47,34 +52,45 @@ class Killed(BaseException):
 class Meter:
     """Adds up what leaves: squared shifts over variances of Gaussians, and epsilons of choices.
 
+    Args:
+        kill: ends the program.
+        log: a file that outlives it, where what leaves is written at once.
+
     Attributes:
         squares: mu^2 of all Gaussian draws outside searches.
         choices: epsilon of every choice.
-        trials: mu^2 of the draws in searches.
+        trials: mu of the draws in searches.
         kill_at: the draw at which the program is killed; before or after it is made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kill: Callable[[], None], log: int | None = None) -> None:
         self.squares, self.choices = 0.0, list[float]()
         self.trials: list[float] = []
         self.kill_at, self.before = -1, False
         self.searching = False
         self._bound = math.nan
+        self._kill, self._log = kill, log
+
+    def note(self, kind: str, value: float) -> None:
+        if self._log is not None:
+            os.write(self._log, f"{kind} {value!r}\n".encode())
+        if kind == "choice":
+            self.choices.append(value)
+        elif kind == "trial":
+            self.trials.append(value)
+        else:
+            self.squares += value**2
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         def draw(stream: Any, total: torch.Tensor, deviation: float) -> None:
             self.kill_at -= 1
             if self.kill_at == 0 and self.before:
-                raise Killed
+                self._kill()
             add_normal(stream, total, deviation)
-            mu = self._bound / deviation
-            if self.searching:
-                self.trials.append(mu)
-            else:
-                self.squares += mu**2
+            self.note("trial" if self.searching else "sum", self._bound / deviation)
             if self.kill_at == 0:
-                raise Killed
+                self._kill()
 
         def bounded(honest: Any, bound: Any) -> Any:
             def call(one: Any, *given: Any, **named: Any) -> Any:
@@ -84,7 +100,7 @@ class Meter:
             return call
 
         def select(one: Any, scores: Any, *, norm_bound: float, epsilon: float) -> int:
-            self.choices.append(epsilon)
+            self.note("choice", epsilon)
             return honest_select(one, scores, norm_bound=norm_bound, epsilon=epsilon)
 
         honest_select = FilteredGate.select
@@ -158,27 +174,92 @@ step = st.tuples(
 )
 
 
-@settings(max_examples=15, deadline=None)
+def stop() -> None:
+    raise Killed
+
+
+@settings(max_examples=12, deadline=None)
 @given(script=st.lists(step, min_size=4, max_size=14))
 @pytest.mark.filterwarnings("ignore")
 def test_no_sequence_of_steps_exceeds_the_budget(
     script: list[tuple[str, float, int, bool]],
 ) -> None:
-    epsilon, meter, searches = 2.0, Meter(), list[float]()
-    ledger = Ledger(epsilon=epsilon, delta=DELTA, neighboring="zero-out")
-    budget = ledger.budget
-    assert budget is not None
-    assert budget.order is not None
+    meter, searches = Meter(stop), list[float]()
+    ledger = Ledger(**TOTAL)
     with meter.watching():
         for what, price, meter.kill_at, meter.before in script:
             meter.searching, before = what == "search", len(meter.trials)
             with suppress(dpoptim.BudgetExceeded, Killed):
                 act(what, ledger, price)
-            if len(meter.trials) > before:
-                searches.append(price)
-                base = 1 / search_event(price, DELTA, "zero-out", 2.0).event.noise_multiplier
-                assert max(meter.trials[before:]) <= base * (1 + 1e-6)
+            searches += searched(meter, before, price)
+    within(ledger, meter, searches)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL (POSIX)")
+@pytest.mark.filterwarnings("ignore")
+def test_no_sequence_of_killed_processes_exceeds_the_budget(tmp_path: Path) -> None:
+    """Each step in a process of its own, on one ledger file; most of them die by SIGKILL around a
+    draw.
+    """
+    path, chance = tmp_path / "ledger.sqlite", random.Random(1)
+    meter, searches, killed = Meter(stop), list[float](), 0
+    Ledger(path, dataset="table", **TOTAL).close()
+    for what in (*chance.sample(ACTS, len(ACTS)), *chance.sample(ACTS, len(ACTS))):
+        price, at, log = chance.choice([0.2, 0.3]), chance.choice([0, 1, 1, 3]), tmp_path / "log"
+        early = chance.random() < 0.3
+        child = os.fork()
+        if child == 0:
+            in_a_process(path, log, what, price, at, before=early)
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL), what
+        killed += status == signal.SIGKILL
+        before = len(meter.trials)
+        for kind, value in map(str.split, log.read_text().splitlines()):
+            meter.note(kind, float(value))
+        searches += searched(meter, before, price)
+    with Ledger(path) as ledger:
+        within(ledger, meter, searches)
+        assert len(ledger.entries()) >= 10
+    assert killed >= 7
+    assert meter.squares > 0
+    assert searches
+    assert meter.choices
+
+
+def in_a_process(path: Path, log: Path, what: str, price: float, at: int, *, before: bool) -> None:
+    """A step as a program of its own, which nothing outlives but files; never returns."""
+    try:
+        torch.set_num_threads(1)  # a fork does not inherit a thread pool
+        signal.alarm(60)
+        file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        meter = Meter(lambda: os.kill(os.getpid(), signal.SIGKILL), file)
+        meter.kill_at, meter.before, meter.searching = at, before, what == "search"
+        with meter.watching(), suppress(dpoptim.BudgetExceeded):
+            act(what, Ledger(path), price)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+TOTAL: Any = {"epsilon": 2.0, "delta": DELTA, "neighboring": "zero-out"}
+
+
+def searched(meter: Meter, before: int, price: float) -> list[float]:
+    """The price of a search if there was one, whose trials were no sharper than its base."""
+    if len(meter.trials) == before:
+        return []
+    base = 1 / search_event(price, DELTA, "zero-out", 2.0).event.noise_multiplier
+    assert max(meter.trials[before:]) <= base * (1 + 1e-6)
+    return [price]
+
+
+def within(ledger: Ledger, meter: Meter, searches: list[float]) -> None:
+    """What left is within what was charged, and that within the budget."""
     ledger.verify()
+    budget = ledger.budget
+    assert budget is not None
+    assert budget.order is not None
     # Gaussians: order mu^2 / 2. Choices: their log-ratios span an interval of length epsilon, so
     # epsilon^2 / 8 of zCDP. Searches: what the event says of trials that are no sharper than its
     # base (above).
