@@ -172,8 +172,7 @@ def share_of_layer(layers: Sequence[str]) -> float:
 
 
 def style_of(given: object) -> Style | Groups:
-    """Return how a bound is kept as `Clipping` has it: groups also come as a mapping, or as lists
-    from a plan's JSON.
+    """Return how a bound is kept, as `Clipping` has it: groups may be a mapping or JSON's lists.
 
     Raises:
         ValueError, TypeError: neither a style nor groups of positive numbers.

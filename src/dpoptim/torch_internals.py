@@ -70,9 +70,7 @@ group_norm_backward = torch.ops.aten.native_group_norm_backward
 
 
 def never_compiled(function: Function) -> Function:
-    """`torch.compiler.disable` without importing the compiler, which takes over a second: neither
-    the function nor what it calls is compiled.
-    """
+    """`torch.compiler.disable` without importing the compiler, which takes over a second."""
     inside: Any = torch._C._dynamo.eval_frame
     skip = inside._FrameAction.SKIP
     inside.set_code_exec_strategy(function.__code__, inside._FrameExecStrategy(skip, skip))

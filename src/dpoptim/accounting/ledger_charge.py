@@ -63,9 +63,10 @@ class Charge:
             self._times = self.reservation.resumed
 
     def announce(self, begun: int, releases: int) -> None:
-        """Write down, ahead and for several at a time, that a release begins. The last one asks
-        the ledger in any case: a run that was taken up elsewhere meanwhile must not complete here,
-        too.
+        """Write down, ahead and for several at a time, that a release begins.
+
+        The last one asks the ledger in any case: a run that was taken up elsewhere meanwhile must
+        not complete here, too.
 
         Args:
             begun: so many have been, interrupted ones included.
@@ -174,8 +175,7 @@ class Charge:
             self._ledger.reenter(self.reservation.id, resumed=self._times)
 
     def finish(self) -> None:
-        """Mark the run as completed. A failure is no reason to lose its results: it counts in full
-        either way. One that was taken up, and has released nothing since, is completed, too.
+        """Mark the run as completed; also one that was taken up and released nothing since.
 
         Raises:
             LedgerError: it was taken up elsewhere, and others go on with it: of two holders, one

@@ -1,6 +1,4 @@
-"""Loops that mix records, or leave by other ways than the optimizer: the library
-must refuse each, or give every record no more than its share.
-"""
+"""Loops that mix or leak records: to be refused, or to give each no more than its share."""
 
 from collections.abc import Callable
 from typing import Any

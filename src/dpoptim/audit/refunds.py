@@ -1,5 +1,4 @@
-"""An attack on what ended runs give back: stop when it looks good, take up what was killed, let the
-killed one go on, and spend the rest, until the budget admits nothing more.
+"""An attack on ended runs' refunds: pick good ends, resume the killed, spend all that is left.
 
 Every entry of the released sums is a trial of its own: a canary adds 1 to all sums, or is not
 there. The attacker may stop by anything that was released; given where runs stopped, each trial is

@@ -146,9 +146,7 @@ def shifts_seen() -> Iterator[list[tuple[Tensor, float]]]:
 
 
 def sharpest_choice() -> tuple[float, float]:
-    """How much one record changes the odds of a quantile's ends, in the worst of a few tables, and
-    what a choice may at its share of mu: both as epsilon, exactly.
-    """
+    """The epsilon of one record on a quantile's choice, and that of its share of mu; exact."""
     many, worst = 100, 0.0
     settings = {**PUBLIC, "n": many}
     for held in (24, 25, 26):  # values where there may be 25

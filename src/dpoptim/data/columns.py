@@ -168,9 +168,7 @@ def header_of(path: Path, rows: Iterator[list[str]]) -> list[str]:
 
 
 def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
-    """What a table has in the place of a column, and the fix. Where none of the wanted is there,
-    its first line may be a record, and is not quoted.
-    """
+    """What a table has in a column's place, and the fix; no first line that may be a record."""
     if set(wanted) & set(known):
         return f"; it has {abridged(known)}. Fix: add the column, or name another one."
     other = re.search(SEPARATORS, "".join(known))
@@ -183,9 +181,7 @@ def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
 
 
 def abridged(names: Sequence[str], most: int = 12) -> str:
-    """The names, or the first of them where they are many; not where one is a number, since the
-    first line of the file may be a record then.
-    """
+    """The names, or the first of many; none where one is a number, and so maybe a record's."""
     if any(is_number(part) for name in names for part in re.split(SEPARATORS, name)):
         return f"{len(names)} others, not shown as the first line may be a record"
     rest = f" and {len(names) - most} more" if len(names) > most else ""

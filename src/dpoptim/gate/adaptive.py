@@ -126,8 +126,7 @@ class FilteredGate:
         self.count(mu)
 
     def finish(self) -> None:
-        """Mark the run as completed; see `Gate.finish`. If it ends before its budget, the ledger's
-        budget gets the rest back, wherever it can give back.
+        """Mark the run as completed, see `Gate.finish`; give what is left back to the budget.
 
         **Guarantee.** The budget's still holds ("Giving back" in `accounting.budget`): every
         release here is a mechanism of its own, with fresh noise, whose divergence is at most that

@@ -171,8 +171,7 @@ class Gate:
             self._charge.take_up(secret["reservation"], released, checkpoint)
 
     def reenter(self) -> None:
-        """Go on after `finish`, with the releases that remain of the same event. The caller has
-        kept everything else that a checkpoint would hold.
+        """Go on after `finish` with the event's remaining releases; the caller has kept the rest.
 
         Raises:
             PrivacyError: none remains, or this is a forked process.
@@ -187,9 +186,7 @@ class Gate:
         self._charge.reenter()
 
     def finish(self) -> None:
-        """Mark the run as completed. It counts in full either way, so a failure here is no reason
-        to lose its results.
-        """
+        """Mark the run as completed; a failure here is no reason to lose its results."""
         self._charge.finish()
 
     @property

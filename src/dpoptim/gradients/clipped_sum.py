@@ -141,9 +141,7 @@ class ClippedSum:
         sums: Sequence[Sums],
         finish: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """Add the weighted sums; records of factor zero are left out, whatever they hold.
-        ``gradients`` is emptied.
-        """
+        """Add the weighted sums, without records of factor zero; ``gradients`` is emptied."""
         countable = next(iter(factors.values()))[0] > 0
         every = bool(countable.all())
         for i in range(len(sums)):

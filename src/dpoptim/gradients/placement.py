@@ -1,6 +1,4 @@
-"""Where a model's parameters are: some wrappers keep a part of each, and put the whole in its place
-for forward and backward passes.
-"""
+"""Where a model's parameters are: some wrappers keep parts, whole only in passes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,4 @@
-"""Value clipping: the factor of each record is known after the forward pass, so one ordinary
-backward pass to the layers' outputs does the rest. What it finds there is summed as `products`
-says.
-"""
+"""Value clipping: factors known after the forward pass, then one ordinary backward pass."""
 
 from dataclasses import dataclass
 

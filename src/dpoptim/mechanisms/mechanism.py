@@ -49,8 +49,7 @@ class Mechanism(ABC):
     def event_of_part(
         self, run: RunShape, noise_multiplier: float, *, released: int, repeated: int
     ) -> dp_accounting.DpEvent | None:
-        """Return what a budget is charged for a run that was ended for good after ``released`` of
-        its steps; None where only the whole run has a price.
+        """Return the charge of a run that ended after ``released`` steps; None: only the whole's.
 
         Args:
             released: in [0, run.steps].

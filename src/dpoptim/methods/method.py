@@ -110,9 +110,7 @@ class TrainingMethod(KnowsOpacus, ABC):
         return self
 
     def variants(self, n: int, batch_size: int) -> tuple["TrainingMethod", ...]:
-        """Return what a planner should try at this batch size: the method itself, and settings of
-        it that change how batches are drawn.
-        """
+        """Return what a planner should try at this batch size: the method, and its settings."""
         return (self,)
 
     def adaptive_clip_norm(self, plan: Plan) -> AdaptiveClipNorm | None:

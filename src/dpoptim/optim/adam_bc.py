@@ -11,12 +11,12 @@ from dpoptim.arguments import number_from_zero, positive_number
 
 
 class AdamBC(torch.optim.Optimizer):
-    """Adam for noisy gradients: steps are ``m / sqrt(max(v - noise variance, floor * noise
-    variance))``, with a higher floor in the first steps.
+    """Adam for noisy gradients: ``m / sqrt(max(v - noise variance, floor * noise variance))``.
 
-    The noise enlarges second moments equally, which makes Adam SGD; its variance is public, and
-    taken off. Post-processing of what was released: it costs no privacy. Inside `dpoptim.attach`
-    the noise of each release is passed on by itself (``noise_std`` of the parameter groups).
+    The floor is higher in the first steps. The noise enlarges second moments equally, which makes
+    Adam SGD; its variance is public, and taken off. Post-processing of what was released: it costs
+    no privacy. Inside `dpoptim.attach` the noise of each release is passed on by itself
+    (``noise_std`` of the parameter groups).
 
     Args:
         params: parameters, or groups of them.

@@ -131,8 +131,7 @@ def scores_of(
 def outputs_and_targets(
     saved: SavedModel, schema: Schema, data: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What the model says of the records that count, shape (records, outputs), and their targets:
-    places among the classes, or numbers in [-1, 1]. Private."""
+    """Outputs of records that count, (records, outputs), and their targets. Private."""
     outputs: list[NDArray[np.float64]] = []
     targets: list[NDArray[np.float64]] = []
     seen: set[str] = set()

@@ -197,9 +197,7 @@ class HoldOutCurve:
 
 
 def end_in_time(private: PrivateTraining, saved: SavedRun | None, over: bool) -> str:
-    """End the run for good if its time is over and steps are left; say so, or nothing. Processes
-    that train together end when the time of one is over.
-    """
+    """End the run for good, and say so, if time is over in any process and steps are left."""
     done, planned = private.steps_done, private.plan.steps
     if saved is not None:
         over = bool(saved.ranks.most(int(over)))

@@ -1,6 +1,6 @@
-"""Balls in bins: each record is dealt into one of several bins, and takes part in every step of
-its bin (Chua et al. 2025; Choquette-Choo et al. 2025, "Near-exact privacy amplification for matrix
-mechanisms").
+"""Balls in bins (Chua et al. 2025; Choquette-Choo et al. 2025): each record is in one of the bins.
+
+It takes part in every step of its bin ("Near-exact privacy amplification for matrix mechanisms").
 
 Batches are those of a shuffled order, but for their sizes, and so is the cost of reading them; as
 nobody is told a record's bin, its whereabouts hide it as the coins of Poisson sampling do. Unlike

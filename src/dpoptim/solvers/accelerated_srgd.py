@@ -169,8 +169,7 @@ def accelerated_srgd(
 
 
 def shares_of_batches(data: Any, settings: SRGD, ranks: Ranks) -> tuple[SRGD, int]:
-    """The settings with the batch size that the processes make up together, and how many records
-    of each batch are this one's: in proportion to what it holds, rounded down.
+    """The settings for all processes' batch, and how many of its records are this one's.
 
     Raises:
         ValueError: on all ranks: data that comes in no arrays, or batches of nothing.

@@ -65,9 +65,7 @@ class Attached:
             self._hooks = None
 
     def state(self, parts: list[Tensor]) -> dict[str, Any]:
-        """Model, optimizers and the release that some of them have not used yet: their part of a
-        checkpoint. What no process has whole goes to ``parts``; see `Wrapping.noted`.
-        """
+        """Model, optimizers, unused releases, for a checkpoint; ``parts``: see `Wrapping.noted`."""
         noted = self._wrapping.noted
         return {
             "model": noted(self._engine.model.state_dict(), parts),

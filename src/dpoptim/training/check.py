@@ -241,9 +241,7 @@ def refuse_single_failures(loss: Loss, model: nn.Module, record: Any) -> None:
 
 
 def refuse_other_order(losses: Tensor, alone: Sequence[Tensor], order: Sequence[int]) -> None:
-    """Refuse losses that are not each record's own, in the order in which records were delivered:
-    rows that are not there are left out by their places.
-    """
+    """Refuse losses that are not the records' own, in the order of delivery."""
     own = torch.stack([each.detach().reshape(-1) for each in alone])[order].reshape(-1)
     scale = float(own[own.isfinite()].abs().max()) if bool(own.isfinite().any()) else 1.0
     if not torch.allclose(losses.detach(), own, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):

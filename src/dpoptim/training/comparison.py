@@ -183,9 +183,7 @@ class Comparison:
     def _mismatches(
         self, gradients: RecordsAlone, reduction: Reduction, way: Isolation
     ) -> list[tuple[str, float]]:
-        """The parameter where engine and truth differ most, and by how many tolerances, under a
-        bound that clips and one that does not.
-        """
+        """The worst parameter, and by how many tolerances, under both bounds."""
         return [
             self._mismatch(gradients, clip_norm, reduction, way)
             for clip_norm in clipping_and_not(gradients.squared[self._order].sqrt())

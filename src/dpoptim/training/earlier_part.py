@@ -29,18 +29,14 @@ class EarlierPart:
 
     @classmethod
     def read(cls, path: str | Path | None, key: bytes | None, ranks: Ranks) -> EarlierPart:
-        """Read on rank 0 what all ranks go on from; errors as for `read_checkpoint`. What lies in
-        files of the ranks is read when it is asked for.
-        """
+        """Read, on rank 0, what all ranks go on from; errors as for `read_checkpoint`."""
         contents, digest = ranks.from_first(partial(checkpoint_to_resume, path, key))
         if path is None or contents is None:
             return cls(None, digest)
         return cls(with_parts(contents, Path(path), key), digest)
 
     def purpose_of_seed(self, seed: int | None) -> str:
-        """What is added to the purpose of each seeded stream: where a seeded run goes on, it must
-        not repeat the noise that it began with.
-        """
+        """A resumed run's addition to seeded streams' purposes, lest noise repeat."""
         if self.contents is None or seed is None:
             return ""
         return f" after step {self.contents['steps_done']}"

@@ -30,8 +30,7 @@ class HoldOutScores(PublicFigures):
         confidence: float = 0.95,
         noise_seed: int | None = None,
     ) -> "ClassifierScores | RegressorScores":
-        """Score the model as it is now on *private* hold-out records, with noise, charged to this
-        run's ledger.
+        """Score the model as it is on *private* records, with noise, charged to this run's ledger.
 
         Args:
             hold_out: records with the target last, none of them in the training data; which is

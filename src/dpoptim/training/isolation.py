@@ -199,9 +199,7 @@ def neighbours_are_invisible(model: nn.Module, sample: Sample) -> bool:
 def with_another_record(
     model: nn.Module, sample: Sample, sizes: tuple[float, ...]
 ) -> list[Tensor] | None:
-    """The outputs with another first record, of the first of these sizes that the model takes: some
-    validate what they compute (distributions do). None if it takes none of several.
-    """
+    """The outputs with another first record, of the first size that the model takes; or None."""
     for size in sizes:
 
         def change(x: Tensor, size: float = size) -> Tensor:

@@ -14,9 +14,7 @@ class StepCounts(Protocol):
 
     @property
     def step_is_complete(self) -> bool:
-        """Whether all microbatches of the step have been delivered, and it has not been released.
-        Private.
-        """
+        """Whether all of the step's microbatches are delivered, and it is not released. Private."""
         ...
 
 
@@ -53,9 +51,7 @@ class LogicalSteps:
 
 
 class LogicalStep:
-    """One step of the plan: iterate over its microbatches, hand their losses over, then step the
-    optimizer once.
-    """
+    """One step of the plan: iterate over its microbatches, hand losses over, step once."""
 
     def __init__(self, training: StepCounts, microbatches: Iterator[Any], number: int) -> None:
         self._training, self._microbatches, self.number = training, microbatches, number

@@ -159,10 +159,7 @@ def accepted(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
 def odd_batch_size(
     model: nn.Module, leaves: list[Tensor], *, least: int = 3, times: int = 1
 ) -> int:
-    """The smallest number of records from ``least`` on, each of so many rows, of which no other
-    axis in sight has as many or as many rows, or a multiple: none can pass for the batch, nor for
-    records and positions folded together.
-    """
+    """The least number of records from ``least`` on that no other axis can be confused with."""
     taken = {size for leaf in leaves for size in leaf.shape[1:]}
     taken |= {size for p in model.parameters() for size in p.shape}
     return next(

@@ -123,9 +123,7 @@ def most_rows(bytes_for: Callable[[int], int | None], most: int, limit: int) -> 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: of Python, of a device, or of tensors on a CPU, which have no
-    error of their own.
-    """
+    """Whether an allocation failed, of Python, a device, or tensors on a CPU (no own error)."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)

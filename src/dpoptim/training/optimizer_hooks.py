@@ -109,9 +109,7 @@ class OptimizerHooks:
 
 
 def run_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """Run a closure here, so that its backward pass is over before the noisy mean is written. The
-    optimizer is handed nothing of its loss, which is private.
-    """
+    """Run a closure before the noisy mean is written; its loss, private, goes nowhere."""
     closure: Callable[[], Any] | None = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         return None

@@ -133,9 +133,7 @@ class Prepared:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What must stay the same of the run; ranks that would do different things are refused,
-        so all of them ask for it together.
-        """
+        """What must stay the same of the run, in all ranks, which ask together."""
         request = self._request
         count = agree_on_run(
             self._ranks,

@@ -274,9 +274,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         )
 
     def __enter__(self) -> Self:
-        """Inside, the training is attached. One that was left is entered again where it stopped,
-        in the same process and on the same charge.
-        """
+        """Attach the training, a left one again where it stopped, on the same charge."""
         if not self._attached.on:
             self._attach_again()
         return self

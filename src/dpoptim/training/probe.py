@@ -47,10 +47,7 @@ def positions_per_layer(model: nn.Module, sample: Sample | None) -> dict[str, in
 
 
 def show_the_batch_axis(model: nn.Module, sample: Sample | None) -> None:
-    """Run the attached model on made-up records, of a number unlike every other axis: modules that
-    are vectorised learn from it which of their tensors have records, which a private batch as long
-    as another axis could not tell them.
-    """
+    """Show vectorised modules which tensors have records, by made-up ones of an odd number."""
     if sample is not None:
         # Whatever the user's model raises on made-up input, it will tell on the first batch, or
         # there is nothing to tell.

@@ -113,9 +113,7 @@ def with_parts(contents: dict[str, Any], path: Path, key: bytes | None) -> dict[
 
 
 def reader(files: Sequence[Mapping[str, str]], folder: Path, key: bytes | None) -> Read:
-    """What reads parts from the ranks' files. Each is looked through once, and then mapped into
-    memory where it is not sealed.
-    """
+    """A reader of ranks' files: each is looked through once, then mapped if not sealed."""
     found: dict[int, list[Tensor]] = {}
 
     def read(rank: int, number: int) -> Tensor:

@@ -13,9 +13,7 @@ Path = tuple[str, ...]
 
 
 def map_leaves(record: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """The record with ``change(path, leaf)`` in the place of each leaf; its containers keep their
-    types. A list of numbers, as Hugging Face's data sets give, is a leaf: an array.
-    """
+    """The record with ``change(path, leaf)`` for each leaf; a list of numbers is a leaf."""
 
     def below(key: object, value: Any) -> Any:
         return map_leaves(value, change, (*path, str(key)))

@@ -155,9 +155,7 @@ class Moving:
         self._before = versions(optimizer)
 
     def clean_up(self) -> bool:
-        """Take out what the optimizer began to remember, since it cannot go on with half of it.
-        Returns whether a parameter, or what was remembered of one before, was written.
-        """
+        """Take out a new optimizer's state, useless by half; return whether any was written."""
         for p in list(self.optimizer.state):
             if p not in self._remembered:
                 del self.optimizer.state[p]

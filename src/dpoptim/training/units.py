@@ -251,9 +251,7 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def made_up(like: Tensor) -> Tensor:
-    """The number of which records for empty slots are made: 1, and 0 where integers may be
-    indices. Rows of zeros would be measured the slow way.
-    """
+    """The record to make empty slots of: 1, or 0 where integers may be indices."""
     return torch.full((), float(like.is_floating_point()), dtype=like.dtype, device=like.device)
 
 

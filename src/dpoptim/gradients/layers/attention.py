@@ -206,9 +206,7 @@ class AttentionLayer:
     def _whole_mask(
         self, q: Tensor, k: Tensor, given: Mapping[str, Any]
     ) -> tuple[Tensor | None, bool]:
-        """What is added to the scores of queries (B, heads, L, E) and keys (B, heads, S, E), and
-        whether the kernel is to mask what comes later.
-        """
+        """What is added to scores (B, heads, L, S), and whether the kernel masks later keys."""
         padding = given.get("key_padding_mask")
         mask = self._mask(given.get("attn_mask"), q)
         if given.get("is_causal", False):

@@ -198,9 +198,7 @@ class Operation:
         return "out" in self.kwargs or (in_place(self.name) and isinstance(first, SharedParameter))
 
     def repeatable(self) -> "Operation":
-        """The same on constants without a draw of random numbers, and without a change in place,
-        where there is one that says as much.
-        """
+        """The same on constants, where possible without random numbers and in-place changes."""
         if self.name == "dropout":  # its mask is a constant that all share
             mask = self.func(torch.ones_like(self.shared[0].plain()), *self.args[1:], **self.kwargs)
             return Operation(OUT_OF_PLACE["mul_"], "mul", (self.shared[0], mask), {})
