@@ -191,7 +191,7 @@ def train(request: TrainRequest) -> None:
         try:
             run_training(request, console)
         except RunInterruptedError as stopped:
-            say(str(stopped).capitalize(), style="yellow")
+            say(stopped, style="yellow")
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 

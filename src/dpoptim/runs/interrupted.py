@@ -101,12 +101,12 @@ class SavedRun:
             except OSError as error:
                 raise OSError(
                     f"the run could not be saved after step {private.steps_done}: "
-                    f"{error.strerror}. Fix: make room; the same command with --out {self.folder} "
-                    "--resume goes on from the last save, on the same charge"
+                    f"{error.strerror} The same command with --out {self.folder} --resume goes on "
+                    "from the last save, on the same charge."
                 ) from error
         if wish == STOP:
             raise RunInterruptedError(
-                f"stopped after step {private.steps_done} of {private.plan.steps}, and saved. The "
+                f"Stopped after step {private.steps_done} of {private.plan.steps}, and saved. The "
                 f"same command with --out {self.folder} --resume goes on, on the same charge."
             )
 
