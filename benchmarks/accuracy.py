@@ -331,7 +331,7 @@ def mechanisms(request: Request) -> Experiment:
     epsilons, rates = (1.0, 2.0, 4.0, 8.0), (0.08, 0.2, 0.5, 1.2, 3.0)
     task = replace(tasks.digits("softmax"), tries=3)
     base = Trial(task.name, "", 0.0, 100, 20, 1.0, "SGD", 0.0, 0.9)
-    yield task, by_mechanism(base, epsilons, rates)
+    yield task, by_mechanism(base, epsilons, (0.03, *rates))
     task = tasks.fashion("softmax", request.fashion)
     yield task, by_mechanism(replace(base, task=task.name, batch_size=1000), epsilons, rates)
     task = tasks.fashion("cnn", request.fashion, training=10_000, halved=True)

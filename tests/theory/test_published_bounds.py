@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
-from dpoptim.accounting.gaussian import gdp_epsilon
+from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon
+from dpoptim.methods.error_feedback import squared_shifts
 from dpoptim.theory.error_feedback import (
     Smooth,
     proven_stationarity,
     published_rates,
+    sampled_delta,
     stationarity_bound,
 )
 from dpoptim.theory.kl_condition import KLSetting, kl_from_growth, lower_bound_rate, proximal_rate
@@ -100,3 +102,24 @@ def test_lower_bounds_are_below_what_is_reached() -> None:
     ):
         with pytest.raises(ValueError, match="must be"):
             steep_lower_bound(n, **wrong)
+
+
+def test_what_is_proved_of_error_feedback_on_poisson_batches() -> None:
+    run = {"clip": 1.0, "residual": 0.5, "feedback": 3.0, "noise": 4.0}
+    bounds = (1.0, 0.5, 3.0)
+    # one step a pass: all take part, and nothing is random
+    once = squared_shifts(*bounds, 1, 1)
+    sure = sampled_delta(0.7, passes=5, steps_per_pass=1, **run)
+    assert sure == pytest.approx(gdp_delta(math.sqrt(5 * once) / 4, 0.7), rel=1e-9)
+    # one pass of three steps: by hand, but for rounding up by a tenth of a participation
+    chances = {1: 3 * 4 / 27, 2: 3 * 2 / 27, 3: 1 / 27}
+    squares = {k: squared_shifts(*bounds, k, 3) for k in chances}
+    lower, upper = (
+        sum(c * gdp_delta(math.sqrt(squares[k] + up) / 4, 0.7) for k, c in chances.items())
+        for up in (0.0, squares[1] / 10)
+    )
+    found = sampled_delta(0.7, passes=1, steps_per_pass=3, **run)
+    assert lower * (1 - 1e-9) <= found <= upper * (1 + 1e-9)
+    # it amplifies nothing
+    fixed = gdp_delta(math.sqrt(4 * squared_shifts(*bounds, 1, 10)) / 4, 0.7)
+    assert sampled_delta(0.7, passes=4, steps_per_pass=10, **run) > fixed

@@ -11,7 +11,8 @@ theorem holds with k their number. To gain from the chance, one would have to bo
 over sets of steps, of Gaussians whose shifts the state carries on to later steps, by some fixed
 pair of distributions. For matrix mechanisms, whose shifts are linear in the gradients, this is
 known (Choquette-Choo et al. 2024); through clip(e) the shifts depend on the other records and on
-what was released, and no such pair is known.
+what was released, and no such pair is known. What is proved is worse than with fixed batches
+(`theory.error_feedback.sampled_delta`).
 """
 
 import math
