@@ -13,6 +13,8 @@ from dpoptim.accounting import gdp_epsilon
 from dpoptim.audit import statistics as released_statistics
 from dpoptim.audit.error_feedback import dice_sgd, dice_sgd_as_published
 from dpoptim.audit.finding import DELTA, Finding, finding
+from dpoptim.audit.searches import search_shown
+from dpoptim.audit.shares import persons_shown
 from dpoptim.audit.side_by_side import RUNS
 from dpoptim.audit.solvers import (
     SOLVERS,
@@ -65,6 +67,8 @@ AUDITS: dict[str, Audit] = {
     "accelerated-srgd": srgd,
     "sufficient-statistics": sums,
     "quantile": low_quantile,
+    "search": search_shown,
+    "persons": persons_shown,
     **{
         name: partial(statistic, name)
         for name in ("scaler", "imputer", "class counts", "evaluation")
