@@ -4,7 +4,8 @@
     python benchmarks/remake.py dice_bias.csv --out DIR
 
 ``{out}`` stands for the folder; ``{tweets}`` for a folder that holds TweetEval's ``emotion`` and
-``emoji``, ``{e2e}`` for that of the E2E challenge. Times are of the machine they are taken on.
+``emoji``, ``{e2e}`` for that of the E2E challenge, ``{peer}`` for an environment with diffprivlib
+(benchmarks/tables.py says which). Times are of the machine they are taken on.
 `tests/reproduce/test_results.py` makes a cheap slice of each table again.
 """
 
@@ -59,7 +60,7 @@ COMMANDS = {
     "srgd_exponents.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "srgd_rates.csv": f"{REPRODUCE} srgd-rates --out {{out}}",
     "step_time.csv": "python benchmarks/step_time.py --out {out}",
-    "tables.csv": "python benchmarks/tables.py --out {out}",  # and `--peer-python` for diffprivlib
+    "tables.csv": "python benchmarks/tables.py --out {out} --peer-python {peer}/bin/python",
 }
 
 
@@ -68,16 +69,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", nargs="?", choices=sorted(COMMANDS))
-    for name in ("out", "tweets", "e2e"):
-        parser.add_argument(
-            f"--{name}", type=Path, default=Path("runs/remade" if name == "out" else name)
-        )
+    folders = {"out": "runs/remade", "tweets": "tweets", "e2e": "e2e", "peer": "peer"}
+    for name, folder in folders.items():
+        parser.add_argument(f"--{name}", type=Path, default=Path(folder))
     asked = parser.parse_args()
     if asked.table is None:
         print("\n".join(f"{name}: {command}" for name, command in COMMANDS.items()))
         return
-    command = COMMANDS[asked.table].format(out=asked.out, tweets=asked.tweets, e2e=asked.e2e)
-    words = shlex.split(command)
+    named = {name: getattr(asked, name) for name in folders}
+    words = shlex.split(COMMANDS[asked.table].format(**named))
     start = [sys.executable, "-m", "dpoptim"] if words[0] == "dpoptim" else [sys.executable]
     asked.out.mkdir(parents=True, exist_ok=True)
     sys.exit(subprocess.call([*start, *words[1:]]))
