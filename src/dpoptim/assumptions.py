@@ -1,4 +1,4 @@
-"""What a guarantee rests on: enforced in code, taken on somebody's word, or unproven."""
+"""Assumptions of a guarantee: enforced in code, taken on somebody's word, or unproven."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -41,7 +41,7 @@ Directions = tuple[tuple[float, ...], ...]
 
 
 class ClippingRule(Protocol):
-    """What the engine does with each record's gradient."""
+    """The engine's treatment of each record's gradient."""
 
     @property
     def norm(self) -> float:
@@ -54,7 +54,7 @@ class ClippingRule(Protocol):
         ...
 
     def units(self, layers: Sequence[str]) -> "Units":
-        """Which parameters are clipped together, by which rule, all within this one's bounds.
+        """Parameters that are clipped together, by which rule, all within this one's bounds.
 
         Args:
             layers: that the parameters belong to, one for each of them.
@@ -68,7 +68,7 @@ class ClippingRule(Protocol):
 
 @dataclass(frozen=True)
 class Units:
-    """Which parameters are clipped together.
+    """Parameters that are clipped together.
 
     Attributes:
         rules: of the part of a record's gradient in each unit.

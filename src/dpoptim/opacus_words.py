@@ -56,7 +56,7 @@ KEYWORDS = {
 
 
 def hint_of_name(name: str) -> str:
-    """What to add to the error about an unknown name of the package; empty if nothing is known."""
+    """Addition to the error about an unknown name of the package; empty if nothing is known."""
     return f" Fix: what Opacus calls {name} is here {NAMES[name]}." if name in NAMES else ""
 
 
@@ -78,7 +78,7 @@ def refuse_unknown(function: Callable[..., object], given: Iterable[str]) -> Non
 
 
 def hint_of_keyword(name: str, known: list[str]) -> str:
-    """What to give instead of an unknown keyword, to a function that knows these."""
+    """Substitute for an unknown keyword, to a function that knows these."""
     meant = KEYWORDS.get(name, "")
     argument = meant.rpartition("(")[2].partition("=")[0]
     if argument in known:

@@ -126,7 +126,7 @@ class Plan:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What the whole run costs; without noise, an event without a number."""
+        """The cost of the whole run; without noise, an event without a number."""
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         return self.mechanism.event(self.shape, self.noise_multiplier)
@@ -148,7 +148,7 @@ class Plan:
 
     @property
     def query(self) -> Query:
-        """What the steps ask of the gate.
+        """The steps' request to the gate.
 
         Raises:
             TypeError: the method has no steps of its own.
@@ -162,7 +162,7 @@ class Plan:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What the whole run guarantees."""
+        """The guarantee of the whole run."""
         guarantee = self.guarantee_at(self.delta)
         if self.noise_multiplier > 0 and self.delta * self.n > 1:
             said = doubts(1.0, self.delta, self.n)  # of delta alone
@@ -170,7 +170,7 @@ class Plan:
         return guarantee
 
     def guarantee_at(self, delta: float) -> Guarantee:
-        """What the whole run guarantees at another delta, 1e-14 < delta < 1."""
+        """The guarantee of the whole run at another delta, 1e-14 < delta < 1."""
         if self.noise_multiplier == 0:
             relation = parse_neighboring(self.neighboring)
             status = "no privacy: the noise is off"
@@ -188,12 +188,12 @@ class Plan:
 
     @property
     def basis(self) -> tuple[Assumption, ...]:
-        """What the guarantee rests on by the plan; `attach` and the certificate add to it."""
+        """The guarantee's basis by the plan; `attach` and the certificate add to it."""
         return basis_of(self)
 
     @property
     def unit_assumption(self) -> Assumption:
-        """What is taken on trust of records and their owners."""
+        """Assumptions on trust about records and their owners."""
         return ONE_RECORD_A_PERSON if self.unit == RECORD else OWNERS_ARE_NAMED
 
     def epsilon(self, delta: float) -> float:

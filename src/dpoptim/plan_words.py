@@ -20,7 +20,7 @@ COMPARED = {
 
 
 def basis_of(plan: Plan) -> tuple[Assumption, ...]:
-    """What the guarantee rests on, from the plan alone."""
+    """The guarantee's basis, from the plan alone."""
     unit = plan.unit.name
     relation = {
         "add-or-remove-one": f"n={plan.n} is a public number that was not derived from the data",

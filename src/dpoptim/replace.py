@@ -15,7 +15,7 @@ BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 @dataclass(frozen=True)
 class Replaced:
-    """What `replace_batchnorm` made of a model.
+    """Result of `replace_batchnorm`.
 
     Attributes:
         model: the model, changed in place (or the new layer, if the model was a batch norm itself).

@@ -1,4 +1,4 @@
-"""What commands print: public text, shown as it is and never obeyed."""
+"""Output of commands: public text, shown as it is and never obeyed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -147,7 +147,7 @@ def put_first(optimizer: torch.optim.Optimizer, handle: RemovableHandle) -> None
 
 @dataclass(frozen=True)
 class Feature:
-    """What the library needs of PyTorch's inside.
+    """Parts of PyTorch's inside that the library needs.
 
     Attributes:
         lost: what cannot be done without it.

@@ -7,7 +7,7 @@ from dpoptim.arguments import whole_number
 
 @dataclass(frozen=True)
 class Unit:
-    """What neighbouring data sets differ in one of.
+    """The thing that neighbouring data sets differ in one of.
 
     Attributes:
         name: ``"record"`` or ``"person"``.

@@ -1,4 +1,4 @@
-"""What an event costs: the only place in the library that evaluates events.
+"""Costs of events: the only place in the library that evaluates events.
 
 **Convention.** A Gaussian event's noise multiplier is the noise's standard deviation on the sum,
 over the bound C on one record's norm, whatever the relation; so under replace-one (sensitivity 2C)

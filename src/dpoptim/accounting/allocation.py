@@ -1,4 +1,4 @@
-"""What a run costs in which every record is dealt into one of several bins: by Monte Carlo.
+"""Cost of runs in which every record is dealt into one of several bins: by Monte Carlo.
 
 The event is a mixture: the outputs are ``m_j`` plus Gaussian noise, j uniform among b bins that
 nobody is told, against the noise alone. Only the inner products of the m_j matter
@@ -76,7 +76,7 @@ class BallsInBinsDpEvent(dp.DpEvent):
 
     @property
     def mu(self) -> float:
-        """Of the Gaussian that dominates it: somebody tells the bin."""
+        """mu of the Gaussian that dominates it: somebody tells the bin."""
         return math.sqrt(self.gram[0]) / self.noise_multiplier
 
     @property
@@ -234,7 +234,7 @@ class Bins:
         return level
 
     def present(self, samples: int, level: float) -> Weighted:
-        """Of outputs with the record, where some a_i exceeds the level."""
+        """Samples of outputs with the record, where some a_i exceeds the level."""
         rng = self._generator("present", samples, level)
         chances = self.exceeding(level)
         sums, cumulated = chances.sum(1), np.cumsum(chances, axis=1)
@@ -259,7 +259,7 @@ class Bins:
         return in_order(ratios, weights)
 
     def absent(self, samples: int, pull: float) -> Weighted:
-        """Of outputs without it, pulled to where the ratio is small."""
+        """Samples of outputs without it, pulled to where the ratio is small."""
         rng = self._generator("absent", samples, pull)
         mean = self.covariance.mean(1)
         ratios, weights = [], []

@@ -39,7 +39,7 @@ class AttackerTarget(Protocol):
 
 @dataclass(frozen=True)
 class RightAtMost:
-    """Of guesses between two neighbours on even prior odds, at most this share is right.
+    """The largest share of right guesses between two neighbours on even prior odds.
 
     Args:
         share: in (0.5, 1); 0.5 is a coin toss.

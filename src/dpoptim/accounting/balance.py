@@ -1,4 +1,4 @@
-"""What runs have spent, what a budget has left, and why a run was refused, in words."""
+"""Words for what runs have spent, what a budget has left, and why a run was refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BudgetExceeded(LedgerError):  # noqa: N818 (reads as what happened)
 
 @dataclass(frozen=True)
 class Remaining:
-    """What a ledger still admits.
+    """The rest of a ledger's budget.
 
     `reserved`, `left` and `limit` are in the budget's currency: epsilon while the ledger is empty,
     then the filter's. `next_epsilon` says it in familiar units: about the epsilon, at the budget's
@@ -49,7 +49,7 @@ class Remaining:
 
     @classmethod
     def of(cls, budget: Budget | None, charges: Sequence[float], runs: int) -> Remaining:
-        """What `budget` has left after so many runs, whose charges it has added up."""
+        """The rest of `budget` after so many runs, whose charges it has added up."""
         if budget is None:
             return cls(None, runs, math.inf, math.inf, math.inf, math.inf)
         if not runs:
@@ -76,7 +76,7 @@ class Remaining:
 def spent(
     budget: Budget | None, events: Sequence[dp.DpEvent], delta: float, neighboring: str
 ) -> Guarantee:
-    """What may be claimed at `delta` for the releases of the runs `events`; see `Ledger.spent`."""
+    """The guarantee at `delta` of the releases of the runs `events`; see `Ledger.spent`."""
     count = len(events)
     if budget is None or count < 2:
         guarantee = compute_epsilon(dp.ComposedDpEvent(list(events)), delta, neighboring)

@@ -139,7 +139,7 @@ class Shortfall:
 
     @property
     def left(self) -> float:
-        """What may still be charged, >= 0."""
+        """The rest that may be charged, >= 0."""
         return max(0.0, self.limit - self.reserved)
 
 
@@ -183,7 +183,7 @@ class Budget:
 
     @property
     def currency(self) -> str:
-        """What charges are counted in, for messages."""
+        """Unit of charges, for messages."""
         return (
             "basic-composition epsilon"
             if self.order is None
@@ -219,7 +219,7 @@ class Budget:
         return min(whole, self.charge(part, 1)[0])
 
     def shortfall(self, charges: Sequence[float], event: dp.DpEvent) -> Shortfall | None:
-        """What is missing if `event` is to follow runs of these `charges`; None: nothing."""
+        """The shortfall if `event` is to follow runs of these `charges`; None: nothing."""
         if not charges:
             own = _epsilon(
                 json.dumps(event_to_json(event), sort_keys=True), self.delta, self.neighboring

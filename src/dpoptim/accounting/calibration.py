@@ -229,7 +229,7 @@ def _full_batch_noise(
 
 
 def _sensitivity(relation: dp.NeighboringRelation) -> float:
-    """Of a sum, over the bound on one record's norm."""
+    """Sensitivity of a sum, over the bound on one record's norm."""
     return 2.0 if relation is dp.NeighboringRelation.REPLACE_ONE else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Which accountant evaluates an event: exact Gaussian, PLD (plain, tilted), Renyi, Monte Carlo."""
+"""Choice of the accountant of an event: exact Gaussian, PLD (plain, tilted), Renyi, Monte Carlo."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ANNOUNCEMENTS = 20  # a run tells the ledger so often how far it may have come
 
 
 class Charge:
-    """What a run is charged, and what the ledger knows of how far it came.
+    """A run's charge, and its progress as the ledger knows it.
 
     Args:
         ledger: None only for a run without noise, which promises nothing; then nothing is written.

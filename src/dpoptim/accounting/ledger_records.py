@@ -1,4 +1,4 @@
-"""What a ledger tells: its runs, what they were charged, and what the budget still admits.
+"""Reports of a ledger: its runs, what they were charged, and what the budget still admits.
 
 Only public values; nothing here writes.
 """
@@ -78,7 +78,7 @@ class LedgerRecords:
         return verify(self._store, self.budget, self.neighboring, digest)
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """What may be claimed for the releases so far.
+        """The guarantee of the releases so far.
 
         One run: that run's own accounting. Several under a budget: the budget, since what a filter
         has used at a point that outputs chose is not a guarantee. Several without one:
@@ -98,14 +98,14 @@ class LedgerRecords:
         )
 
     def remaining(self) -> Remaining:
-        """What the budget still admits; printable."""
+        """The rest of the budget; printable."""
         with self._lock:
             runs = self._sync()
             charges = [] if self.budget is None else runs.charges(self.budget)
             return Remaining.of(self.budget, charges, len(runs.by_id))
 
     def shares(self) -> list[float]:
-        """What each run takes of the budget, as a share of its filter's bound, oldest first.
+        """Each run's part of the budget, as a share of its filter's bound, oldest first.
 
         A single run may take more than 1 of the bound: it is admitted by its own epsilon.
 

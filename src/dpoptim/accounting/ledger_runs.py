@@ -93,7 +93,7 @@ class Runs:
         self.by_id[run.id] = _CHANGES[entry.kind](run, entry.body)
 
     def charges(self, budget: Budget) -> list[float]:
-        """What each run takes of the budget, in its filter's currency."""
+        """Each run's share of the budget, in its filter's currency."""
         runs = list(self.by_id.values())
         for run in runs[len(self._whole) :]:
             self._whole.append(budget.charge(run.event, len(self._whole) + 1)[0])

@@ -75,7 +75,7 @@ class Head:
 
 
 class Kind:
-    """What an entry records of a run."""
+    """Kinds of entries about a run."""
 
     RESERVED = "reserved"  # body: the event, JSON
     BEGUN = "begun"  # body: a number of releases; no more than these have been begun
@@ -104,7 +104,7 @@ class Entry:
 
 
 def first_digest(settings: Settings) -> str:
-    """Where the chain begins."""
+    """Beginning of the chain."""
     return _digest(repr(value) for value in astuple(settings))
 
 

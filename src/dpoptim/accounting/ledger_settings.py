@@ -1,4 +1,4 @@
-"""What is fixed when a ledger is made: data set, relation, budget and its filter."""
+"""Settings fixed when a ledger is made: data set, relation, budget and its filter."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a caller names when opening a ledger; None means "whatever is stored" or the default.
+    """Settings named when opening a ledger; None means "whatever is stored" or the default.
 
     Raises ValueError for a value out of range.
     """

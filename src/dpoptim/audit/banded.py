@@ -1,4 +1,4 @@
-"""What attacks on banded noise share: a plan's query, C times inputs, a run with canaries."""
+"""Shared parts of attacks on banded noise: a plan's query, C times inputs, a run with canaries."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

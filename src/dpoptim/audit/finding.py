@@ -1,4 +1,4 @@
-"""What an audit showed of a claim, and the verdict."""
+"""Findings of audits on claims, and verdicts."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -223,12 +223,12 @@ def freshness_pvalue() -> float:
 
 
 def correlation_pvalue(x: Floats, y: Floats) -> float:
-    """Of the correlation of paired standard normals of mean 0: normal of variance 1/n."""
+    """p-value of the correlation of paired standard normals of mean 0: normal of variance 1/n."""
     return normal_pvalue(float(x @ y) / math.sqrt(len(x)))
 
 
 def repetition_pvalue(noise: Floats) -> float:
-    """Of the largest circular autocorrelation over lags, rows summed: finds copies anywhere."""
+    """p-value of the largest circular autocorrelation, rows summed: finds copies anywhere."""
     steps, size = noise.shape
     power = (np.abs(np.fft.rfft(noise, axis=1)) ** 2).sum(0)
     lags = np.fft.irfft(power, n=size)[1 : size // 2 + 1]

@@ -29,7 +29,7 @@ DIGEST = "0" * 64
 
 @dataclass(frozen=True)
 class RefundResult:
-    """What everything released under a budget leaks.
+    """Leak of everything released under a budget.
 
     Attributes:
         epsilon: a certified lower bound on it.

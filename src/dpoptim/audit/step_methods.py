@@ -131,7 +131,7 @@ def fixed_order_plan(plan: Plan, trials: int, seed: int) -> Finding:
 
 
 def mu_of(plan: Plan) -> float:
-    """What a run claims that is one Gaussian.
+    """Claim of a run that is one Gaussian.
 
     Raises:
         ValueError: it is none.

@@ -168,7 +168,7 @@ def header_of(path: Path, rows: Iterator[list[str]]) -> list[str]:
 
 
 def instead(wanted: Sequence[str], known: Sequence[str]) -> str:
-    """What a table has in a column's place, and the fix; no first line that may be a record."""
+    """The thing in a column's place, and the fix; no first line that may be a record."""
     if set(wanted) & set(known):
         return f"; it has {abridged(known)}. Fix: add the column, or name another one."
     other = re.search(SEPARATORS, "".join(known))

@@ -17,7 +17,7 @@ TO_PREDICT = ("x", "X", "x_test", "X_test")
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a .npz file holds: features as they are, labels as text, a hold-out if there."""
+    """Contents of a .npz file: features as they are, labels as text, a hold-out if there."""
 
     x: NDArray[Any]
     labels: list[str]

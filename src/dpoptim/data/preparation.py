@@ -1,4 +1,4 @@
-"""What is done to each record's array by itself before a model, for prediction to repeat."""
+"""Preparation of each record's array by itself before a model, for prediction to repeat."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

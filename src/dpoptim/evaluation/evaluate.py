@@ -270,7 +270,7 @@ def evaluate_regressor(
 
 
 def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> Floats:
-    """What records add, (n, classes^2 + 2 bins + 1); nothing if not finite. Private."""
+    """Each record's addition, (n, classes^2 + 2 bins + 1); nothing if not finite. Private."""
     n, k = scores.shape
     known: NDArray[np.bool_] = np.asarray(is_class.any(1) & np.isfinite(scores).all(1))
     true, predicted = is_class.argmax(1), np.where(known[:, None], scores, 0.0).argmax(1)
@@ -289,7 +289,7 @@ def classifier_rows(scores: Floats, is_class: NDArray[np.bool_], bins: int) -> F
 
 
 def regressor_rows(predictions: Floats, y: Floats, bound: float) -> Floats:
-    """What every record adds, shape (n, 3). Private."""
+    """Each record's addition, shape (n, 3). Private."""
     finite = np.isfinite(predictions) & np.isfinite(y)
     target = np.clip(np.where(finite, y, 0.0), -bound, bound) / bound
     found = np.clip(np.where(finite, predictions, 0.0), -bound, bound) / bound

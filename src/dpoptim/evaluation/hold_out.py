@@ -86,7 +86,7 @@ def first_rows(persons: Sequence[Any], items: int) -> list[int]:
 def outputs_alone(
     model: nn.Module, hold_out: Dataset[Any], rows: Sequence[int]
 ) -> tuple[Floats, Floats]:
-    """What the model says of each record by itself, shape (records, outputs), and the targets.
+    """The model's outputs for each record by itself, shape (records, outputs), and the targets.
 
     Private.
     """

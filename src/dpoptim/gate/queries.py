@@ -57,19 +57,19 @@ class CorrelatedSum:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What the whole run costs."""
+        """The cost of the whole run."""
         return dp_accounting.GaussianDpEvent(self.noise_multiplier)
 
     @cached_property
     def sensitivity(self) -> float:
-        """Of the strategy's output to one record, in norm bounds."""
+        """Sensitivity of the strategy's output to one record, in norm bounds."""
         return self.strategy.sensitivity(
             self.steps, self.participations, self.separation, regular=self.regular
         )
 
     @property
     def standard_deviation(self) -> float:
-        """Of the entries of z, which the strategy makes into noise; `noise.correlated.strategy`."""
+        """Standard deviation of z's entries; see `noise.correlated.strategy`."""
         return self.noise_multiplier * self.norm_bound * self.sensitivity
 
     def released_deviation(self, step: int) -> float:

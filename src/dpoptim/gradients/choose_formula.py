@@ -1,4 +1,4 @@
-"""What the choice of a formula may depend on: public numbers alone, which no record decides."""
+"""Grounds for the choice of a formula: public numbers alone, which no record decides."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ LARGE_KERNEL = 1 << 15
 
 @dataclass(frozen=True)
 class PublicSizes:
-    """Of a backward pass, beside the shapes, devices and dtypes of its layers.
+    """Facts of a backward pass, beside the shapes, devices and dtypes of its layers.
 
     Attributes:
         capacity: records in a batch.

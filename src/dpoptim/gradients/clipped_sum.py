@@ -19,7 +19,7 @@ Observer = Callable[[Tensor, Tensor | None], None]
 
 @dataclass
 class Norms:
-    """What was measured of the records of a pass.
+    """Measured norms of the records of a pass.
 
     Attributes:
         squared: norms of their gradients in each unit, float64, (B,).
@@ -62,7 +62,7 @@ class ClippedSum:
 
     @property
     def block(self) -> int:
-        """Of `row_squared_norms`."""
+        """Block size of `row_squared_norms`."""
         return NORM_BLOCK if self.common_factor else LONG_BLOCK
 
     def add(

@@ -1,4 +1,4 @@
-"""What a model holds beside its gradients: it may neither leave nor mix records.
+"""A model's contents beside its gradients: it may neither leave nor mix records.
 
 Released sums are noisy; whatever else a forward pass leaves behind is not: running statistics in
 buffers, code books in frozen parameters, initialisation by the first batch, extra state. All of it
@@ -217,7 +217,7 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What training leaves alone: buffers and frozen parameters."""
+    """Tensors that training leaves alone: buffers and frozen parameters."""
     yield from model.named_buffers()
     yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
 
@@ -244,7 +244,7 @@ def keeps_extra_state(module: nn.Module) -> bool:
 
 
 def surplus(model: nn.Module) -> dict[str, bytes]:
-    """What a state dict holds beside parameters and buffers, digested."""
+    """Contents of a state dict beside parameters and buffers, digested."""
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {key: digest(value) for key, value in model.state_dict().items() if key not in known}

@@ -107,7 +107,7 @@ def in_float64(rows: Tensor) -> Tensor:
 
 
 def taper(squared_lengths: Tensor) -> Tensor:
-    """What a clip factor is multiplied by: 1 for lengths up to 2^54, steadily down to 0 at 2^62.
+    """Multiplier of clip factors: 1 for lengths up to 2^54, steadily down to 0 at 2^62.
 
     Lengths beyond cannot be told from infinite ones everywhere. Under a mean all of them are
     rounded with its factor, which depends on how many records there are: a threshold would let one

@@ -28,7 +28,7 @@ def gradients_alone(model: nn.Module, loss: Loss, records: Iterable[Any]) -> lis
 
 
 def squared_norms(gradients: list[Tensor]) -> Tensor:
-    """Of each record's whole gradient, on the device of its first part: float64, (B,)."""
+    """Squared norms of records' gradients, on the device of their first part: float64, (B,)."""
     device = gradients[0].device
     return torch.stack(
         [
@@ -86,7 +86,7 @@ class RecordsAlone:
         self.squared = placement.added(torch.cat(squared))
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        """Of each record, its gradients, one a parameter."""
+        """Each record's gradients, one a parameter."""
         if len(self._kept) == len(self._records):
             yield from self._kept
             return
@@ -139,7 +139,7 @@ def engine_sums(
     rows: RowsOfRecords = ONE_ROW,
     placement: Placement = IN_PLACE,
 ) -> list[Tensor]:
-    """What the engine makes of one backward pass over the whole batch."""
+    """The engine's sums of one backward pass over the whole batch."""
     engine = Engine(
         model,
         clipping,

@@ -1,4 +1,4 @@
-"""Where a model's parameters are: some wrappers keep parts, whole only in passes."""
+"""Places of a model's parameters: some wrappers keep parts, whole only in passes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +12,7 @@ from dpoptim.gradients.totals import MakeTotals, Totals
 
 
 class Placement(Protocol):
-    """What an engine must know of it.
+    """Knowledge of it that an engine needs.
 
     Attributes:
         hooks: of its own on the model, by id, while it is attached.
@@ -47,11 +47,11 @@ class Placement(Protocol):
 
     @property
     def trial_totals(self) -> MakeTotals:
-        """Where the sums of a trial live: this process's parts of them."""
+        """Totals of a trial: this process's parts of them."""
         ...
 
     def part_shape(self, p: nn.Parameter) -> tuple[int, ...]:
-        """Of this process's part of what has the shape of a parameter."""
+        """Shape of this process's part of what is shaped as a parameter."""
         ...
 
     def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -32,7 +32,7 @@ SKIPPED_PACKAGES = ("torch._", "dpoptim.")
 
 
 class PlainAttributes:
-    """What a model keeps in plain attributes when this is made, to be compared with later.
+    """Plain attributes of a model when this is made, to be compared with later.
 
     Attributes:
         change: whether `compare` found something else; then nothing is compared any more.
@@ -119,7 +119,7 @@ def is_transformed(value: Holder) -> bool:
 
 
 def parts_of(value: Any) -> Iterator[Any]:
-    """What a container or an object holds."""
+    """Contents of a container or an object."""
     if isinstance(value, Mapping):
         yield from value.keys()
         yield from value.values()

@@ -45,7 +45,7 @@ class RowsOfRecords:
         return partial_backward
 
     def shares(self, records: int, present: Tensor | None, device: torch.device) -> Tensor:
-        """What the sum over each record's rows is multiplied by: float64, shape (records,).
+        """Factor of the sum over each record's rows: float64, shape (records,).
 
         Args:
             present: see `of_records`. A mean is over the rows that are there, a number that is the

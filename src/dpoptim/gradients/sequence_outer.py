@@ -81,7 +81,7 @@ class SequenceOuter(PerSampleGrad):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the gradients."""
+        """Dtype of the gradients."""
         return torch.float32 if self.g.dtype in NARROW else self.g.dtype
 
     def chosen(self, public: PublicSizes) -> Self:

@@ -1,4 +1,4 @@
-"""Where weighted gradients are added up: in float64, whatever they were multiplied in."""
+"""Sums of weighted gradients: in float64, whatever they were multiplied in."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Where a step's sums live: a float64 vector a device and sum, with a place a parameter."""
+"""Totals of a step: a float64 vector a device and sum, with a place a parameter."""
 
 from collections.abc import Callable, Sequence
 
@@ -45,7 +45,7 @@ class Totals:
 
     @property
     def entries(self) -> list[int]:
-        """Of the whole vectors of a sum, in the order of `take`."""
+        """Entries of the whole vectors of a sum, in the order of `take`."""
         return [sum(sizes) for _, sizes in self._layout]
 
     @property

@@ -10,7 +10,7 @@ from dpoptim.gradients.products import UNIT_ROUNDOFF
 
 
 class TrainedParameters:
-    """Of a model, in its order.
+    """Trained parameters of a model, in its order.
 
     Args:
         model: any module.

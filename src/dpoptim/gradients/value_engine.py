@@ -261,7 +261,7 @@ class ValueEngine(Engine):
             )
 
     def see_input(self, place: int, h: Tensor) -> Tensor:
-        """What the linear layer at ``place`` is to compute with; its rows' norms are kept."""
+        """Input of the linear layer at ``place``; its rows' norms are kept."""
         if h.dim() != 2:
             raise PrivacyError(
                 f"a linear layer got an input of {axes_of(h)}; the bound is proved for (rows, "

@@ -16,7 +16,7 @@ COPIED = 8 * LANES  # 64-bit words up to which all are compared
 
 @dataclass
 class _Memory:
-    """What is read of the tensors on one device, and where it goes.
+    """Reading of the tensors on one device, and where it goes.
 
     Attributes:
         sources: pieces of 64-bit words (or bytes, at ends that are not aligned) that are copied.
@@ -133,7 +133,7 @@ def bytes_of(tensor: Tensor) -> Tensor | None:
 
 
 def digest(value: object) -> bytes:
-    """Of anything, best of what can be pickled."""
+    """Digest of anything, best of what can be pickled."""
     if isinstance(value, Tensor):
         value = local_part(value)
         value = (

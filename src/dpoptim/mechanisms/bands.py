@@ -12,7 +12,7 @@ from dpoptim.sampling import CyclicPoissonSampling
 
 @dataclass(frozen=True)
 class BandedError:
-    """What a number of bands achieves within a budget.
+    """Result of a number of bands within a budget.
 
     Attributes:
         bands: of strategy and sampler.

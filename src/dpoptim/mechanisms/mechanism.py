@@ -1,4 +1,4 @@
-"""What a mechanism owns, given the sampler: the noise of each step and the cost of the run."""
+"""Mechanisms own, given the sampler: the noise of each step and the cost of the run."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

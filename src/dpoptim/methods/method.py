@@ -81,12 +81,12 @@ class TrainingMethod(KnowsOpacus, ABC):
 
     @property
     def policy(self) -> ClipNormPolicy | None:
-        """What moves the clip norm during a run; None where it is fixed."""
+        """The policy that moves the clip norm during a run; None where it is fixed."""
         return self.clip_norm if isinstance(self.clip_norm, CLIP_NORM_POLICIES) else None
 
     @cached_property
     def rule(self) -> ClippingRule:
-        """What the engine does with each record's gradient; at the start, if that changes."""
+        """The engine's treatment of each record's gradient; at the start, if that changes."""
         policy = self.policy
         return self.rule_of(self.clip_norm if policy is None else policy.start)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What a run keeps private beside the engine: a method's memory, a clip norm that changes."""
+"""Private state of a run beside the engine: a method's memory, a clip norm that changes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ class Peers(Protocol):
 
 
 class SensitiveState(Protocol):
-    """What a method keeps to itself during a run: never shown, saved in secret files only."""
+    """Secrets of a method during a run: never shown, saved in secret files only."""
 
     def attach(self, by_unit: Callable[[list[Tensor]], list[list[Tensor]]], peers: Peers) -> None:
         """Learn how a sum divides into what is clipped together, and who has the rest of it.
@@ -71,7 +71,7 @@ class AdaptiveClipNorm(Protocol):
 
     @property
     def gain(self) -> float:
-        """What `answer` will multiply this step's released sums by; public."""
+        """Factor of this step's released sums in `answer`; public."""
         ...
 
     @property

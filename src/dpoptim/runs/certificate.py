@@ -181,7 +181,7 @@ def write_certificate(path: Path, result: RunResult) -> None:
 
 
 def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
-    """What the best attacker can reach, by the whole privacy curve."""
+    """The best attacker's reach, by the whole privacy curve."""
     return {
         "right_at_most": best_guess(plan, guarantee),
         "prior_odds": "even",
@@ -194,7 +194,7 @@ def attacker(plan: Plan, guarantee: Guarantee) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def misses(plan: Plan) -> tuple[float, ...]:
-    """What the best attacker overlooks at each of the rates of false alarms."""
+    """The best attacker's misses at each of the rates of false alarms."""
     return tuple(tradeoff_curve(plan.event, plan.neighboring, FALSE_POSITIVE_RATES).tolist())
 
 
@@ -232,7 +232,7 @@ def scores(result: RunResult) -> dict[str, Any] | None:
 
 
 def ledger_entry(entry: LedgerEntry | None) -> dict[str, str] | None:
-    """Where the run was charged. Only the file's name: its folder is the owner's business."""
+    """The ledger's entry of the run. Only the file's name: its folder is the owner's business."""
     if entry is None:
         return None
     file = "in memory" if entry.path is None else Path(entry.path).name

@@ -134,7 +134,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
 
 
 def seconds_of(request: TrainRequest, plan: Plan) -> float:
-    """What ``--max-time`` leaves for training."""
+    """Time that ``--max-time`` leaves for training."""
     if request.max_time is None:
         return math.inf
     if isinstance(plan.method, WholeRun):
@@ -158,7 +158,7 @@ def wants_comparison(request: TrainRequest, data: Data) -> bool:
 def notes_on(
     request: TrainRequest, data: Data, ledger: Ledger, doubts: Sequence[str]
 ) -> Iterator[str]:
-    """What to tell the user before anything is spent."""
+    """Warnings before anything is spent."""
     yield from (f"Note: {doubt}" for doubt in doubts)
     if (note := advice(data, request)) is not None:
         yield note

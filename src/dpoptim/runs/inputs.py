@@ -66,7 +66,7 @@ def load_bundled(options: TrainRequest) -> Data:
 
 
 def pixel_steps(options: TrainRequest) -> tuple[Step, ...]:
-    """What happens to images with pixels in [0, 1]: fixed maps of each image alone."""
+    """Preparation of images with pixels in [0, 1]: fixed maps of each image alone."""
     evened = () if options.raw_pixels else (SquareRoot(),)
     return (*evened, Scatter()) if options.features == SCATTERING else evened
 
@@ -157,7 +157,7 @@ def describe_encoding(data: Data) -> str:
 
 
 def advice(data: Data, options: TrainRequest) -> str | None:
-    """What the owner of the data should know before the budget is spent, or None."""
+    """Warning to the owner of the data before the budget is spent, or None."""
     by_itself = isinstance(data.encoding, Schema) and data.encoding.scaling == "unit-norm"
     if by_itself and options.schema is None:
         return UNSCALED.format(data=options.data, target=options.target)

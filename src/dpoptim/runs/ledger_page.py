@@ -52,7 +52,7 @@ def delta_of(ledger: Ledger) -> float:
 
 
 def hero(ledger: Ledger, entries: list[Reservation]) -> str:
-    """What may be claimed, and a meter of the budget."""
+    """The guarantee, and a meter of the budget."""
     budget = ledger.budget
     if budget is None:
         kind, badge, number = "unproven", "No budget", spent_so_far(ledger, entries)

@@ -1,4 +1,4 @@
-"""What is left of a run that is over: its files, and a summary."""
+"""Outcome of a run: its files, and a summary."""
 
 import datetime
 from pathlib import Path
@@ -37,7 +37,7 @@ def result_of(
     comparison: Scores | None,
     digest: str,
 ) -> RunResult:
-    """What is said of a run that is over: covered by its guarantee, or declared public."""
+    """Statements on a run that is over: covered by its guarantee, or declared public."""
     return RunResult(
         data_name=data.name,
         model_name=request.model,
@@ -95,7 +95,7 @@ def printable_settings(
 
 
 def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerEntry | None:
-    """Where the run was charged, if it was."""
+    """The ledger's entry of the run, if it was charged."""
     if trained.reservation is None:
         return None
     path = None if request.ledger is None else str(request.ledger)

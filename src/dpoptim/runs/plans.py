@@ -113,7 +113,7 @@ def refuse_for_solver(chosen: Entry, options: TrainRequest) -> None:
 
 
 def solver_options(chosen: Entry, options: TrainRequest) -> dict[str, Any]:
-    """What --set gives a solver.
+    """Settings of a solver by --set.
 
     Raises:
         ValueError: it has no such option.

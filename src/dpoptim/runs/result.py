@@ -9,7 +9,7 @@ from dpoptim.plan import Plan
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """Where the run was charged. ``path`` is None for a ledger in memory."""
+    """The ledger's entry of the run. ``path`` is None for a ledger in memory."""
 
     path: str | None
     dataset: str
@@ -65,5 +65,5 @@ class RunResult:
 
     @property
     def measure(self) -> str:
-        """What the scores are: a number that is predicted has no classes."""
+        """Name of the scores: a number that is predicted has no classes."""
         return "accuracy" if self.classes else "R2"

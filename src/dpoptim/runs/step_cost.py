@@ -1,4 +1,4 @@
-"""What a private step takes on this machine, measured on made-up records."""
+"""Time of a private step on this machine, measured on made-up records."""
 
 import itertools
 import time
@@ -33,7 +33,7 @@ def measured_cost(model: str, shape: tuple[int, ...], outputs: int) -> StepCost:
 
 
 def seconds_of_a_step(model: str, shape: tuple[int, ...], outputs: int, size: int) -> float:
-    """Of forward pass, backward pass, clipping, noise and update, without a data loader.
+    """Time of forward pass, backward pass, clipping, noise and update, without a data loader.
 
     By the engine and the gate themselves: `attach` and torch's optimizers import torch's compiler,
     which takes longer than the rest of a plan.

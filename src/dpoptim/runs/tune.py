@@ -31,7 +31,7 @@ STEPS = (10, 30, 100)
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a private search found, and where it was written.
+    """Result of a private search, and where it was written.
 
     Attributes:
         settings: of the winner. score: its noisy score. guarantee: of settings, score and model.

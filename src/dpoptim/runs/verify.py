@@ -140,7 +140,7 @@ def differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
 
 
 def missing_basis(plan: Plan, written: dict[str, Any]) -> Iterator[str]:
-    """What the plan's guarantee rests on, and the certificate does not list."""
+    """Assumptions of the plan's guarantee that the certificate does not list."""
     if written["verdict"]["kind"] == "none":  # then nothing is listed
         return
     for item in plan.basis:

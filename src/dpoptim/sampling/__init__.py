@@ -1,4 +1,4 @@
-"""Which records take part in a step, and what the accountant may make of it.
+"""Records of a step, and what the accountant may make of it.
 
 A sampler owns both the draw and the event, so that what is sampled and what is accounted cannot
 drift apart.

@@ -1,4 +1,4 @@
-"""What a sampler answers, and where a run stands in its data."""
+"""Samplers' answers, and a run's place in its data."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Position:
-    """Where a run stands in its data: what drawing the next batches needs of the past. Private.
+    """A run's place in its data: what drawing the next batches needs of the past. Private.
 
     Attributes:
         order: the permutation in force, of batches that are cut from one; int64, shape (records,).
@@ -30,7 +30,7 @@ class Position:
 
 
 class Draws(Protocol):
-    """Where batches come from."""
+    """Source of batches."""
 
     def batches(
         self, coins: KeyStream, records: int, position: Position | None = None
@@ -40,7 +40,7 @@ class Draws(Protocol):
 
 
 class Sampler(ABC):
-    """Who takes part in which step; frozen, and made of public numbers only.
+    """Rule of who takes part in which step; frozen, and made of public numbers only.
 
     What a sampler leaves as it is here promises least: nothing is amplified, and a record may take
     part in every step.

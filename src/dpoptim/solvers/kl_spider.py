@@ -148,7 +148,7 @@ def kl_spider(
 
 @dataclass(frozen=True)
 class Anchor:
-    """What is known of the gradient at a point: the mean of the noisy ones that were drawn there.
+    """Knowledge of the gradient at a point: the mean of the noisy ones that were drawn there.
 
     Attributes:
         estimate: of the gradient; float64, shape (d,).

@@ -1,4 +1,4 @@
-"""What solvers need of a loss: sums of clipped combinations of gradients at any points."""
+"""A loss as solvers need it: sums of clipped combinations of gradients at any points."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""What solvers learn of data: noisy gradients, norms and choices, each paid beforehand.
+"""Answers about data for solvers: noisy gradients, norms and choices, each paid beforehand.
 
 Prices are in ``rho = mu^2 / 2``. A solver sees only what this returns, so everything it computes
 is post-processing.
@@ -120,7 +120,7 @@ class Releases:
 
     @property
     def rho_left(self) -> float:
-        """What may still be spent of the planned share. Public."""
+        """The rest of the planned share. Public."""
         return max(0.0, self.rho - self._gate.filter.spent**2 / 2)
 
     def noise(self, bound: float, rho: float) -> float:
@@ -203,7 +203,7 @@ class Releases:
         mu: float,
         release: Callable[[list[Tensor]], Any],
     ) -> Any:
-        """What ``release`` makes of the clipped sums over the records of all processes.
+        """The answer that ``release`` makes of the clipped sums over the records of all processes.
 
         In several, the questions and the bound are rank 0's, since another processor may round
         what was released otherwise; rank 0 alone has the sums, and draws. It has reserved the

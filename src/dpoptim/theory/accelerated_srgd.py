@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TheoremSettings:
-    """What a theorem prescribes.
+    """Settings that a theorem prescribes.
 
     Attributes:
         source: the theorem.

@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class KLSetting:
-    """What the theorems are functions of; all of it public.
+    """Arguments of the theorems; all of it public.
 
     Args:
         n: records, >= 1.

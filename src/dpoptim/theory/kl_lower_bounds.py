@@ -1,4 +1,4 @@
-"""What no private algorithm does better than: Menart et al. 2024, Theorems 6, 7 and 8.
+"""Lower bounds for private algorithms: Menart et al. 2024, Theorems 6, 7 and 8.
 
 Bounds that the paper states as Omega(...) are returned without their constant, and say so. All are
 of the expected excess empirical risk of (epsilon, delta)-DP algorithms, for some data set and some

@@ -1,4 +1,4 @@
-"""What all processes of a run must be of one mind about before any of them gives a sum away."""
+"""Agreement of all processes of a run before any of them gives a sum away."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

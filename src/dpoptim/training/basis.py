@@ -1,4 +1,4 @@
-"""What a guarantee rests on beside its plan: what is enforced, and what is taken on trust."""
+"""Basis of a guarantee beside its plan: what is enforced, and what is taken on trust."""
 
 from collections.abc import Iterable, Mapping
 
@@ -78,7 +78,7 @@ def basis_of_loss(
     caveats: Mapping[str, bool],
     isolation: Isolation,
 ) -> tuple[Assumption, ...]:
-    """Of the loss, as it was handed over so far.
+    """Assumptions about the loss, as it was handed over so far.
 
     Args:
         checked: what `attach` found out about the loss that it was given, if it was.
@@ -119,7 +119,7 @@ def in_order(items: Iterable[Assumption]) -> tuple[Assumption, ...]:
 
 
 def caveats_of(engine: Engine, *, seeded: bool, collate: bool) -> dict[str, bool]:
-    """What a run's guarantee must say of it so far: `basis_of_loss` and `basis_of_caveats`."""
+    """Caveats of a run's guarantee so far: `basis_of_loss` and `basis_of_caveats`."""
     return {
         "seeded": seeded,
         "attributes": engine.writes_attributes,
@@ -143,7 +143,7 @@ def basis_of_ledger(durable: bool) -> Assumption:
 
 
 def basis_of_ranks(size: int, *, sharded: bool) -> tuple[Assumption, ...]:
-    """Of training in ``size`` processes."""
+    """Assumptions of training in ``size`` processes."""
     if size == 1:
         return ()
     sound = (
@@ -163,7 +163,7 @@ def basis_of_ranks(size: int, *, sharded: bool) -> tuple[Assumption, ...]:
 
 
 def basis_of_caveats(caveats: Mapping[str, bool], *, resumed: bool) -> tuple[Assumption, ...]:
-    """Of what the user allowed.
+    """Assumptions that come with what the user allowed.
 
     Args:
         caveats: ``"attributes"`` (what the model keeps in plain attributes changed),

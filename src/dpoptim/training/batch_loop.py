@@ -1,4 +1,4 @@
-"""What a loop calls in every step: batches out, losses in."""
+"""The calls of a loop in every step: batches out, losses in."""
 
 from collections.abc import Callable
 from typing import Any

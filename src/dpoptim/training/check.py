@@ -30,7 +30,7 @@ WAYS = (Isolation.of("rules"), Isolation.of("vmap"))
 
 @dataclass(frozen=True)
 class Program:
-    """What a training loop does with records.
+    """A training loop's dealings with records.
 
     Attributes:
         loss: ``loss(model, batch)``: one value a record, or a scalar.
@@ -49,7 +49,7 @@ class Program:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What `check` found.
+    """Findings of `check`.
 
     Attributes:
         loss_reduction: how the loss combines its records: ``"none"`` for one value a record, else

@@ -196,7 +196,7 @@ def sealed(body: bytes, key: bytes, purpose: bytes) -> bytes:
 
 
 def opened(body: bytes, key: bytes, purpose: bytes, name: str) -> bytes:
-    """What was `sealed`. ValueError, naming the file, if not with this key and for this purpose."""
+    """Open what was `sealed`. ValueError, naming the file, if not by this key, for this purpose."""
     try:
         return cipher(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], purpose)
     except InvalidTag:
@@ -207,7 +207,7 @@ def opened(body: bytes, key: bytes, purpose: bytes, name: str) -> bytes:
 
 
 def cipher(key: bytes) -> AESGCM:
-    """What seals and opens. ValueError for a key that is not 32 bytes."""
+    """The cipher that seals and opens. ValueError for a key that is not 32 bytes."""
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise ValueError(
             f"checkpoint_key must be {KEY_BYTES} bytes, such as os.urandom({KEY_BYTES})."
@@ -222,7 +222,7 @@ def identity_of(
     units: Units,
     count: int,
 ) -> dict[str, Any]:
-    """What must be the same for a run to go on; ``count``: of the units in all processes."""
+    """Identity of a run that may go on; ``count``: of the units in all processes."""
     names = {id(p): name for name, p in zip(engine.names, engine.parameters, strict=True)}
     return {
         "plan": plan.to_json(),

@@ -35,7 +35,7 @@ NEAR, NEAR_BOUND, AGAIN = 100.0, 1e-2, 2
 
 
 def tolerance_of(model: nn.Module, placement: Placement) -> float:
-    """Of a model's sums: a share of the bound, for each record."""
+    """Tolerance of a model's sums: a share of the bound, for each record."""
     dtypes = {p.dtype for p in (*trainable(model).values(), *placement.used)}
     return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
 

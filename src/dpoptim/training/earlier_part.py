@@ -17,7 +17,7 @@ from dpoptim.training.rank_files import with_parts
 
 
 class EarlierPart:
-    """What a run goes on from; without a checkpoint it begins.
+    """The part of a run that it goes on from; without a checkpoint it begins.
 
     Args:
         contents: of the checkpoint, **secret**; None: there is none.
@@ -62,12 +62,12 @@ class EarlierPart:
 
     @property
     def gate(self) -> dict[str, Any] | None:
-        """What the gate kept."""
+        """The gate's state."""
         return None if self.contents is None else self.contents["gate"]
 
     @property
     def caveats(self) -> dict[str, bool]:
-        """What must be said of the guarantee for this part's sake; public."""
+        """This part's caveats of the guarantee; public."""
         return {} if self.contents is None else self.contents["caveats"]
 
     @property

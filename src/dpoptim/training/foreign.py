@@ -75,7 +75,7 @@ def refuse_nothing_to_train(model: nn.Module) -> None:
 
 
 def hint_of(error: BaseException, trace: TracebackType | None) -> str | None:
-    """What another library's error is about here, where that is known; it quotes nothing."""
+    """Meaning of another library's error here, where that is known; it quotes nothing."""
     hint = next((hint for text, hint in HINTS_BY_TEXT.items() if text in str(error)), None)
     while trace is not None and hint is None:
         hint = HINTS.get(trace.tb_frame.f_globals.get("__name__", ""))

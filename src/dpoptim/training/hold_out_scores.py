@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HoldOutScores(PublicFigures):
-    """What `PrivateTraining` says of private records that it was not trained on."""
+    """Scores of `PrivateTraining` on private records that it was not trained on."""
 
     model: nn.Module
 

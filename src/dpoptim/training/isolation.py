@@ -1,4 +1,4 @@
-"""Which way of keeping records apart a model takes: the fastest that works, for each of its parts.
+"""Choice of the way of keeping records apart: the fastest that works, for each of its parts.
 
 Tried on made-up records, against batches of one, before anything private is seen: layer rules for
 all; then ``vmap`` for the modules in which these failed, for what surrounds them, and for the
@@ -49,7 +49,7 @@ class IsolationWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Chosen:
-    """What `choose_isolation` found.
+    """Choice of `choose_isolation`.
 
     Attributes:
         isolation: how records are kept apart.

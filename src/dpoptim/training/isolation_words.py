@@ -29,7 +29,7 @@ def first_sentence(message: str) -> str:
 
 
 def basis_of(isolation: Isolation) -> tuple[Assumption, ...]:
-    """What may be said of a way that passed its trial."""
+    """Assumptions of a way that passed its trial."""
     if isolation.alone:
         return (Assumption("enforced", ALONE),)
     if isolation.enforced:
@@ -45,7 +45,7 @@ def some(names: tuple[str, ...]) -> str:
 
 
 def message_of(trials: Trials, isolation: Isolation, failure: Failure | None) -> str:
-    """What to tell of a way that is slower than rules; empty if there is nothing to tell."""
+    """Warning about a way that is slower than rules; empty if there is nothing to tell."""
     if failure is None or (isolation.tier == "rules" and not isolation.by_vmap):
         return ""
     what = {

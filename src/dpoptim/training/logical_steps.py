@@ -7,7 +7,7 @@ from dpoptim.errors import PrivacyError
 
 
 class StepCounts(Protocol):
-    """What `LogicalStep` needs to know of a training."""
+    """A training as `LogicalStep` needs to know it."""
 
     @property
     def steps_done(self) -> int: ...

@@ -33,7 +33,7 @@ BY_COLLATE = (
 
 @dataclass(frozen=True)
 class LossCheck:
-    """What was found out about a loss.
+    """Findings about a loss.
 
     Attributes:
         loss_reduction: how it combines its records: ``"none"`` for one value a record, else as a
@@ -48,7 +48,7 @@ class LossCheck:
 
     @property
     def scalar_reduction(self) -> Reduction | None:
-        """What a scalar loss is; None where the loss is one value a record."""
+        """The reduction of a scalar loss; None where the loss is one value a record."""
         return {"mean": "mean", "sum": "sum"}.get(self.loss_reduction)  # type: ignore[return-value]
 
 

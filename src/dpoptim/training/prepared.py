@@ -1,4 +1,4 @@
-"""What attaching finds out of model, loss and data before anything is reserved or drawn."""
+"""Findings of attaching about model, loss and data before anything is reserved or drawn."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -114,7 +114,7 @@ class Prepared:
 
     @property
     def reduction(self) -> Reduction | None:
-        """Of the losses that `backward` gets, if they are scalars."""
+        """The reduction of the losses that `backward` gets, if they are scalars."""
         found = None if self.loss is None else self.loss.scalar_reduction
         return self._request.loss_reduction or found
 

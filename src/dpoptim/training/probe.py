@@ -1,4 +1,4 @@
-"""What made-up records tell of a model: layers' positions, and where records are."""
+"""Facts about a model from made-up records: layers' positions, and where records are."""
 
 from contextlib import suppress
 from functools import partial

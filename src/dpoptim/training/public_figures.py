@@ -114,7 +114,7 @@ class PublicFigures:
         return math.nan if self._steps.choice is None else self._steps.choice.share_below
 
     def remaining(self) -> str:
-        """What the plan and the ledger still allow, for a person to read."""
+        """Steps and budget that remain, for a person to read."""
         left = self.plan.steps - self.steps_done
         ledger = (
             "in memory, without a budget" if self._owns_ledger else str(self._ledger.remaining())
@@ -128,7 +128,7 @@ class PublicFigures:
 
     @property
     def basis(self) -> tuple[Assumption, ...]:
-        """What the guarantee rests on, with what attaching has found out."""
+        """The guarantee's basis, with the findings of attaching."""
         caveats = self._all_caveats()
         loss = basis_of_loss(self._loss, self._reduction, caveats, self._engine.isolation)
         ledger = basis_of_ledger(self._ledger.durable)
@@ -162,7 +162,7 @@ class PublicFigures:
         return show_progress(items, lambda: self.steps_done, self.plan.steps, label, console)
 
     def _all_caveats(self) -> dict[str, bool]:
-        """What must be said of the guarantee, of all parts of the run."""
+        """Caveats of the guarantee, from all parts of the run."""
         found = caveats_of(
             self._engine, seeded=self._seeded, collate=self._loader.collates_unchecked
         )

@@ -125,7 +125,7 @@ def reader(files: Sequence[Mapping[str, str]], folder: Path, key: bytes | None) 
 
 
 def parts_of(path: Path, digest: str, key: bytes | None) -> list[Tensor]:
-    """What a rank wrote. Runs no code from the file.
+    """Parts that a rank wrote. Runs no code from the file.
 
     Raises:
         FileNotFoundError, ValueError: it is not there, or is another one.

@@ -67,7 +67,7 @@ def not_one_each(got: str) -> PrivacyError:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a graph says.
+    """Reading of a graph.
 
     Attributes:
         reduction: how the records' losses were combined.

@@ -1,4 +1,4 @@
-"""What must be as it was where a run that was left is entered again."""
+"""Checks that all is as it was where a run that was left is entered again."""
 
 from collections.abc import Callable, Sequence
 

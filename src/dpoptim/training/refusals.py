@@ -1,4 +1,4 @@
-"""What cannot be trained privately, refused by name before it does harm."""
+"""Refusals of trainings that cannot be private, by name before it does harm."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -148,7 +148,7 @@ def refuse_engine(plan: Plan, engine: Engine, optimizers: Sequence[torch.optim.O
 
 
 def refuse_partial_passes(engine: Engine) -> None:
-    """Where ranks go through passes together, each must have as many as the others."""
+    """Refuse ranks with unequal numbers of passes, where they go through these together."""
     if engine.partial_backward and engine.totals.travels:
         raise PrivacyError(
             "partial_backward=True is not supported for models under fully_shard, whose processes "

@@ -1,4 +1,4 @@
-"""What `attach` was asked for."""
+"""Arguments of `attach`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

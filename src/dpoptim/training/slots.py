@@ -95,7 +95,7 @@ def costs_little(plan: Plan) -> bool:
 
 
 def lost_delta(plan: Plan) -> float:
-    """What of delta is left to batches that outgrow their slots, over the whole run."""
+    """The part of delta left to batches that outgrow their slots, over the whole run."""
     sampled = isinstance(plan.sampler, PoissonSampling) and plan.sampler.sample_rate < 1
     return SHARE * plan.delta if sampled else 0.0
 
@@ -111,7 +111,7 @@ def less_lost_delta(plan: Plan, guarantee: Guarantee) -> Guarantee:
 
 
 def basis_of_slots(plan: Plan) -> tuple[Assumption, ...]:
-    """What the guarantee of a run rests on whose physical batches all had a fixed shape."""
+    """Assumptions of a run whose physical batches all had a fixed shape."""
     same = (
         "shapes, and every record's place in them, are the same whether or not another record "
         "takes part"

@@ -140,7 +140,7 @@ class Steps:
             )
 
     def secret_state(self) -> dict[str, Any]:
-        """What a checkpoint needs between two steps. Secret."""
+        """State for a checkpoint between two steps. Secret."""
         self._queue.draw_ahead(self._ranks.most(self._queue.drawn_ahead))
         return {
             "steps_done": self.done,

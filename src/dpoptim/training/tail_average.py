@@ -20,7 +20,7 @@ class TailAverage:
             mean.lerp_(p, 1 / self._count)
 
     def state(self) -> dict[str, Any]:
-        """What a later part of the run goes on from: released numbers."""
+        """State for a later part of the run: released numbers."""
         return {"count": self._count, "mean": self._mean}
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a sampler's index stands for: a row, a record of several, or a person owning some.
+"""Meaning of a sampler's index: a row, a record of several, or a person owning some.
 
 A *unit* is what the guarantee protects. Units are sampled, never rows; in a batch every unit has K
 rows, one after the other, of which some may not be there; its gradient is the mean (or sum) of
@@ -30,7 +30,7 @@ NO_ROW = -1  # in the place of a row that is not there
 
 @dataclass(frozen=True)
 class Persons:
-    """Who owns which rows.
+    """Owners of rows.
 
     Attributes:
         rows: row numbers, sorted by their owner, shape (rows,).
@@ -94,7 +94,7 @@ class Persons:
 
 @dataclass(frozen=True)
 class Units:
-    """What is sampled, protected and clipped.
+    """The thing that is sampled, protected and clipped.
 
     Attributes:
         count: of units in the data set. Private under add-or-remove-one.
@@ -117,7 +117,7 @@ class Units:
 
     @property
     def digest(self) -> str:
-        """Who owns which rows, hashed; as private as that. For processes to compare."""
+        """Owners of rows, hashed; as private as that. For processes to compare."""
         owners = (
             b""
             if self.persons is None
@@ -151,7 +151,7 @@ class Units:
         return replace(guarantee, unit=self.name)
 
     def basis(self, planned: tuple[Assumption, ...]) -> tuple[Assumption, ...]:
-        """What the guarantee rests on, with what is known of the unit beside the plan."""
+        """The guarantee's basis, with knowledge of the unit beside the plan."""
         K, how = self.rows.per_record, self.rows.reduction
         once = Assumption(
             "enforced",
@@ -175,7 +175,7 @@ def units_of(
     rows_reduction: str,
     persons: Sequence[Any] | None,
 ) -> Units:
-    """What a data set's units are.
+    """The units of a data set.
 
     Raises:
         ValueError, TypeError: an argument of `attach` that does not fit, by name.
@@ -234,7 +234,7 @@ class CollateRows:
 
 
 def rows_of_tensors(tensors: Sequence[Tensor], index: Tensor, K: int) -> list[Tensor]:
-    """What `CollateRows` makes of these records of a `TensorDataset`."""
+    """The batch that `CollateRows` makes of these records of a `TensorDataset`."""
     taken = [take(tensor, index.to(tensor.device)) for tensor in tensors]
     if K == 1:
         return taken

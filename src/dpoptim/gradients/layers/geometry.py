@@ -1,4 +1,4 @@
-"""Where a convolution's patches lie."""
+"""Places of a convolution's patches."""
 
 import math
 from collections.abc import Sequence

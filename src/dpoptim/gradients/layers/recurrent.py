@@ -106,7 +106,7 @@ class Direction:
         return output.clone(), h, c  # the caller may change it in place
 
     def _step(self, z: Tensor, weights: Mapping[str, Tensor], steps: "Steps") -> Step:
-        """What one step makes of the states.
+        """States after one step.
 
         Args:
             z: what comes from the inputs, (B, T, gates).
@@ -152,7 +152,7 @@ class Direction:
 
 
 class Steps:
-    """What a recurrence's weights were applied to, known when the forward pass is over."""
+    """Inputs of a recurrence's weights, known when the forward pass is over."""
 
     def __init__(self, start: Tensor, reverse: bool) -> None:
         self.start, self.reverse = start, reverse

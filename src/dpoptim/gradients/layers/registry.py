@@ -1,4 +1,4 @@
-"""Which layers have a rule; everything else with parameters is vectorised by ``vmap``."""
+"""Registry of layers with a rule; everything else with parameters is vectorised by ``vmap``."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What hooks need to know of a layer: forward pass, its input's and parameters' gradients."""
+"""Hooks' knowledge of a layer: forward pass, its input's and parameters' gradients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -280,7 +280,7 @@ class Operation:
 
 
 def moved_axes(name: str, args: Any, axes: int) -> set[int]:
-    """Which axes a transposition or permutation moves; the first one, where that is not plain."""
+    """Axes that a transposition or permutation moves; the first one, where that is not plain."""
     order = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
     if len(order) < 2 or not all(isinstance(axis, int) for axis in order):
         return {0}

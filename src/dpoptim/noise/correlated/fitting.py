@@ -39,7 +39,7 @@ def inverse(column: Floats, steps: int) -> Floats:
 
 
 def workload(response: Floats, momentum: float) -> Floats:
-    """What iterates make of increments: sums, or heavy-ball momentum scaled to the same length."""
+    """Iterates by increments: sums, or heavy-ball momentum scaled to the same length."""
     from scipy.signal import lfilter
 
     sums = np.cumsum(response)

@@ -1,4 +1,4 @@
-"""What a strategy for prefix sums promises, and the secret state of one run of it.
+"""The promise of a strategy for prefix sums, and the secret state of one run of it.
 
 Vectors g_0, g_1, ..., g_{T-1} arrive one by one, each possibly a function of everything released
 before. Released are g_t + (B z)_t, where z is Gaussian noise of standard deviation s in every
@@ -150,7 +150,7 @@ class NoiseState(ABC):
         self._interrupted = False
 
     def secret_state(self) -> dict[str, Any]:
-        """What a checkpoint needs to take the noise to come back. **Secret**; copies."""
+        """State for a checkpoint, to take the noise to come back. **Secret**; copies."""
         return {
             "step": self.step,
             "sizes": list(self.sizes),

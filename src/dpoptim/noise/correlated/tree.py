@@ -52,7 +52,7 @@ class BinaryTree(Strategy):
         return TreeState(self, steps, sizes, stream)
 
     def _variance(self, height: int) -> float:
-        """Of a node's estimate, its noise of variance 1; also the weight of its own value."""
+        """Variance of a node's estimate at noise of variance 1; also its own value's weight."""
         return own_weight(self.estimate, height)
 
 
