@@ -223,9 +223,10 @@ def test_every_loop_releases_the_same_weights(task: str, tmp_path: Path) -> None
         model = make()
         trainer(model, data, tmp_path / f"trainer{physical}", physical).train()
         close(expected, weights(model))
-    close(expected, by_accelerate(make(), data, 4))
-    for automatic in (True, False):
-        found, fit = by_lightning(make(), data, tmp_path, 4, automatic=automatic)
+    for physical in (4, None):
+        close(expected, by_accelerate(make(), data, physical))
+    for automatic, physical in ((True, 4), (False, 100)):
+        found, fit = by_lightning(make(), data, tmp_path, physical, automatic=automatic)
         assert fit.global_step == plan().steps
         close(expected, {name.removeprefix("model."): value for name, value in found.items()})
 
