@@ -115,7 +115,11 @@ def _regressor(scores: RegressorScores) -> str:
     ]
     caption = "R2 with its interval: 0 is the mean of the targets, 1 is without error."
     picture = figure(interval_figure(scores.r2), caption)
-    return f'{facts(cells)}<div class="pair below"><div class="card">{picture}</div></div>'
+    lost = (
+        '<p class="note">The noise hides what is measured here. More records, a larger epsilon or '
+        "narrower bounds of the target make it less.</p>"
+    ) * (scores.r2.high - scores.r2.low > 1)
+    return f'{facts(cells)}{lost}<div class="pair below"><div class="card">{picture}</div></div>'
 
 
 def confusion_table(scores: ClassifierScores, classes: Sequence[str]) -> str:
@@ -170,7 +174,7 @@ def interval_figure(found: Interval) -> str:
         axes = new_axes()
         low = max(min(0.0, found.low), -1.0)
         axes.plot([max(found.low, low), found.high], [0, 0], color=ACCENT, linewidth=3)
-        axes.plot(max(found.value, low), 0, "o", color=WARM, markersize=9)
+        axes.plot(max(found.value, low), 0, "o", color=WARM, markersize=9, clip_on=False)
         if found.low < low:  # it goes on to the left
             axes.plot(low, 0, "<", color=ACCENT, markersize=9, clip_on=False)
         axes.text(max(found.value, low), 0.25, number(found.value), color=WARM, ha="center")
