@@ -7,7 +7,7 @@ from dpoptim.planning.choice import cheapest_of_the_best
 from dpoptim.planning.heuristic import learning_rate
 from dpoptim.planning.sweep import MOST_STEPS as MOST
 from dpoptim.planning.sweep import Question, candidates
-from dpoptim.planning.targets import EpsilonAtMost
+from dpoptim.planning.targets import EpsilonAtMost, NotEstimatedError
 
 MOST_STEPS = 1_000  # of a planned default: more gain little, and take their time
 
@@ -86,7 +86,10 @@ def planned(
         epochs=epochs,
         most_steps=MOST_STEPS if batch_size is None or epochs is None else MOST,
     )
-    found = [each for each in candidates(question, method) if each.method == method]
+    try:
+        found = [each for each in candidates(question, method) if each.method == method]
+    except NotEstimatedError:  # there is nothing to plan with
+        return base
     if not found:
         return base
     chosen = cheapest_of_the_best(sorted(found, key=lambda setting: setting.error))

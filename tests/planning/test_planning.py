@@ -22,10 +22,11 @@ from dpoptim.accounting.attacker import (
 )
 from dpoptim.accounting.profiles import LossDistribution
 from dpoptim.cli import app
-from dpoptim.methods import DPSGD
+from dpoptim.methods import DPFTRL, DPSGD
 from dpoptim.planning import EpsilonAtMost, Question, StepCost, choose, learning_rate, sweep
 from dpoptim.planning.choice import CLOSE
 from dpoptim.planning.targets import estimated_noise
+from dpoptim.recipes import planned, recipe
 from dpoptim.registry import entries, register_method, unregister_method
 from dpoptim.runs.step_cost import measured_cost
 
@@ -194,6 +195,15 @@ def run(*args: str, code: int = 0) -> str:
 
 
 FAST = ("--method", "dp-sgd", "--records-per-second", "1e5")
+
+
+def test_defaults_of_what_no_plan_estimates_are_the_recipes() -> None:
+    """``--method dp-ftrl --set sampling=balls-in-bins``, and ``noise=tree``, were refused."""
+    base, target = recipe("softmax", 600), EpsilonAtMost(2.0, PUBLIC_DELTA)
+    assert planned(base, DPFTRL(1.0, sampling="balls-in-bins"), 600, 12, target) == base
+    tree = DPFTRL(1.0, noise="tree")
+    assert tree.variants(600, 60) == (tree,)
+    assert planned(base, tree, 600, 12, target) != base
 
 
 def test_training_says_it_before_anything_is_spent(tmp_path: Path) -> None:

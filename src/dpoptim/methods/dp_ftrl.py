@@ -198,7 +198,9 @@ class DPFTRL(TrainingMethod):
         )
 
     def variants(self, n: int, batch_size: int) -> tuple[TrainingMethod, ...]:
-        """Fixed batches, and by turns with bands in powers of 2."""
+        """Fixed batches, and by turns with bands in powers of 2, where nothing else is asked."""
+        if (self.sampling, self.noise, self.order) != ("fixed", "best", "shuffled"):
+            return (self,)
         most = min(n // batch_size, self.buffers + 1)
         turns = [
             replace(self, sampling="cyclic-poisson", bands=2**power)

@@ -44,6 +44,10 @@ class EpsilonAtMost:
 Target = EpsilonAtMost | AttackerTarget
 
 
+class NotEstimatedError(ValueError):
+    """A method whose noise has no estimate to plan with."""
+
+
 def estimated_noise(mechanism: Mechanism, run: RunShape, mu: float) -> float:
     """About the noise multiplier with which the run is as private as a mu-GDP Gaussian; at least
     0.3.
@@ -54,14 +58,16 @@ def estimated_noise(mechanism: Mechanism, run: RunShape, mu: float) -> float:
     may be stated from it.
 
     Raises:
-        ValueError: the event is not made of Gaussians.
+        NotEstimatedError: the event is not made of Gaussians.
     """
     two = parse_neighboring(run.neighboring) is NeighboringRelation.REPLACE_ONE
     steps = []
     for leaf, count in canonical(mechanism.event(run, 1.0)):
         rate, inner = parts(leaf)
         if not isinstance(inner, dp_accounting.GaussianDpEvent):
-            raise ValueError("the noise of this method is not Gaussian, and is not estimated.")
+            raise NotEstimatedError(
+                "the noise of this method is not Gaussian, and is not estimated."
+            )
         steps.append((rate, (2.0 if two else 1.0) / inner.noise_multiplier, count))
 
     def excess(log_noise: float) -> float:
