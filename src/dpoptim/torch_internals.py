@@ -34,6 +34,7 @@ __all__ = [
     "collate_by_type",
     "collated_types",
     "convolution_backward",
+    "delays_gradients",
     "global_step_hooks",
     "gradient_hook_ids",
     "gradient_hooks",
@@ -51,6 +52,7 @@ __all__ = [
     "put_first",
     "pytree",
     "require",
+    "running_wrapper",
     "saved_tensors_hooks_are_set",
     "version_of",
 ]
@@ -143,6 +145,16 @@ def pre_forward_hooks(module: nn.Module) -> Iterable[Any]:
 def put_first(optimizer: torch.optim.Optimizer, handle: RemovableHandle) -> None:
     """Let a hook before ``optimizer.step()`` run ahead of all others."""
     optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+
+
+def running_wrapper() -> Any:
+    """The wrapper whose forward pass runs; None also where PyTorch does not tell."""
+    return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
+def delays_gradients(wrapper: nn.Module) -> bool:
+    """Whether such a wrapper sends some gradients whatever it is told."""
+    return bool(getattr(wrapper, "_delay_all_reduce_params", None))
 
 
 @dataclass(frozen=True)

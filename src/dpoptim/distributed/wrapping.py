@@ -15,6 +15,7 @@ from dpoptim.distributed.stored import whole
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.placement import InPlace, Placement
 from dpoptim.gradients.totals import MakeTotals
+from dpoptim.torch_internals import delays_gradients, running_wrapper
 
 Row = TypeVar("Row")
 
@@ -175,7 +176,7 @@ class OwnSynchronisation(InPlace):
             self._silence(caller)
 
     def _silence(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
-        if getattr(wrapper, "_delay_all_reduce_params", None):
+        if delays_gradients(wrapper):
             raise PrivacyError(
                 "the DistributedDataParallel wrapper delays gradients of some parameters "
                 "(delay_all_reduce_named_params), which it sends whatever attach says. Fix: wrap "
@@ -196,13 +197,3 @@ class OwnSynchronisation(InPlace):
             wrapper.require_backward_grad_sync = backward
             wrapper.require_forward_param_sync = forward
         self._before = {}
-
-
-def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
-    """The wrapper whose forward pass runs; None also where PyTorch does not tell, and a gradient
-    that a wrapper writes is then refused.
-    """
-    found: nn.parallel.DistributedDataParallel | None = getattr(
-        nn.parallel.DistributedDataParallel, "_active_ddp_module", None
-    )
-    return found
