@@ -19,7 +19,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.arguments import one_of, real_number, whole_number
 from dpoptim.estimators.chunks import Chunks
-from dpoptim.estimators.persons import owners_of
+from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.table import (
@@ -35,7 +35,6 @@ from dpoptim.recipes import recipe
 from dpoptim.registry import entry
 from dpoptim.training.attach import attach
 from dpoptim.training.tail_average import TailAverage
-from dpoptim.unit import Unit
 
 Activation = Literal["tanh", "relu", "gelu"]
 
@@ -88,14 +87,13 @@ class NetworkFit(PrivateSettings):
         owners = owners_of(x, persons, self.rows_per_person)
         if earlier is not None:
             earlier.refuse_change(self.neighboring, by_person=owners is not None)
-        features, units = x.shape[1], len(x) if owners is None else len(owners)
+        features, (unit, units) = x.shape[1], units_in(x, owners)
         n = public_number_of_records(self.n, units, self.neighboring)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         norm = public_norm(self.data_norm, features)
         rows = torch.from_numpy(clip_rows(x, norm).astype(np.float32))
         plan = self._plan(n, delta, epsilon=real_number("epsilon", self.epsilon))
-        if owners is not None:
-            plan = replace(plan, unit=Unit("person", owners.most))
+        plan = replace(plan, unit=unit)
         one_of("activation", self.activation, get_args(Activation))
         last = self._last(features, outputs) if self.warm_start or earlier is not None else None
         network = self._new(features, outputs) if last is None else last

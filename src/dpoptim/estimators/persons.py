@@ -14,6 +14,7 @@ from dpoptim.estimators.shards import equal_part
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.objective import held_in_memory
 from dpoptim.training.units import Persons, present_rows
+from dpoptim.unit import RECORD, Unit
 
 CHOSEN = (
     "a person's rows, at most {} of them, chosen once by coins, are clipped one by one and averaged"
@@ -36,6 +37,11 @@ def owners_of(x: Any, persons: Any, most: object) -> Persons | None:
             "Fix: an array or a memory map."
         )
     return Persons.of(persons, len(x), most)
+
+
+def units_in(x: Any, owners: Persons | None) -> tuple[Unit, int]:
+    """Whom the guarantee protects, and how many of them there are."""
+    return (RECORD, len(x)) if owners is None else (Unit("person", owners.most), len(owners))
 
 
 def of_persons(

@@ -60,20 +60,7 @@ def train_by_solver(
     """
     method = plan.method
     assert isinstance(method, WholeRun)
-    if plan.noise_multiplier == 0:
-        raise ValueError(
-            f"--method {method.solver} without noise is not available; use --method dp-sgd."
-        )
-    if plan.n != data.units:
-        raise ValueError(
-            f"--n {plan.n} is not the number of records, which --method {method.solver} divides by "
-            f"and {plan.neighboring} takes as public. Fix: leave --n out."
-        )
-    if method.solver == "sufficient-statistics" and data.target_bounds is None:
-        raise ValueError(
-            "--method sufficient-statistics predicts numbers. Fix: --task regression with "
-            "--target-bounds or a schema, or --method momentum-gd."
-        )
+    refuse_for(method, plan, data)
     started = time.perf_counter()
     rows = clip_rows(data.x.reshape(len(data.x), -1), row_norm(data))
     loss: Loss = "softmax" if data.target_bounds is None else "squared"
@@ -139,6 +126,24 @@ def train_by_solver(
         else (score(model, clip_like(hold_out[0], data), hold_out[1]),),
         seconds=time.perf_counter() - started,
     )
+
+
+def refuse_for(method: WholeRun, plan: Plan, data: Data) -> None:
+    """Refuse a plan and data that the solver is not for; a ValueError, by option."""
+    if plan.noise_multiplier == 0:
+        raise ValueError(
+            f"--method {method.solver} without noise is not available; use --method dp-sgd."
+        )
+    if plan.n != data.units:
+        raise ValueError(
+            f"--n {plan.n} is not the number of records, which --method {method.solver} divides by "
+            f"and {plan.neighboring} takes as public. Fix: leave --n out."
+        )
+    if method.solver == "sufficient-statistics" and data.target_bounds is None:
+        raise ValueError(
+            "--method sufficient-statistics predicts numbers. Fix: --task regression with "
+            "--target-bounds or a schema, or --method momentum-gd."
+        )
 
 
 def clip_like(x: torch.Tensor, data: Data) -> torch.Tensor:
