@@ -16,6 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import dpoptim
+from dpoptim.distributed.ranks import ALONE
+from dpoptim.distributed.wrapping import wrapping_of
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.training.loss_check import check_loss
 from dpoptim.training.private_training import PrivateTraining
@@ -482,8 +484,9 @@ def test_nothing_about_model_or_random_numbers_changes() -> None:
     data = table()
     random_before = torch.get_rng_state()
     check_loss(
-        model, losses, data, None, None, units_of(data, 1, "mean", None), Isolation.of("rules")
-    )
+        model, losses, data, data[0], None, None, units_of(data, 1, "mean", None),
+        Isolation.of("rules"), wrapping_of(model), ALONE,
+    )  # fmt: skip
     assert torch.equal(torch.get_rng_state(), random_before)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
