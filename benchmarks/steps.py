@@ -101,10 +101,9 @@ def ours(
         with torch.autocast(device, narrow) if narrow else nullcontext():
             loss = work.loss(forward(x), y, "none").sum()
         loss.backward()
-        sums = engine.take()
+        (sums,) = engine.take_sums(by_parameter=True)
         if noise:
-            for buffer in sums:
-                add_normal(stream, buffer, 1.0)
+            add_normal(stream, sums, 1.0)
         engine.write_means(sums, len(x))
         optimizer.step()
         optimizer.zero_grad()

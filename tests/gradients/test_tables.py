@@ -161,7 +161,7 @@ def test_a_tied_head_counts_its_cross_terms(dtype: torch.dtype, ghost_norms: boo
     torch.testing.assert_close(squared, gradients.square().sum(1), rtol=1e-4, atol=1e-4)
     keep = torch.arange(ROWS) != 3
     weights = torch.linspace(0.5, 2, ROWS, dtype=torch.float64) * keep
-    total = Sums([torch.empty(V * D, dtype=torch.float64)])
+    total = Sums([V * D])
     merged.without(keep).add_weighted_sums(total, weights[None], groups)
     torch.testing.assert_close(total.settle()[0], weights @ gradients, rtol=1e-4, atol=1e-4)
 
@@ -187,7 +187,7 @@ def test_a_claim_that_errs_cannot_break_the_bound() -> None:
             V * D,
         )
         claimed = float(alone.squared_norms(groups)) ** 0.5
-        total = Sums([torch.empty(V * D, dtype=torch.float64)])
+        total = Sums([V * D])
         alone.add_weighted_sums(total, torch.ones(1, 1, dtype=torch.float64), groups)
         assert float(total.settle()[0].norm()) <= claimed * (1 + 1e-6)
     assert isinstance(merged, TiedHead)
@@ -210,7 +210,7 @@ def test_joined_tables_are_the_sum_of_their_gradients() -> None:
         )
         keep = torch.arange(ROWS) != 3
         weights = torch.rand(ROWS, dtype=torch.float64) * keep
-        total = Sums([torch.empty(V * D, dtype=torch.float64)])
+        total = Sums([V * D])
         merged.without(keep).add_weighted_sums(total, weights[None], groups)
         torch.testing.assert_close(
             total.settle()[0], weights @ truth.double(), rtol=1e-5, atol=1e-5

@@ -20,7 +20,13 @@ from dpoptim.gradients.engine import Engine
 from dpoptim.gradients.layers import convolution as convolution_module
 from dpoptim.gradients.layers.kernels import ByPatches
 from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.norms import LONG_BLOCK, NORM_BLOCK, read_part, squared_norm_of_parts
+from dpoptim.gradients.norms import (
+    LONG_BLOCK,
+    NORM_BLOCK,
+    blocks_in,
+    read_part,
+    squared_norm_of_parts,
+)
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.record_by_record import add_record_by_record
 from dpoptim.gradients.sequence_outer import SequenceOuter
@@ -353,7 +359,7 @@ def test_record_by_record_sums_do_not_depend_on_threads(
             }
             assert len(layers[0].one_by_one()) == (3 if piece < 48 * 32 else 1)
             sizes = [48 * 32, 48 * 32, 4 * 27, 7 * 32]
-            sums = [Sums([torch.zeros(size, dtype=torch.float64)]) for size in sizes]
+            sums = [Sums([size]) for size in sizes]
 
             def weigh(part: slice, squared: dict[str, Tensor]) -> dict[str, Tensor]:
                 return {unit: each.rsqrt()[None] for unit, each in squared.items()}
@@ -514,8 +520,10 @@ def test_a_large_layer_that_runs_for_one_record_leaves_the_norms_of_others(
 
 
 def norm_of(parts: list[Tensor], block: int) -> Tensor:
-    read = torch.cat([read_part(part, block=block) for part in parts])
-    return squared_norm_of_parts(parts, read, block=block)
+    read = [torch.empty(blocks_in(len(part), block)) for part in parts]
+    for part, out in zip(parts, read, strict=True):
+        read_part(part, out, block=block)
+    return squared_norm_of_parts(parts, torch.cat(read).double(), block=block)
 
 
 @pytest.mark.parametrize("block", [NORM_BLOCK, LONG_BLOCK])

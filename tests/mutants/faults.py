@@ -4,7 +4,7 @@ accounting, ledger.
 For testing the detectors only. A run under a fault promises nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -32,11 +32,18 @@ Draw = Callable[[KeyStream, Tensor, float], None]
 def noisy_by(draw: Draw) -> Fault:
     """The gate draws its noise by ``draw(stream, total, standard_deviation)`` instead."""
 
+    def on_one_vector(stream: KeyStream, out: Tensor | Sequence[Tensor], std: float) -> None:
+        parts = [out] if isinstance(out, Tensor) else out
+        total = torch.cat([each.flatten().double() for each in parts])
+        draw(stream, total, std)
+        for each, noisy in zip(parts, total.split([p.numel() for p in parts]), strict=True):
+            each.copy_(noisy.view(each.shape))
+
     @contextmanager
     def swapped() -> Iterator[None]:
         with (
-            patch.object(planned, "add_normal", draw),
-            patch.object(adaptive, "add_normal", draw),
+            patch.object(planned, "add_normal", on_one_vector),
+            patch.object(adaptive, "add_normal", on_one_vector),
         ):
             yield
 

@@ -158,10 +158,10 @@ def realised_denominator() -> Iterator[None]:
         delivered["rows"] += records
         begin_microbatch(self, records, **announced)
 
-    def divided(self: Engine) -> list[list[Tensor]]:
+    def divided(self: Engine, **taken: Any) -> list[list[Tensor]]:
         share = self.capacity / max(delivered["rows"], 1)
         delivered["rows"] = 0
-        return [[buffer * share for buffer in each] for each in take(self)]
+        return [[buffer * share for buffer in each] for each in take(self, **taken)]
 
     with (
         patch.object(Engine, "begin_microbatch", counted),

@@ -306,8 +306,31 @@ def test_a_tensor_elsewhere_gets_the_same_draws(monkeypatch) -> None:
         add_normal(KeyStream.from_seed(1, "noise"), out, 3.0)
     else:
         out = torch.ones(n)
-        gaussian._draw_through_host(KeyStream.from_seed(1, "noise"), out, 3.0, 1)
+        gaussian._draw_through_host(KeyStream.from_seed(1, "noise"), [out], 3.0, 1)
     assert torch.equal(out.cpu(), expected)
+
+
+@pytest.mark.parametrize("where", ["on the CPU", "through the host"])
+def test_several_tensors_get_what_one_vector_gets(monkeypatch, where: str) -> None:
+    """Cut at other places than the draws are, and rounded once each."""
+    monkeypatch.setattr(gaussian, "_CHUNK", 2 * gaussian.BLOCK_WORDS)
+    monkeypatch.setattr(gaussian, "_PIECE", 4 * gaussian.BLOCK_WORDS)
+    sizes = [7, 0, 5 * gaussian.BLOCK_WORDS, 1, 3 * gaussian.BLOCK_WORDS + 5, 20]
+    dtypes = [torch.float32, torch.float64, torch.float32, torch.bfloat16] * 2
+    start = torch.arange(sum(sizes), dtype=torch.float64) / 64 % 32  # exact in every dtype
+    parts = [
+        each.to(dtype).clone() for each, dtype in zip(start.split(sizes), dtypes, strict=False)
+    ]
+    if where == "on the CPU":
+        add_normal(KeyStream.from_seed(1, "noise"), parts, 3.0)
+    else:
+        flat = [each for each in parts if len(each)]
+        gaussian._draw_through_host(KeyStream.from_seed(1, "noise"), flat, 3.0, 1)
+    started = [each.to(p.dtype).double() for each, p in zip(start.split(sizes), parts, strict=True)]
+    whole = torch.cat(started)
+    add_normal(KeyStream.from_seed(1, "noise"), whole, 3.0)
+    for part, expected in zip(parts, whole.split(sizes), strict=True):
+        assert torch.equal(part, expected.to(part.dtype))
 
 
 def test_bad_arguments_are_named_and_nothing_is_written() -> None:

@@ -102,7 +102,7 @@ def test_every_piece_of_a_large_tensor_has_its_own(
 ) -> None:
     monkeypatch.setattr(gaussian, "_AT_ONCE", 1000)
     out = torch.ones(3, 1167, dtype=dtype)  # three pieces of 1,000 and a shorter one
-    gaussian._draw_where_it_lies(KeyStream.from_seed(3, "noise"), out.view(-1), std)
+    gaussian._draw_where_it_lies(KeyStream.from_seed(3, "noise"), [out.view(-1)], std)
     stream = KeyStream.from_seed(3, "noise")
     drawn = torch.cat([normals(stream.branch(), count, CPU) for count in (1000, 1000, 1000, 501)])
     expected = drawn if std is None else torch.ones(3501, dtype=torch.float64).add(drawn, alpha=std)

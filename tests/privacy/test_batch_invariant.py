@@ -300,8 +300,8 @@ def test_long_and_short_groups_share_a_block(block: list[int]) -> None:
     )
     values = torch.randn(rows, 600)
     total, outer = (
-        Sums([torch.empty(600, dtype=torch.float64)]),
-        Sums([torch.empty(70, 65, dtype=torch.float64)]),
+        Sums([600]),
+        Sums([70, 65]),
     )
     add_weighted_rows(total, values, weights, [block])
     add_weighted_outer(outer, g, a, weights, [block])
@@ -337,7 +337,7 @@ def test_a_record_longer_than_it_claims_is_shortened_and_changes_no_other() -> N
         weights = torch.linspace(0.5, 1.0, records, dtype=torch.float64)
         weights[2] *= counts
         weights[5] = weight
-        total = Sums([torch.empty(p * d, dtype=torch.float64)])
+        total = Sums([p * d])
         claims.add_weighted_sums(total, weights[None], [[records]])
         sums.append(total.settle()[0].view(p, d).clone())
     without, shortened, apart = sums

@@ -264,7 +264,7 @@ def test_a_layer_that_a_record_does_not_use_leaves_it_as_it_is(size: float) -> N
 
 
 def weighted_outer(g: Tensor, a: Tensor, weights: Tensor, groups: Groups) -> Tensor:
-    total = Sums([torch.empty(g.shape[1], a.shape[1], dtype=torch.float64)])
+    total = Sums([g.shape[1], a.shape[1]])
     add_weighted_outer(total, g, a, weights[None], groups)
     return total.settle()[0]
 
@@ -313,7 +313,7 @@ def test_two_sums_are_formed_together_within_the_errors_of_one(
     )[:rows]
     second = torch.stack([0 * first, 3 * first, other]).gather(0, kind[None])[0]
     weights = torch.stack([first, second])
-    sums = Sums([torch.full((70, 65), math.nan, dtype=torch.float64) for _ in range(2)], DIRECTIONS)
+    sums = Sums([70, 65], directions=DIRECTIONS)
     add_weighted_outer(sums, g, a, weights, sizes)
     terms = g.double()[:, :, None] * a.double()[:, None, :]
     unit = 2.0**-24 if dtype == torch.float32 else 2.0**-53
@@ -339,7 +339,7 @@ def test_each_direction_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(owner, name, partial(counted, getattr(owner, name)))
     g, a, first = torch.randn(160, 70), torch.randn(160, 65), torch.rand(160, dtype=torch.float64)
     for second, products in ((0 * first, [70]), (3 * first, [70]), (first, [140])):
-        sums = Sums([torch.empty(70, 65, dtype=torch.float64) for _ in range(2)], DIRECTIONS)
+        sums = Sums([70, 65], directions=DIRECTIONS)
         add_weighted_outer(sums, g, a, torch.stack([first, second]), [[160]])
         assert multiplied == products
         multiplied.clear()

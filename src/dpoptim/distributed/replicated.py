@@ -38,6 +38,10 @@ class ReplicatedTotals(Totals):
     def take(self) -> list[list[Tensor]]:
         return [[self._ranks.sum_parts(vector) for vector in each] for each in super().take()]
 
+    def take_by_parameter(self) -> list[Tensor]:
+        """This rank's part of each device's vector, which may cut through parameters."""
+        return self.take()[0]
+
     @property
     def own_entries(self) -> list[int]:
         return [part_sizes(whole, self._ranks.size)[self._ranks.rank] for whole in self.entries]

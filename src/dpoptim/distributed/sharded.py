@@ -5,7 +5,6 @@ rank keeps those of its own parts.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +83,7 @@ class ShardedTotals(Totals):
         self._buffers: list[list[Tensor]] = []  # only while a step is open
         self._own: list[list[Tensor]] = []  # views of them: of each sum, one for each parameter
         self._written: set[int] = set()  # places of parameters whose views hold something
-        self._open = OpenSums(parameters, directions)
-        self.sums = self._open
+        self.sums = [Sums([p.numel()], p.device, directions) for p in parameters]
         self._last = {places[-1]: places for places in travel_together(parameters)}
 
     @property
@@ -100,7 +98,7 @@ class ShardedTotals(Totals):
         return self._entries_of(places, self._ranks.rank)
 
     def restart(self) -> None:
-        self._open.clear()
+        super().restart()
         self._forget()
 
     def _forget(self) -> None:
@@ -128,9 +126,9 @@ class ShardedTotals(Totals):
     def _send(self, places: Sequence[int]) -> None:
         """Let these parameters' sums go to those that hold their parts, and forget them here."""
         self._begin()
-        wholes = [self._open.take(place) for place in places]
+        wholes = [self.sums[place].take() for place in places]
         for number in range(self._count):
-            given = [None if whole is None else whole[number] for whole in wholes]
+            given = [whole[number] for whole in wholes]
             for stretch in self._stretches(places):
                 self._send_stretch(places, given, self._own[number], stretch)
         self._written.update(places)
@@ -163,7 +161,7 @@ class ShardedTotals(Totals):
                     flat = own[i].new_zeros(()).expand(self._cuts[i].entries(rank))
                 else:
                     flat = self._cuts[i].part(rank, whole).reshape(-1)
-                parts.append(flat[stretch])
+                parts.append(flat[stretch].double())
             sizes.append(sum(map(len, parts[before:])))
         mine = self._ranks.sum_parts(torch.cat(parts), sizes)
         targets = [own[i][stretch] for i in places]
@@ -182,6 +180,10 @@ class ShardedTotals(Totals):
         taken = self._buffers
         self._forget()
         return taken
+
+    def take_by_parameter(self) -> list[Tensor]:
+        """This rank's parts, one vector a device."""
+        return self.take()[0]
 
     def own_views(self, taken: list[Tensor]) -> list[Tensor]:
         views: dict[int, Tensor] = {}
@@ -224,41 +226,6 @@ class ShardedTotals(Totals):
                 for i, each in zip(places, wholes, strict=True)
             ]
         )
-
-
-class OpenSums(Sequence[Sums]):
-    """Sums of parameters that a backward pass adds to: made when wanted, until they are taken."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], directions: Directions) -> None:
-        self._parameters, self._directions = parameters, directions
-        self._made: dict[int, Sums] = {}
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-    @overload
-    def __getitem__(self, place: int) -> Sums: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Sums]: ...
-    def __getitem__(self, place: int | slice) -> Sums | Sequence[Sums]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        if place not in self._made:
-            p = self._parameters[place]
-            totals = [
-                torch.empty(p.numel(), dtype=torch.float64, device=p.device)
-                for _ in self._directions[0]
-            ]
-            self._made[place] = Sums(totals, self._directions)
-        return self._made[place]
-
-    def take(self, place: int) -> Sequence[Tensor] | None:
-        """What was added for a parameter, which is forgotten here; None: nothing was."""
-        made = self._made.pop(place, None)
-        return None if made is None else made.settle()
-
-    def clear(self) -> None:
-        self._made = {}
 
 
 def travel_together(parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import dp_accounting
+import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger, Reservation
@@ -96,10 +97,11 @@ class Gate:
         self._charge.open()
 
     def release_sum(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Add fresh Gaussian noise to all entries of ``sums`` (float64, any shapes), in place.
+        """Add fresh Gaussian noise to all entries of ``sums`` (any shapes), in place.
 
         The tensors together are one query: their joint Euclidean norm must be bounded record by
-        record.
+        record. They are float64; or float32 if the noise is independent, which is then added in
+        float64 and the result rounded.
 
         Raises:
             PrivacyError: every planned release has been made.
@@ -134,8 +136,8 @@ class Gate:
                 )
             self._correlated.add(sums, query.standard_deviation)
             return
-        for total in sums:
-            add_normal(self._noise, total, query.deviation(self.released))
+        for vector in by_device(sums):
+            add_normal(self._noise, vector, query.deviation(self.released))
 
     def secret_state(self) -> dict[str, Any]:
         """For a checkpoint: releases so far, their reservation, correlated noise. Secret."""
@@ -222,3 +224,11 @@ class Gate:
         if self._returning:
             self._charge.end(self._part_of, begun)
             self._returning = False
+
+
+def by_device(sums: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The tensors on each device, which share one vector of noise."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for each in sums:
+        found.setdefault(each.device, []).append(each)
+    return list(found.values())

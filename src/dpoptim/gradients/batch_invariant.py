@@ -19,12 +19,12 @@ was seen by leaving it out (how far one record then moves the sum, in clip norms
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.arithmetic import NARROW
+from dpoptim.gradients.arithmetic import NARROW, widened
 
 ALIGNMENT = 64  # bytes; kernels do the same on operands that start on such boundaries
 LARGE, WHOLE = 32, 16  # see `large`
@@ -122,6 +122,20 @@ def record_matrix(x: Tensor, *, freely: bool) -> Tensor:
         x = x.reshape(-1).view(x.shape)  # strides of such axes may be anything
     dense = x.is_contiguous() or (freely and x.dtype == torch.float32 and x.T.is_contiguous())
     return aligned(x if dense else x.contiguous())
+
+
+def record_matrices(x: Tensor, *, freely: bool) -> Callable[[int], Tensor]:
+    """Look-up of `record_matrix` by record, of ``x`` (B, T, d), widened."""
+    records = x.unbind()
+    starts = x.data_ptr(), x.stride(0) * x.element_size()
+    aligned_as_it_is = all(start % ALIGNMENT == 0 for start in starts)
+    if x.dtype not in NARROW and x.is_contiguous() and 1 not in x.shape and aligned_as_it_is:
+        return records.__getitem__
+
+    def one(record: int) -> Tensor:
+        return record_matrix(*widened([records[record]]), freely=freely)
+
+    return one
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:

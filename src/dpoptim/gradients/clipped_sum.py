@@ -147,7 +147,7 @@ class ClippedSum:
         for i in range(len(sums)):
             if (each := gradients.pop(i, None)) is not None:
                 each = each if every else each.without(countable)
-                weights = (factors[self.units.of[i]] * self.scale).to(sums[i].totals[0].device)
+                weights = (factors[self.units.of[i]] * self.scale).to(sums[i].device)
                 each.add_weighted_sums(sums[i], weights, self.groups)
                 del each  # which others need not have while the sum travels
             finish(i)

@@ -307,14 +307,18 @@ class Engine:
         """Return the logical batch's clipped sum, a flat float64 vector a device; start afresh.
 
         Zeros where no row was closed: an empty batch, or parameters that no loss reached. See
-        `split`. The vectors are used again: they hold the sum until the next backward pass.
+        `split`.
         """
         return self.take_sums()[0]
 
-    def take_sums(self) -> list[list[Tensor]]:
-        """All sums of the clipping rule, each as `take` returns it."""
+    def take_sums(self, *, by_parameter: bool = False) -> list[list[Tensor]]:
+        """All sums of the clipping rule, each as `take` returns it.
+
+        Args:
+            by_parameter: the first alone, in less memory; see `Totals.take_by_parameter`.
+        """
         self._begin_step()
-        return self.totals.take()
+        return [self.totals.take_by_parameter()] if by_parameter else self.totals.take()
 
     def restart(self) -> None:
         """Begin the logical batch again: what was added of it is forgotten."""

@@ -209,9 +209,9 @@ class LinearModel:
             if shares is not None:
                 factors = factors * shares
             total = torch.empty(self.outputs, self.columns, dtype=torch.float64, device=x.device)
-            weight = Sums([total[:, : self.features]])
+            weight = Sums([self.outputs, self.features], x.device)
             add_weighted_outer(weight, g, x, factors[None], consecutive_groups(len(x)))
-            weight.settle()
+            total[:, : self.features] = weight.settle()[0]
             if self.intercept:
                 torch.mv(g.double().T, factors, out=total[:, -1])
             return total.view(-1).mul_(1 / scale)

@@ -12,6 +12,7 @@ one.
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -116,6 +117,21 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     if missing:
         return by_onednn(F.pad(left.T, (0, missing)), F.pad(right, (0, 0, 0, missing)).T)
     return by_onednn(left.T, right.T) if inner else left.new_zeros(left.shape[1], right.shape[1])
+
+
+def filled_up(rows: int, columns: int, like: Tensor) -> Callable[[Tensor], Tensor]:
+    """Function that fills (rows, columns) matrices up for `transposed_product`, and widens them.
+
+    It takes one after the other into the same memory, which costs less than to fill each up there.
+    """
+    room = like.new_zeros(rows + -rows % INNER, columns, dtype=torch.float32)
+    given = room[:rows]
+
+    def fill(x: Tensor) -> Tensor:
+        given.copy_(x)
+        return room
+
+    return fill
 
 
 def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

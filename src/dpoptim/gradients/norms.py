@@ -51,9 +51,25 @@ def row_squared_norms(x: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
     return squared
 
 
-def read_part(part: Tensor, *, block: int = NORM_BLOCK) -> Tensor:
-    """What is read of a dense float32 vector, for `squared_norm_of_parts`: float64, (1,)."""
-    return in_blocks(part[None], block) if part.is_cpu else in_float64(part[None])
+def blocks_in(entries: int, block: int) -> int:
+    """How many norms `read_part` writes."""
+    return -(-entries // block)
+
+
+def read_part(part: Tensor, out: Tensor, *, block: int = NORM_BLOCK) -> None:
+    """Write the norms of the blocks of a dense float32 vector on the CPU to ``out``.
+
+    Args:
+        out: float32, (`blocks_in`,); for `squared_norm_of_parts`.
+    """
+    entries = part.shape[0]
+    whole = entries - entries % block
+    if whole == entries:
+        torch.linalg.vector_norm(part.view(-1, block), dim=1, out=out)
+        return
+    if whole:
+        torch.linalg.vector_norm(part[:whole].view(-1, block), dim=1, out=out[:-1])
+    torch.linalg.vector_norm(part[whole:], out=out[-1])
 
 
 def squared_norm_of_parts(
@@ -62,12 +78,10 @@ def squared_norm_of_parts(
     """`row_squared_norms` of one record whose numbers lie in several places: float64, (1,).
 
     Args:
-        parts: dense vectors of float32.
-        read: `read_part` of each, (P,).
+        parts: dense vectors of float32 on the CPU.
+        read: what `read_part` wrote of them, one after the other, as float64.
     """
-    squared = read.sum(0, keepdim=True)
-    if not parts[0].is_cpu:
-        return squared
+    squared = read.square().sum(0, keepdim=True)
     # By as much for short parts, whatever other parts there are.
     raised(squared, max(block, sum(part.shape[0] for part in parts)), block)
     if not SAFE_SQUARES[0] < float(squared) < SAFE_SQUARES[1]:  # also where it is NaN

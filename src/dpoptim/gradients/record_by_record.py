@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.norms import read_part, squared_norm_of_parts
+from dpoptim.gradients.norms import blocks_in, read_part, squared_norm_of_parts
 from dpoptim.gradients.parts import all_groups, parts_of
 from dpoptim.gradients.per_sample_grads import OneByOne, Piece
 from dpoptim.gradients.products import GROUP_ROWS, Groups
@@ -59,7 +59,7 @@ def add_record_by_record(
         torch.get_num_threads(),
         block,
     )
-    entries = sum(len(sums[place].totals[0]) for place in layers)
+    entries = sum(sums[place].entries for place in layers)
     with worker_threads(len(shares)) as run:
         for group in all_groups(groups):
             if group.stop == group.start:
@@ -74,7 +74,7 @@ def add_record_by_record(
                     unit: each.T.tolist()
                     for unit, each in weigh(part, measured(shares, block)).items()
                 }
-            run([partial(share.add, of_group, weights) for share in shares])
+            run([partial(share.finish, weights) for share in shares])
             for place, layer in layers.items():
                 sums[place].add(layer.in_order(of_group.pop(place)))
 
@@ -85,33 +85,59 @@ class Share:
 
     Attributes:
         pieces: with the place of the parameter, and its unit.
-        formed: of some records, each piece's gradients, and what was read of their norms.
+        formed: of some records, each piece's gradients.
+        norms: of their blocks, float32, one piece's after the other's; see `read_part`.
     """
 
     pieces: list[tuple[int, str, Piece]]
     block: int
-    formed: list[list[tuple[Tensor, Tensor]]] = field(default_factory=list)
+    formed: list[list[Tensor]] = field(default_factory=list)
+    norms: Tensor = field(default_factory=partial(torch.empty, 0, 0))
+    _totals: list[list[Tensor]] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Of each piece."""
+        return [blocks_in(piece.entries, self.block) for _, _, piece in self.pieces]
 
     def turn(
         self, of_group: Mapping[int, Tensor], weights: Mapping[str, list[list[float]]], part: slice
     ) -> None:
-        """Add what is formed, and form the gradients of the next records."""
-        self.add(of_group, weights)
-        self.formed = [
-            [
-                (gradient, read_part(gradient, block=self.block))
-                for gradient in (piece.form(record) for _, _, piece in self.pieces)
-            ]
-            for record in range(part.start, part.stop)
-        ]
+        """Add what is formed, and form the gradients of the next records.
 
-    def add(self, of_group: Mapping[int, Tensor], weights: Mapping[str, list[list[float]]]) -> None:
+        Args:
+            of_group: what is added to until `finish`: of each place, (k, entries).
+        """
+        if not self._totals:
+            self._totals = [
+                [total[piece.start : piece.start + piece.entries] for total in of_group[place]]
+                for place, _, piece in self.pieces
+            ]
+        self._add(weights)
+        blocks = self.blocks
+        self.norms = torch.empty(
+            part.stop - part.start, sum(blocks), dtype=torch.float32, device="cpu"
+        )
+        for record, norms in zip(range(part.start, part.stop), self.norms, strict=True):
+            gradients = []
+            for (_, _, piece), out in zip(self.pieces, norms.split(blocks), strict=True):
+                gradients.append(piece.form(record))
+                read_part(gradients[-1], out, block=self.block)
+            self.formed.append(gradients)
+
+    def finish(self, weights: Mapping[str, list[list[float]]]) -> None:
+        """Add what is formed; the group is over."""
+        self._add(weights)
+        self._totals = []
+
+    def _add(self, weights: Mapping[str, list[list[float]]]) -> None:
         for i, gradients in enumerate(self.formed):
-            for (place, unit, piece), (gradient, _) in zip(self.pieces, gradients, strict=True):
-                entries = slice(piece.start, piece.start + piece.entries)
-                for total, weight in zip(of_group[place], weights[unit][i], strict=True):
+            for totals, (_, unit, _), gradient in zip(
+                self._totals, self.pieces, gradients, strict=True
+            ):
+                for total, weight in zip(totals, weights[unit][i], strict=True):
                     if weight != 0:  # what does not count may be anything
-                        total[entries].add_(gradient, alpha=weight)
+                        total.add_(gradient, alpha=weight)
         self.formed = []
 
 
@@ -131,30 +157,26 @@ def measured(shares: Sequence[Share], block: int) -> dict[str, Tensor]:
 
     They are added up in one order, to whomever the pieces were dealt.
     """
+    norms = [share.norms.split(share.blocks, 1) for share in shares]
     of_unit: dict[str, list[tuple[int, int, int, int]]] = {}
     for hand, share in enumerate(shares):
         for i, (place, unit, piece) in enumerate(share.pieces):
             of_unit.setdefault(unit, []).append((place, piece.start, hand, i))
-    return {
-        unit: torch.cat(
+    squared = {}
+    for unit, places in of_unit.items():
+        order = [(hand, i) for _, _, hand, i in sorted(places)]
+        read = torch.cat([norms[hand][i] for hand, i in order], 1).double()
+        squared[unit] = torch.cat(
             [
-                squared_norm_of_record(
-                    [shares[hand].formed[record][i] for _, _, hand, i in sorted(places)], block
+                squared_norm_of_parts(
+                    [shares[hand].formed[record][i] for hand, i in order], each, block=block
                 )
-                for record in range(len(shares[0].formed))
+                for record, each in enumerate(read)
             ]
         )
-        for unit, places in of_unit.items()
-    }
-
-
-def squared_norm_of_record(pieces: Sequence[tuple[Tensor, Tensor]], block: int) -> Tensor:
-    gradients, read = zip(*pieces, strict=True)
-    return squared_norm_of_parts(gradients, torch.cat(read), block=block)
+    return squared
 
 
 def room(sums: Sums, dtype: torch.dtype) -> Tensor:
     """Zeros to add up a term of each sum in, (k, entries)."""
-    return torch.zeros(
-        len(sums.totals), len(sums.totals[0]), dtype=dtype, device=sums.totals[0].device
-    )
+    return torch.zeros(sums.count, sums.entries, dtype=dtype, device=sums.device)

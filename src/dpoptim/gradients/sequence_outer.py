@@ -16,12 +16,17 @@ from dpoptim.gradients.batch_invariant import (
     gram,
     large,
     matrices,
-    record_matrix,
+    record_matrices,
     record_products,
     sum_positions,
 )
 from dpoptim.gradients.choose_formula import PublicSizes, kept
-from dpoptim.gradients.multiplication import onednn_multiplies, transposed_product
+from dpoptim.gradients.multiplication import (
+    INNER,
+    filled_up,
+    onednn_multiplies,
+    transposed_product,
+)
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
 from dpoptim.gradients.parts import (
     add_group,
@@ -128,20 +133,21 @@ class SequenceOuter(PerSampleGrad):
 
     def form_rows(self, start: int, stop: int) -> Callable[[int], Tensor]:
         """Returns what forms these rows of one record's gradient: see `Piece`."""
-        rows, d = stop - start, self.a.shape[2]
+        (_, T, d), rows = self.a.shape, stop - start
         onednn = onednn_multiplies(self.g.new_empty(0, dtype=self.dtype), rows, d)
-        freely = rows == self.g.shape[2] and large(self.g.shape[1], rows, d)
-        left, right = self.g[:, :, start:stop].unbind(), self.a.unbind()
-
-        def form(record: int) -> Tensor:
-            g, a = widened([left[record], right[record]])
-            if onednn:
-                return transposed_product(g, record_matrix(a, freely=False)).view(-1)
-            return torch.mm(
-                record_matrix(g, freely=freely).T, record_matrix(a, freely=freely)
+        freely = rows == self.g.shape[2] and large(T, rows, d)
+        g = self.g[:, :, start:stop]
+        if not onednn:
+            left, right = (record_matrices(x, freely=freely) for x in (g, self.a))
+            return lambda record: torch.mm(left(record).T, right(record)).view(-1)
+        slopes, inputs = g.unbind(), self.a.unbind()
+        if T % INNER or g.dtype in NARROW or self.a.dtype in NARROW:
+            fill_left, fill_right = filled_up(T, rows, self.g), filled_up(T, d, self.g)
+            return lambda record: transposed_product(
+                fill_left(slopes[record]), fill_right(inputs[record])
             ).view(-1)
-
-        return form
+        of_inputs = record_matrices(self.a, freely=False)
+        return lambda record: transposed_product(slopes[record], of_inputs(record)).view(-1)
 
     def in_order(self, total: Tensor) -> Tensor:
         return total

@@ -1,52 +1,85 @@
 """Sums of weighted gradients: in float64, whatever they were multiplied in."""
 
+import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dpoptim.clipping import Directions
 
+AS_IT_CAME = (torch.float32, torch.float64)  # dtypes of a first term that is kept
+
 
 class Sums:
-    """Sums in float64 of the same records, one for each way a clipping rule weighs them (k).
+    """Sums of the same records, one for each way a clipping rule weighs them (k).
 
-    The first term is written, not added: what the memory held before does not matter.
+    They are added up in float64. Of a sum that has one term the term is kept as it came: mostly
+    float32, in half the memory. Without a term a sum takes none; but memory that `settle` filled
+    with zeros is kept for the next time, for fresh pages cost more than zeros.
 
     Args:
-        totals: float64, as many entries each; read them only after `settle`.
+        shape, device: of each sum.
         directions: see `clipping.Directions`.
     """
 
-    def __init__(self, totals: Sequence[Tensor], directions: Directions = ((1.0,),)) -> None:
-        self.totals, self.directions = totals, directions
-        self._empty = [True] * len(totals)
+    def __init__(
+        self,
+        shape: Sequence[int],
+        device: torch.device | None = None,
+        directions: Directions = ((1.0,),),
+    ) -> None:
+        self.shape, self.device, self.directions = tuple(shape), device, directions
+        self.entries, self.count = math.prod(shape), len(directions[0])
+        self._held: list[Tensor | None] = [None] * self.count
+        self._rooms: dict[int, Tensor] = {}
 
     def restart(self) -> None:
-        self._empty = [True] * len(self.totals)
+        self._held = [None] * self.count
 
-    def settle(self) -> Sequence[Tensor]:
-        """The sums so far: zeros if there was no term."""
-        for total, empty in zip(self.totals, self._empty, strict=True):
-            if empty:
-                total.zero_()
-        self._empty = [False] * len(self.totals)
-        return self.totals
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been added to any."""
+        return all(each is None for each in self._held)
 
     def add(self, terms: Tensor, direction: Sequence[float] | None = None) -> None:
         """Add a term to each: any float dtype, k times as many entries, the first sum's first.
 
+        The memory of ``terms`` is given away: it may be written to, or kept.
+
         Args:
             direction: where given there is one term, which is added to every sum as many times.
         """
-        each = terms.view(-1, *self.totals[0].shape)
-        for j, total in enumerate(self.totals):
+        each = terms.view(-1, *self.shape)
+        for j, held in enumerate(self._held):
             term, times = (each[j], 1.0) if direction is None else (each[0], direction[j])
             if times == 0:
                 continue
-            if self._empty[j]:
-                total.copy_(term)
-                if times != 1:
-                    total.mul_(times)  # afterwards, so that float64 rounds
-            else:
-                total.add_(term, alpha=times)
-            self._empty[j] = False
+            if held is not None:
+                self._held[j] = held.double().add_(term, alpha=times)
+            elif direction is None and term.dtype in AS_IT_CAME:
+                self._held[j] = term
+            else:  # other sums may get the same term; multiplied afterwards, so that float64 rounds
+                self._held[j] = term.to(torch.float64, copy=True).mul_(times)
+
+    def settle(self) -> list[Tensor]:
+        """The sums so far, in float64, to be added to in place: zeros where there was no term."""
+        settled = [
+            self._zeros(j) if held is None else held.double() for j, held in enumerate(self._held)
+        ]
+        self._held = [*settled]
+        return settled
+
+    def take(self) -> list[Tensor | None]:
+        """The sums as they are held, float32 or float64, and a fresh start; None: no term.
+
+        They may be changed in place until the next term comes.
+        """
+        taken = self._held
+        self.restart()
+        return taken
+
+    def _zeros(self, j: int) -> Tensor:
+        if j not in self._rooms:
+            self._rooms[j] = torch.empty(self.shape, dtype=torch.float64, device=self.device)
+        return self._rooms[j].zero_()

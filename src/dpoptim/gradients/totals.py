@@ -1,4 +1,4 @@
-"""Totals of a step: a float64 vector a device and sum, with a place a parameter."""
+"""Totals of a step: by parameter while they are added up, and then together, as one vector."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ MEAN_BLOCK = 1 << 17  # entries that are rounded and divided at a time: they sta
 
 
 class Totals:
-    """The float64 sums of all parameters, whole and in this process.
+    """The sums of all parameters, whole and in this process.
 
     Args:
         parameters: shapes and devices; ``.grad`` is written at the end.
@@ -32,16 +32,8 @@ class Totals:
         for p in parameters:
             by_device.setdefault(p.device, []).append(p.numel())
         self._layout = list(by_device.items())
-        self._buffers = [
-            [
-                torch.empty(sum(sizes), dtype=torch.float64, device=device)
-                for device, sizes in self._layout
-            ]
-            for _ in directions[0]
-        ]
-        # of each parameter, one for each sum
-        views = zip(*map(self.split, self._buffers), strict=True)
-        self.sums = [Sums([view.view(-1) for view in each], directions) for each in views]
+        self.sums = [Sums([p.numel()], p.device, directions) for p in parameters]
+        self._vectors: list[list[Tensor]] = []  # once `take` was asked for them
 
     @property
     def entries(self) -> list[int]:
@@ -73,19 +65,52 @@ class Totals:
 
     def take(self) -> list[list[Tensor]]:
         """All sums, a flat float64 vector a device each, and a fresh start. See `Engine.take`."""
-        for sums in self.sums:
-            sums.settle()
-            sums.restart()
-        return self._buffers
+        if not self._vectors:
+            self._vectors = [
+                [
+                    torch.empty(sum(sizes), dtype=torch.float64, device=device)
+                    for device, sizes in self._layout
+                ]
+                for _ in range(self.sums[0].count)
+            ]
+        views = [*zip(*map(self.split, self._vectors), strict=True)]
+        for sums, of_each in zip(self.sums, views, strict=True):
+            for view, held in zip(of_each, sums.take(), strict=True):
+                if held is None:
+                    view.zero_()
+                else:
+                    view.view(-1).copy_(held)
+        return self._vectors
+
+    def take_by_parameter(self) -> list[Tensor]:
+        """The first sum, flat, one tensor a parameter, and a fresh start.
+
+        It is float32 where that is what was summed and what the parameter is stored in, else
+        float64.
+        """
+        taken = []
+        for p, sums in zip(self._parameters, self.sums, strict=True):
+            held = sums.take()[0]
+            if held is None:
+                held = torch.zeros(p.numel(), dtype=p.dtype, device=p.device)
+            taken.append(held if held.dtype == p.dtype else held.double())
+        return taken
 
     def write_means(self, released: list[Tensor], divisor: float) -> None:
-        """Write one released sum of `take` into ``.grad``, divided and rounded to its dtype."""
+        """Write one released sum into ``.grad``, divided and rounded to its dtype.
+
+        Args:
+            released: as `take` or `take_by_parameter` returned it; memory in that dtype is given
+                away.
+        """
         with torch.no_grad():
             for p, total in zip(self._parameters, self.split(released), strict=True):
                 p.grad = mean_of(total, divisor, p.dtype)
 
     def split(self, buffers: list[Tensor]) -> list[Tensor]:
-        """Views of one whole vector a device, one in the shape of each parameter."""
+        """Views of one whole vector a device, or of one a parameter, in the parameters' shapes."""
+        if len(buffers) == len(self._parameters):  # if they are as many as devices, it is the same
+            return [each.view(p.shape) for p, each in zip(self._parameters, buffers, strict=True)]
         places = {
             device: buffer.split(sizes)
             for (device, sizes), buffer in zip(self._layout, buffers, strict=True)
@@ -108,9 +133,17 @@ class Totals:
 
 
 def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
-    """``total`` rounded to ``dtype``, then divided; without a second float64 tensor. On a
-    processor it goes block by block, which stay in cache from one operation to the next.
+    """``total`` rounded to ``dtype``, then divided: in its own memory where it has that dtype and
+    nothing else lies there; float64 is used again by who made it. On a processor it goes block by
+    block, which stay in cache from one operation to the next.
     """
+    alone = total.untyped_storage().nbytes() == total.nbytes
+    if alone and total.dtype == dtype and dtype != torch.float64:
+        total.div_(divisor)
+        # the same memory, but no view: whoever zeroes gradients in place may detach them
+        return total.new_empty(0).set_(
+            total.untyped_storage(), total.storage_offset(), total.shape, total.stride()
+        )
     mean = torch.empty_like(total, dtype=dtype)
     size = MEAN_BLOCK if total.is_cpu else max(1, total.numel())
     for part, of_total in zip(mean.view(-1).split(size), total.view(-1).split(size), strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -61,10 +62,12 @@ def fill_standard_normal(stream: KeyStream, out: Tensor, *, threads: int | None 
         >>> torch.equal(draws, again)
         True
     """
-    _draw(stream, out, None, threads)
+    _draw(stream, [out], None, threads)
 
 
-def add_normal(stream: KeyStream, out: Tensor, std: float, *, threads: int | None = 1) -> None:
+def add_normal(
+    stream: KeyStream, out: Tensor | Sequence[Tensor], std: float, *, threads: int | None = 1
+) -> None:
     """Add independent N(0, std^2) draws to `out`, in float64, then round to `out.dtype`.
 
     `std` is a standard deviation in the units of `out`, finite and >= 0; 0 leaves `out` as it is.
@@ -73,7 +76,8 @@ def add_normal(stream: KeyStream, out: Tensor, std: float, *, threads: int | Non
 
     Args:
         stream: where the randomness comes from.
-        out: a contiguous floating-point tensor, changed in place.
+        out: a contiguous floating-point tensor, changed in place; or several on one device, which
+            get what a single vector of all their entries would.
         std: in the units of ``out``, finite and >= 0; 0 leaves ``out`` as it is.
         threads: as for `fill_standard_normal`.
 
@@ -90,51 +94,90 @@ def add_normal(stream: KeyStream, out: Tensor, std: float, *, threads: int | Non
     """
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std must be finite and >= 0, got {std}")
-    _draw(stream, out, std, threads)
+    _draw(stream, [out] if isinstance(out, Tensor) else out, std, threads)
 
 
-def _draw(stream: KeyStream, out: Tensor, std: float | None, threads: int | None) -> None:
+def _draw(stream: KeyStream, out: Sequence[Tensor], std: float | None, threads: int | None) -> None:
     """Check the arguments; `std` None means overwrite with N(0, 1)."""
-    if not out.is_floating_point():
-        raise TypeError(f"out must be a floating-point tensor, got {out.dtype}")
-    if not out.is_contiguous():
-        raise ValueError(
-            f"out must be contiguous, got shape {tuple(out.shape)} with strides {out.stride()}"
-        )
+    for each in out:
+        if not each.is_floating_point():
+            raise TypeError(f"out must be a floating-point tensor, got {each.dtype}")
+        if not each.is_contiguous():
+            raise ValueError(
+                f"out must be contiguous, got shape {tuple(each.shape)} with strides "
+                f"{each.stride()}"
+            )
+        if each.device != out[0].device:
+            raise ValueError(f"out must be on one device, got {out[0].device} and {each.device}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be >= 1 or None, got {threads}")
-    if out.numel() == 0 or std == 0:
+    flat = [each.detach().view(-1) for each in out if each.numel()]
+    if not flat or std == 0:
         return
     workers = threads or torch.get_num_threads()
-    flat = out.detach().view(-1)
-    if out.device.type == "cpu":
+    if flat[0].device.type == "cpu":
         _draw_on_cpu(stream, flat, std, workers)
-    elif len(flat) < LEAST_ON_DEVICE:
+    elif sum(map(len, flat)) < LEAST_ON_DEVICE:
         _draw_through_host(stream, flat, std, workers)
     else:
         _draw_where_it_lies(stream, flat, std)
 
 
-def _draw_where_it_lies(stream: KeyStream, flat: Tensor, std: float | None) -> None:
-    for piece in flat.split(_AT_ONCE):
-        _put(piece, normals(stream.branch(), len(piece), piece.device), std)
+Stretch = list[Tensor]  # consecutive entries of a vector that lies in several flat tensors
 
 
-def _draw_through_host(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
-    """Draw in pinned memory, a part at a time; copies block, so a part is there before the next."""
-    for piece in flat.split(_PIECE):
-        host = torch.empty(
-            piece.shape, dtype=piece.dtype, device="cpu", pin_memory=piece.device.type == "cuda"
-        )
-        if std is not None:
-            host.copy_(piece)
-        _draw_on_cpu(stream, host, std, workers)
-        piece.copy_(host)
+def _stretches(flat: Sequence[Tensor], size: int) -> Iterator[Stretch]:
+    """Cut a vector into stretches of ``size`` entries, but for the last."""
+    stretch: Stretch = []
+    room = size
+    for each in flat:
+        start = 0
+        while start < len(each):
+            stretch.append(each[start : start + room])
+            start, room = start + len(stretch[-1]), room - len(stretch[-1])
+            if room == 0:
+                yield stretch
+                stretch, room = [], size
+    if stretch:
+        yield stretch
 
 
-def _draw_on_cpu(stream: KeyStream, flat: Tensor, std: float | None, workers: int) -> None:
+def _put_stretch(stretch: Stretch, z: Tensor, std: float | None) -> None:
+    for target, each in zip(stretch, z.split([*map(len, stretch)]), strict=True):
+        _put(target, each, std)
+
+
+def _together(stretch: Stretch, *, pin_memory: bool = False) -> Tensor:
+    """A float64 copy of a stretch on the host, in one tensor."""
+    whole = torch.empty(
+        sum(map(len, stretch)), dtype=torch.float64, device="cpu", pin_memory=pin_memory
+    )
+    for copy, each in zip(whole.split([*map(len, stretch)]), stretch, strict=True):
+        copy.copy_(each)
+    return whole
+
+
+def _draw_where_it_lies(stream: KeyStream, flat: Sequence[Tensor], std: float | None) -> None:
+    for stretch in _stretches(flat, _AT_ONCE):
+        entries = sum(map(len, stretch))
+        _put_stretch(stretch, normals(stream.branch(), entries, stretch[0].device), std)
+
+
+def _draw_through_host(
+    stream: KeyStream, flat: Sequence[Tensor], std: float | None, workers: int
+) -> None:
+    """Draw in pinned memory, a stretch at a time; copies block: each is there before the next."""
+    for stretch in _stretches(flat, _PIECE):
+        host = _together(stretch, pin_memory=stretch[0].device.type == "cuda")
+        _draw_on_cpu(stream, [host], std, workers)
+        _put_stretch(stretch, host, None)
+
+
+def _draw_on_cpu(
+    stream: KeyStream, flat: Sequence[Tensor], std: float | None, workers: int
+) -> None:
     """Draw chunk by chunk, each from its own branch, so that threads do not change the draws."""
-    chunks = flat.split(_CHUNK)
+    chunks = [*_stretches(flat, _CHUNK)]
     branches = [stream.branch() for _ in chunks]
     workers = min(workers, len(chunks))
     if workers == 1:
@@ -146,7 +189,16 @@ def _draw_on_cpu(stream: KeyStream, flat: Tensor, std: float | None, workers: in
         list(pool.map(_draw_chunk, branches, chunks, [std] * len(chunks)))
 
 
-def _draw_chunk(stream: KeyStream, chunk: Tensor, std: float | None) -> None:
+def _draw_chunk(stream: KeyStream, stretch: Stretch, std: float | None) -> None:
+    if len(stretch) == 1:
+        _draw_in_one(stream, stretch[0], std)
+        return
+    whole = _together(stretch)
+    _draw_in_one(stream, whole, std)
+    _put_stretch(stretch, whole, None)
+
+
+def _draw_in_one(stream: KeyStream, chunk: Tensor, std: float | None) -> None:
     scratch, spare = _buffers()
     spare_values = spare.numpy()
     # Float64 draws are made where they are wanted, others in the spare block and put from there.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from dpoptim.errors import PrivacyError
+from dpoptim.gate import GaussianSum
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.gradients.isolation import Isolation
 from dpoptim.gradients.placement import InPlace, Placement
@@ -30,6 +31,15 @@ def training_method(plan: Plan) -> TrainingMethod:
             "dpoptim.attach."
         )
     return plan.method
+
+
+def reads_sums(plan: Plan) -> bool:
+    """Whether anything but the gate reads a step's sums: what the method remembers, a private clip
+    norm, or noise that later steps take back.
+    """
+    method = training_method(plan)
+    states = method.sensitive_state(plan), method.adaptive_clip_norm(plan)
+    return not isinstance(plan.query, GaussianSum) or any(each is not None for each in states)
 
 
 def engine_for(

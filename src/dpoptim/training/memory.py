@@ -13,7 +13,7 @@ from dpoptim.gradients.oracle import Loss
 from dpoptim.opacus_words import knows_opacus
 from dpoptim.plan import Plan, require_plan
 from dpoptim.torch_internals import TorchDispatchMode, pytree
-from dpoptim.training.engines import engine_for, training_method
+from dpoptim.training.engines import engine_for, reads_sums, training_method
 from dpoptim.training.isolation import Chosen, choose_isolation
 from dpoptim.training.refusals import refuse_model
 
@@ -167,7 +167,7 @@ def isolation_for(model: nn.Module, batch: Any) -> Chosen:
 def peak_memory(
     plan: Plan, model: nn.Module, loss: Loss, batch: Any, rows: int, chosen: Chosen | None = None
 ) -> int:
-    """Bytes that the engine's pass over ``batch`` of so many rows takes on top, at its peak."""
+    """Bytes that one of several passes over ``batch`` of so many rows takes on top, at its peak."""
     device = next(model.parameters()).device
     chosen = chosen or isolation_for(model, batch)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -177,9 +177,11 @@ def peak_memory(
         engine = engine_for(plan, model, chosen, "mean")
         engine.attach()
         try:
-            engine.begin_microbatch(rows)
-            loss(model, batch).sum().backward()
-            engine.take_sums()
+            # after a first one, which leaves sums behind
+            for part, size in ((rows_of(batch, 1), 1), (batch, rows)):
+                engine.begin_microbatch(size)
+                loss(model, part).sum().backward()
+            engine.take_sums(by_parameter=not reads_sums(plan))
         finally:
             engine.detach()
             with torch.no_grad():

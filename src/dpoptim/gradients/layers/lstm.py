@@ -1,5 +1,6 @@
-"""LSTM steps with few operations each: what depends on one step is computed for all at once."""
+"""A run of LSTM steps with few operations to a step."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dpoptim.gradients.multiplication import linear
+
+sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
@@ -18,28 +22,34 @@ def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
 class LSTMRun(torch.autograd.Function):
     """Inputs: what the gates get from the input (B, T, 4H), states h and c (B, H) to start from,
     the recurrent weight (4H, H), which gets no gradient, and the direction. Outputs: h of all
-    steps (B, T, H), and c after the last step."""
+    steps (B, T, H), and c after the last step.
+
+    Every step's numbers lie side by side, and nothing is made for all steps at once: so what a
+    step reads and writes stays in cache.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, given: Tensor, h: Tensor, c: Tensor, w_hh: Tensor, reverse: bool
     ) -> tuple[Tensor, Tensor]:
         B, T, H = *given.shape[:2], h.shape[1]
-        gates = given.new_empty(given.shape)
-        by_step = [x.unbind(1) for x in (given, gates, gates[..., : 2 * H], *gates.chunk(4, 2))]
-        cells, outputs = (given.new_empty(B, T, H) for _ in range(2))
-        tanhs = torch.empty_like(cells)
-        states = [x.unbind(1) for x in (cells, tanhs, outputs)]
+        gates = given.new_empty(T, B, 4 * H)
+        cells, tanhs = given.new_empty(T, B, H), given.new_empty(T, B, H)
+        outputs = given.new_empty(B, T, H)
         start = c
-        for t in reversed(range(T)) if reverse else range(T):
-            of_input, all_gates, i_and_f, i, f, g, o = (x[t] for x in by_step)
-            cell, tanh, output = (x[t] for x in states)
-            torch.add(of_input, linear(h, w_hh), out=all_gates)
-            i_and_f.sigmoid_()
-            g.tanh_()
-            o.sigmoid_()
-            torch.mul(f, c, out=cell).addcmul_(i, g)
-            h, c = torch.mul(o, torch.tanh(cell, out=tanh), out=output), cell
+        of_input, of_output = given.unbind(1), outputs.unbind(1)
+        minus_one = given.new_tensor(-1.0)
+        for t in steps(T, reverse):
+            torch.add(of_input[t], linear(h, w_hh), out=gates[t])
+            i, f, g, o = gates[t].chunk(4, 1)
+            # tanh(x) = 2 sigmoid(2x) - 1: a third of the time, and errs by a rounding of 1
+            g.mul_(2)
+            gates[t].sigmoid_()
+            torch.add(minus_one, g, alpha=2, out=g)
+            c = torch.mul(f, c, out=cells[t]).addcmul_(i, g)
+            torch.mul(c, 2, out=tanhs[t]).sigmoid_()
+            h = torch.mul(o, torch.add(minus_one, tanhs[t], alpha=2, out=tanhs[t]))
+            of_output[t].copy_(h)
         ctx.reverse = reverse
         ctx.save_for_backward(gates, cells, tanhs, w_hh, start)
         return outputs, c.clone()
@@ -53,27 +63,27 @@ class LSTMRun(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, from_outputs: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
         gates, cells, tanhs, w_hh, start = ctx.saved_tensors
-        T, reverse = gates.shape[1], ctx.reverse
-        i, f, g, o = gates.chunk(4, 2)
-        # Derivatives of the gates by dc (i, f, g) and by dh (o), and of the cell by dh.
-        factors = torch.cat(
-            [g * i * (1 - i), shifted(cells, start, reverse) * f * (1 - f), i * (1 - g * g)], 2
-        )
-        of_o, of_cell = tanhs * o * (1 - o), o * (1 - tanhs * tanhs)
-        deltas = torch.empty_like(gates)
-        three = (
-            factors.unflatten(2, (3, -1)).unbind(1),
-            deltas[..., : factors.shape[2]].unflatten(2, (3, -1)).unbind(1),
-        )
-        last, all_deltas = deltas.chunk(4, 2)[3].unbind(1), deltas.unbind(1)
-        by_step = [x.unbind(1) for x in (from_outputs, of_o, of_cell, f)]
-        dh: Tensor | None = None
-        for t in range(T) if reverse else reversed(range(T)):
-            from_output, o_t, cell_t, f_t = (x[t] for x in by_step)
-            dh = from_output if dh is None else dh.add_(from_output)
-            dc = torch.addcmul(dc, dh, cell_t)
-            torch.mul(dc[:, None], three[0][t], out=three[1][t])
-            torch.mul(dh, o_t, out=last[t])
-            dc = dc * f_t
-            dh = linear(all_deltas[t], w_hh.T)
+        (T, B, _), reverse = gates.shape, ctx.reverse
+        deltas = gates.new_empty(B, T, gates.shape[2])
+        of_output, all_deltas = from_outputs.unbind(1), deltas.unbind(1)
+        order = [*steps(T, reverse)]
+        dh, dc, spare = torch.zeros_like(start), dc.clone(), torch.empty_like(start)
+        for t, before in reversed([*zip(order, [None, *order], strict=False)]):
+            i, f, g, o = gates[t].chunk(4, 1)
+            delta = torch.empty_like(gates[t])
+            di, df, dg, do = delta.chunk(4, 1)
+            dh = dh.add_(of_output[t])
+            sigmoid_backward(dh * tanhs[t], o, grad_input=do)
+            dc.add_(tanh_backward(dh.mul_(o), tanhs[t], grad_input=spare))
+            sigmoid_backward(dc * g, i, grad_input=di)
+            cell_before = start if before is None else cells[before]
+            sigmoid_backward(dc * cell_before, f, grad_input=df)
+            tanh_backward(dc * i, g, grad_input=dg)
+            dc.mul_(f)
+            dh = linear(delta, w_hh.T)
+            all_deltas[t].copy_(delta)
         return deltas, dh, dc, None, None
+
+
+def steps(number: int, reverse: bool) -> Iterator[int]:
+    return iter(reversed(range(number)) if reverse else range(number))

@@ -1,0 +1,80 @@
+"""Sums as they came: the same numbers whichever way they are taken, and nobody else's memory."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpoptim.clipping import Clipping
+from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.sums import Sums
+
+
+class Words(nn.Module):
+    """A table, a layer that is used and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 3), nn.Linear(3, 2)
+        self.unused = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x).sum(1))
+
+
+def engine_of(dtype: torch.dtype) -> Engine:
+    torch.manual_seed(0)
+    engine = Engine(Words().to(dtype), Clipping(0.5), capacity=12, reduction="sum")
+    engine.attach()
+    return engine
+
+
+def add(engine: Engine, seed: int, passes: int = 1) -> None:
+    torch.manual_seed(seed)
+    for _ in range(passes):
+        engine.begin_microbatch(6)
+        engine.model(torch.randint(50, (6, 4))).square().sum().backward()
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_ways_of_taking_give_the_same_sums(dtype: torch.dtype, passes: int) -> None:
+    engine = engine_of(dtype)
+    add(engine, 1, passes)
+    vectors = [each.clone() for each in engine.split(engine.take())]
+    add(engine, 1, passes)
+    (taken,) = engine.take_sums(by_parameter=True)
+    assert passes == 0 or sum(float(each.norm()) for each in taken) > 0.1
+    for one, other in zip(vectors, engine.split(taken), strict=True):
+        assert torch.equal(one, other.double())
+    head = taken[engine.names.index("head.weight")]
+    assert head.dtype == (torch.float64 if passes == 2 else dtype)
+
+
+@pytest.mark.parametrize("by_parameter", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_that_were_written_stay_as_they_are(
+    dtype: torch.dtype, by_parameter: bool
+) -> None:
+    """The memory of sums is used again, that of gradients is not; nor are they views of it."""
+    engine = engine_of(dtype)
+    add(engine, 1)
+    engine.write_means(engine.take_sums(by_parameter=by_parameter)[0], 6.0)
+    gradients = [p.grad for p in engine.parameters]
+    before = [each.clone() for each in gradients if each is not None]
+    add(engine, 2)
+    engine.take_sums(by_parameter=by_parameter)
+    for p, now, then in zip(engine.parameters, gradients, before, strict=True):
+        assert now is not None
+        assert torch.equal(now, then)
+        assert (now.shape, now.dtype) == (p.shape, p.dtype)
+        assert not now._is_view()
+
+
+def test_a_term_for_several_sums_is_not_shared() -> None:
+    sums = Sums([3], directions=((1.0, 1.0), (1.0, 2.0)))
+    term = torch.ones(3, dtype=torch.float64)
+    sums.add(term, (1.0, 1.0))
+    sums.add(torch.ones(6, dtype=torch.float64))
+    assert [each.tolist() for each in sums.settle()] == [[2.0] * 3, [2.0] * 3]
+    sums.restart()
+    assert not any(each.any() for each in sums.settle())
