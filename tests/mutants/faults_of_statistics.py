@@ -16,7 +16,7 @@ from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
 from dpoptim.gate import FilteredGate, TrialsGate
 from dpoptim.gradients.linear import as_tensor
-from dpoptim.preprocessing import class_counts, one_hot, private_step
+from dpoptim.preprocessing import class_counts, private_step
 from dpoptim.preprocessing.imputer import DPImputer
 from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
@@ -114,7 +114,7 @@ def categories_of_the_data() -> Iterator[None]:
         noisy = honest(total, **settings)
         return NoisySum(np.array(total), 1e-9, noisy.guarantee)
 
-    with patch.object(one_hot, "release_sum", release):
+    with patch.object(private_step, "release_sum", release):
         yield
 
 

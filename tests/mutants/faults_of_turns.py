@@ -3,7 +3,7 @@
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
 from dpoptim.mechanisms import correlated
-from dpoptim.noise.correlated import BandedToeplitz, buffered
+from dpoptim.noise.correlated import BandedToeplitz, best, buffered
 from dpoptim.noise.stream import KeyStream
 from dpoptim.sampling import CyclicPoissonSampling, Position, balls_in_bins
 
@@ -29,10 +29,18 @@ def banded_sensitivity_left_out() -> Fault:
     return patch.object(BandedToeplitz, "sensitivity", sensitivity)
 
 
-def passes_of_buffers_apart() -> Fault:
+@contextmanager
+def passes_of_buffers_apart() -> Iterator[None]:
     """Columns of a record's passes overlap, and are charged as if they did not."""
-    buffered.fitted.cache_clear()
-    return patch.object(buffered, "added_up", lambda column, separation: column)
+    remembered = buffered.fitted, buffered.scaled_rows, best.best_strategy
+    for each in remembered:
+        each.cache_clear()  # what was computed before would hide the fault
+    try:
+        with patch.object(buffered, "added_up", lambda column, separation: column):
+            yield
+    finally:
+        for each in remembered:
+            each.cache_clear()  # and the fault would outlive itself
 
 
 def records_in_neighbouring_turns() -> Fault:

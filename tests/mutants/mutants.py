@@ -491,7 +491,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "categories found by true counts",
-        "preprocessing.one_hot.release_sum",
+        "preprocessing.private_step.release_sum",
         _t.categories_of_the_data,
         "statistics",
     ),

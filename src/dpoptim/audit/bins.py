@@ -93,7 +93,7 @@ def family_of_bins(plan: Plan) -> MixturesOfBins:
     bins = len(gram)
     lags = [float(np.diagonal(gram, lag).max()) / gram.max() for lag in range(bins)]
     # (1 / bins) sqrt(bins^2) = 1: where the search for the noise begins
-    return MixturesOfBins(1 / bins, bins**2, plan.neighboring, (), tuple(lags))
+    return MixturesOfBins(1 / bins, bins**2, plan.neighboring, gram=tuple(lags))
 
 
 def scores_of_bins(
