@@ -123,6 +123,7 @@ def data_sets(folder: Path, large: int) -> dict[str, tuple[Dataset[Any], int]]:
 
 def serve(pipe: Connection, read: Reader, data: Dataset[Any], batch: int, workers: int) -> None:
     """One side in its own process: the time of a record, as often as it is asked for."""
+    torch.set_num_threads(1)  # a fork of who has used several would wait for them for ever
     clock = time.perf_counter if workers else time.process_time
     if isinstance(data, Records):
         data.x.sum()  # every page is mapped before the first round
@@ -144,6 +145,7 @@ def compare(
         here, there = context.Pipe()
         process = context.Process(target=serve, args=(there, read, data, batch, workers))
         process.start()
+        there.close()  # so that a side that dies is an error here
         sides.append((here, process, list[float]()))
     for turn in range(rounds):
         for pipe, _, found in sides if turn % 2 else reversed(sides):

@@ -34,6 +34,8 @@ class Gate:
         checkpoint: SHA-256 of the checkpoint that held it; the ledger must have been told of it.
         part_of: what the first releases of the run cost, and those that were made twice; see
             `Plan.event_of_part`. None: only the whole run has a price.
+        joined: whether what is released lies in several tensors that are one vector on each device,
+            and get the noise that it would get in one.
 
     Raises:
         LedgerError: the budget does not cover the run; or the run to go on was completed, or did
@@ -60,6 +62,7 @@ class Gate:
         resume: dict[str, Any] | None = None,
         checkpoint: str = "",
         part_of: PartOf | None = None,
+        joined: bool = False,
     ) -> None:
         if ledger is None and query.noise_multiplier > 0:
             raise ValueError(
@@ -71,7 +74,7 @@ class Gate:
                 "query's noise is made for."
             )
         self.event, self.neighboring, self.query = event, neighboring, query
-        self.releases, self.label = releases, label
+        self.releases, self.label, self.joined = releases, label, joined
         self.released = 0
         self.ended = False
         self._begun = 0  # draws of noise along the run, interrupted ones included
@@ -136,7 +139,7 @@ class Gate:
                 )
             self._correlated.add(sums, query.standard_deviation)
             return
-        for vector in by_device(sums):
+        for vector in by_device(sums) if self.joined else [[each] for each in sums]:
             add_normal(self._noise, vector, query.deviation(self.released))
 
     def secret_state(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dpoptim.training.attached import Attached
 from dpoptim.training.batch_loader import BatchLoader, queue_of
 from dpoptim.training.batch_loop import BatchLoop
 from dpoptim.training.earlier_part import EarlierPart
+from dpoptim.training.engines import reads_sums
 from dpoptim.training.foreign import explain
 from dpoptim.training.hold_out_scores import HoldOutScores
 from dpoptim.training.isolation import IsolationWarning
@@ -88,6 +89,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             resume=earlier.gate,
             checkpoint=earlier.digest,
             part_of=plan.event_of_part,
+            joined=not reads_sums(plan),
         )
         self._steps = Steps(plan, self._engine, queue, gate, ranks)
         self._loader = BatchLoader(

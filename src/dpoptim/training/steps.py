@@ -8,7 +8,7 @@ from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
-from dpoptim.training.engines import reads_sums, training_method
+from dpoptim.training.engines import training_method
 from dpoptim.training.microbatches import BatchQueue, Microbatch
 
 # "open" while a batch's microbatches arrive, "complete" when the last one has, "released" until
@@ -45,8 +45,6 @@ class Steps:
         self._state: State = "idle"
         self.microbatches = 0  # of this step, delivered
         method = training_method(plan)
-        # what only the gate reads goes through it where it lies
-        self._by_parameter = not reads_sums(plan)
         self._side = method.sensitive_state(plan)
         if self._side is not None:
             units = engine.clipping.units(engine.layers)
@@ -103,7 +101,7 @@ class Steps:
         """
         self._ranks.begin_release(self.done)
         self.gate.open()  # first: a refusal must leave the sums as they were
-        sums = self._engine.take_sums(by_parameter=self._by_parameter)
+        sums = self._engine.take_sums(by_parameter=self.gate.joined)
         if self.choice is not None:
             sums = self.choice.scaled(sums)
         trains = self.choice is None or self.choice.found

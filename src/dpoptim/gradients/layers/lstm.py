@@ -9,9 +9,6 @@ from torch.autograd.function import once_differentiable
 
 from dpoptim.gradients.multiplication import linear
 
-sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
-tanh_backward = torch.ops.aten.tanh_backward.grad_input
-
 
 def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
     """The value before each step: x (B, T, H) one step later, ``start`` (B, H) before the first."""
@@ -73,12 +70,11 @@ class LSTMRun(torch.autograd.Function):
             delta = torch.empty_like(gates[t])
             di, df, dg, do = delta.chunk(4, 1)
             dh = dh.add_(of_output[t])
-            sigmoid_backward(dh * tanhs[t], o, grad_input=do)
-            dc.add_(tanh_backward(dh.mul_(o), tanhs[t], grad_input=spare))
-            sigmoid_backward(dc * g, i, grad_input=di)
-            cell_before = start if before is None else cells[before]
-            sigmoid_backward(dc * cell_before, f, grad_input=df)
-            tanh_backward(dc * i, g, grad_input=dg)
+            through_sigmoid(dh * tanhs[t], o, out=do)
+            dc.add_(through_tanh(dh.mul_(o), tanhs[t], out=spare))
+            through_sigmoid(dc * g, i, out=di)
+            through_sigmoid(dc * (start if before is None else cells[before]), f, out=df)
+            through_tanh(dc * i, g, out=dg)
             dc.mul_(f)
             dh = linear(delta, w_hh.T)
             all_deltas[t].copy_(delta)
@@ -87,3 +83,13 @@ class LSTMRun(torch.autograd.Function):
 
 def steps(number: int, reverse: bool) -> Iterator[int]:
     return iter(reversed(range(number)) if reverse else range(number))
+
+
+def through_sigmoid(slope: Tensor, value: Tensor, out: Tensor) -> Tensor:
+    """``slope`` times the derivative of the sigmoid whose value is given."""
+    return torch.mul(slope, value, out=out).addcmul_(out, value, value=-1)
+
+
+def through_tanh(slope: Tensor, value: Tensor, out: Tensor) -> Tensor:
+    """``slope`` times the derivative of the hyperbolic tangent whose value is given."""
+    return torch.addcmul(slope, torch.mul(slope, value), value, value=-1, out=out)
