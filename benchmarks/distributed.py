@@ -20,24 +20,21 @@ alone, from saved results.
 import argparse
 import csv
 import math
-import os
 import statistics
-import tempfile
 import time
 import warnings
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
 from distributed_memory import memory_columns
 from distributed_model import modelled, write_tables
 from distributed_steps import CASES, MAKERS, VARIANTS, WRAPPERS, Step, counted
+from ranks_of_benchmark import answered, leave
 from saving import save_csv
 
 CHOSEN = ("MLP 784-256-10", "GPT", "ViT")
@@ -87,34 +84,13 @@ def rank_main(rank: int, size: int, store: str, title: str, rounds: int, answer:
     for _ in range(rounds):
         for key, step in steps.items():
             times[key].append(seconds(step, repeats[key]))
-    if rank == 0:
-        medians = {key: statistics.median(each) for key, each in times.items()}
-        parameters = sum(p.numel() for p in case.work.build().parameters())
-        answer.put((medians, missing, sent, parameters))
-    dist.barrier()
-    os._exit(0)  # attached trainings are left as they are
+    medians = {key: statistics.median(each) for key, each in times.items()}
+    parameters = sum(p.numel() for p in case.work.build().parameters())
+    leave(rank, answer, (medians, missing, sent, parameters))
 
 
 def measure(title: str, rounds: int) -> Found:
-    context = mp.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        answer = context.Queue()
-        arguments = (2, f"{folder}/store", title, rounds, answer)
-        ranks = [
-            context.Process(target=rank_main, args=(rank, *arguments), daemon=True)
-            for rank in range(2)
-        ]
-        for rank in ranks:
-            rank.start()
-        found = None
-        while found is None:
-            try:
-                found = answer.get(timeout=2)
-            except Empty:
-                if any(rank.exitcode for rank in ranks):
-                    raise RuntimeError("a rank ended without an answer; see above") from None
-        for rank in ranks:
-            rank.join()
+    found: Found = answered(rank_main, 2, title, rounds)
     return found
 
 

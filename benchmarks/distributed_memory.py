@@ -9,17 +9,15 @@ are shards. Linux only.
 
 import gc
 import os
-import tempfile
 import warnings
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from distributed_steps import MAKERS, Case
+from ranks_of_benchmark import answered, leave
 from workloads import WORKLOADS, VisionTransformer, Workload, gpt
 
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_ARENA_MAX": "1"}
@@ -64,36 +62,15 @@ def rank_main(rank: int, size: int, store: str, who: str, title: str, answer: An
     step()
     step()
     found = attach, resident("VmHWM") - before
-    if rank == 0:
-        answer.put(found)
-    dist.barrier()
-    os._exit(0)  # attached trainings are left as they are
+    leave(rank, answer, found)
 
 
 def measured(who: str, title: str, size: int = 2) -> tuple[int, int]:
     """Bytes at most on rank 0: until the model is attached, and in a step."""
-    context = mp.get_context("spawn")
     before = dict(os.environ)
     os.environ.update(GIVE_BACK)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            answer = context.Queue()
-            arguments = (size, f"{folder}/store", who, title, answer)
-            ranks = [
-                context.Process(target=rank_main, args=(rank, *arguments), daemon=True)
-                for rank in range(size)
-            ]
-            for rank in ranks:
-                rank.start()
-            found = None
-            while found is None:
-                try:
-                    found = answer.get(timeout=2)
-                except Empty:
-                    if any(rank.exitcode for rank in ranks):
-                        raise RuntimeError("a rank ended without an answer; see above") from None
-            for rank in ranks:
-                rank.join()
+        found: tuple[int, int] = answered(rank_main, size, who, title)
     finally:
         os.environ.clear()
         os.environ.update(before)
