@@ -7,7 +7,7 @@ from dpoptim.accounting.ledger import Ledger as Ledger
 from dpoptim.accounting.ledger import LedgerError as LedgerError
 from dpoptim.errors import PrivacyError as PrivacyError
 from dpoptim.errors import SamplesInteractError as SamplesInteractError
-from dpoptim.gradients.layers.registered import register_layer_rule as register_layer_rule
+from dpoptim.gradients.layers.custom_rules import register_layer_rule as register_layer_rule
 from dpoptim.methods import DPFTRL as DPFTRL
 from dpoptim.methods import DPSGD as DPSGD
 from dpoptim.methods import DiceSGD as DiceSGD

@@ -250,7 +250,7 @@ def audit(
 
         from dpoptim.audit.command import audit_run, chosen, save, verdict_text
         from dpoptim.audit.finding import CONFIDENCE
-        from dpoptim.audit.methods import run_audits
+        from dpoptim.audit.named_audits import run_audits
 
         out.mkdir(parents=True, exist_ok=True)
         if run is not None:

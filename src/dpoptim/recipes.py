@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.planning.choice import cheapest_of_the_best
-from dpoptim.planning.heuristic import learning_rate
+from dpoptim.planning.ranking import learning_rate
 from dpoptim.planning.sweep import MOST_STEPS as MOST
 from dpoptim.planning.sweep import Question, candidates
 from dpoptim.planning.targets import EpsilonAtMost, NotEstimatedError

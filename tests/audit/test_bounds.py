@@ -16,7 +16,7 @@ from dpoptim.audit.bounds import (
     epsilon_lower_bound,
     gdp_lower_bound,
 )
-from dpoptim.audit.family import SampledGaussians, attainable_errors, choose_threshold
+from dpoptim.audit.sampled_gaussians import SampledGaussians, attainable_errors, choose_threshold
 
 
 @pytest.mark.parametrize(

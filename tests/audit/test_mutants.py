@@ -14,7 +14,7 @@ from dpoptim.audit import DETECTORS
 from dpoptim.audit.method_detectors import named_audits
 from mutants.mutants import MUTANTS, Mutant, catch, mutant_table
 
-# the others take audits by their names, which test_methods.py runs with as many trials
+# the others take audits by their names, which test_named_audits.py runs with as many trials
 OWN = [name for name, detect in DETECTORS.items() if getattr(detect, "func", None) != named_audits]
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dpoptim.data import load_arrays, load_table, schema_without_file
-from dpoptim.data.columns import read_columns
 from dpoptim.data.idx import read_idx
 from dpoptim.data.rows import Rows
+from dpoptim.data.table_files import read_columns
 
 
 def small_npz(path: Path) -> None:
@@ -120,7 +120,7 @@ def test_the_time_of_wide_tables_grows_with_their_width(tmp_path: Path) -> None:
 
 
 def test_a_table_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpoptim.data.columns.CHUNK", 7)
+    monkeypatch.setattr("dpoptim.data.table_files.CHUNK", 7)
     for name in ("t.csv", "t.csv.gz", "t.parquet"):
         path = tmp_path / name
         KINDS[name][0](path)

@@ -16,7 +16,7 @@ from dpoptim.data import (
     load_table,
     schema_without_file,
 )
-from dpoptim.data.columns import read_columns
+from dpoptim.data.table_files import read_columns
 
 
 def plain(

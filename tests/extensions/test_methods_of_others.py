@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import dpoptim
 from dpoptim import registry
-from dpoptim.audit.attacks import attack, audits
+from dpoptim.audit.attack_families import attack, audits
 from dpoptim.cli import app
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor, network_fit
 from dpoptim.methods import TrainingMethod, register_method
@@ -157,7 +157,7 @@ def test_no_method_is_listed_without_audit_page_and_command(name: str) -> None:
     """The page is what the command prints; a change of a method changes it by `dpoptim methods
     --markdown`.
     """
-    from dpoptim.audit.attacks import FAMILIES
+    from dpoptim.audit.attack_families import FAMILIES
     from dpoptim.runs.method_table import example
 
     entry = registry.entry(name)

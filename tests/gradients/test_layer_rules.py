@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import dpoptim
 from dpoptim.audit import check_layer_rule
 from dpoptim.gradients.backward_pass import BackwardRecorder
-from dpoptim.gradients.layers.registered import REGISTERED, RegisteredLayer
+from dpoptim.gradients.layers.custom_rules import REGISTERED, RegisteredLayer
 from dpoptim.gradients.layers.registry import RULES, runner_for
 from dpoptim.training.isolation import choose_isolation
 from support import image_model

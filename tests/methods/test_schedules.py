@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.accounting import compute_epsilon
-from dpoptim.audit.attacks import attack
+from dpoptim.audit.attack_families import attack
 from dpoptim.audit.side_by_side import releases_kept
 from dpoptim.sampling import PlannedPoissonSampling
 

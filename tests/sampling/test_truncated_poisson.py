@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 import dpoptim
 from dpoptim.accounting.events import event_from_json, event_to_json
-from dpoptim.audit.attacks import attack
+from dpoptim.audit.attack_families import attack
 from dpoptim.sampling import PoissonSampling, TruncatedPoissonSampling
 
 ARGUMENTS = {"n": 300, "batch_size": 60, "steps": 5, "noise_multiplier": 1.0, "delta": 1e-6}

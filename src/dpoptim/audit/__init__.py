@@ -18,14 +18,14 @@ from dpoptim.audit.bounds import (
 )
 from dpoptim.audit.charging import ChargingResult, audit_charging
 from dpoptim.audit.detectors import DETECTORS
-from dpoptim.audit.family import SampledGaussians
 from dpoptim.audit.finding import Finding
 from dpoptim.audit.layer_rules import check_layer_rule
-from dpoptim.audit.methods import AUDITS, run_audits
+from dpoptim.audit.named_audits import AUDITS, run_audits
 from dpoptim.audit.noise import NoiseResult, audit_noise
 from dpoptim.audit.one_run import OneRunResult, one_run
 from dpoptim.audit.participation import ParticipationResult, audit_participation
 from dpoptim.audit.replay import ReplayResult, audit_replay
+from dpoptim.audit.sampled_gaussians import SampledGaussians
 from dpoptim.audit.sensitivity import SensitivityResult, audit_sensitivity
 from dpoptim.audit.two_worlds import AuditResult, audit_two_worlds
 

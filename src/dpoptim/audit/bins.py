@@ -15,7 +15,7 @@ from scipy.special import logsumexp, ndtr
 
 from dpoptim.accounting.allocation import BallsInBinsDpEvent
 from dpoptim.audit.banded import banded_query, canaries_trained, strategy_output
-from dpoptim.audit.family import SampledGaussians, Tradeoff
+from dpoptim.audit.sampled_gaussians import SampledGaussians, Tradeoff
 from dpoptim.audit.side_by_side import Floats
 from dpoptim.gate import CorrelatedSum
 from dpoptim.plan import Plan

@@ -7,7 +7,7 @@ the weakest assumption to the strongest:
 
 * ``epsilon_lower_bound``: any (epsilon, delta)-DP mechanism;
 * ``gdp_lower_bound``: mu-GDP, hence any composition of full-batch Gaussians;
-* `audit.family.SampledGaussians.lower_bound`: Poisson-subsampled Gaussians of unknown noise.
+* `SampledGaussians.lower_bound`: Poisson-subsampled Gaussians of unknown noise.
 
 **Failure probability.** Each bound is above the truth with probability at most ``1 - confidence``,
 if the trials are independent and neither they nor their number were chosen by looking at them

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dpoptim.accounting.ledger import Ledger, LedgerError, Reservation
-from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.sampled_gaussians import SampledGaussians
 from dpoptim.audit.two_worlds import Canaries
 from dpoptim.errors import PrivacyError
 from dpoptim.gate import Gate, GaussianSum

@@ -1,4 +1,4 @@
-"""``dpoptim audit``: the audits of `methods`, with table, picture and file; or a saved run's."""
+"""``dpoptim audit``: `named_audits`, with table, picture and file; or a saved run's."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpoptim.audit.attacks import attack, audits
+from dpoptim.audit.attack_families import attack, audits
 from dpoptim.audit.finding import CONFIDENCE, WEAK, Finding, finding
 from dpoptim.files import write_atomically
 from dpoptim.runs.verify import verify_run

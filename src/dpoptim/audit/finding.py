@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpoptim.accounting import gdp_epsilon
-from dpoptim.audit.family import SampledGaussians, attainable_errors
+from dpoptim.audit.sampled_gaussians import SampledGaussians, attainable_errors
 
 DELTA = 1e-5
 # of the audited runs that are one Gaussian: where a few thousand trials show most of a claim

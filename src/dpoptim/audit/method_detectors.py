@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.audit.error_feedback import released_means
-from dpoptim.audit.methods import AUDITS
+from dpoptim.audit.named_audits import AUDITS
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.value_engine import ValueEngine
 from dpoptim.methods import DiceSGD, PrivateQuantile

@@ -28,7 +28,7 @@ from scipy.special import bdtr, bdtrc, ndtr, ndtri
 
 from dpoptim.accounting import compute_epsilon, gdp_epsilon, gdp_mu, tradeoff_curve
 from dpoptim.audit.bounds import failure_of
-from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.sampled_gaussians import SampledGaussians
 from dpoptim.plan import Plan
 from dpoptim.sampling import PoissonSampling
 

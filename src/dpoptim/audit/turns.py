@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpoptim.audit.banded import banded_query, canaries_trained, strategy_output
-from dpoptim.audit.family import SampledGaussians
+from dpoptim.audit.sampled_gaussians import SampledGaussians
 from dpoptim.audit.side_by_side import Floats
 from dpoptim.audit.two_worlds import log_likelihood_ratio
 from dpoptim.plan import Plan

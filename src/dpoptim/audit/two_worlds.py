@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dpoptim.audit.bounds import Errors
-from dpoptim.audit.family import SampledGaussians, attainable_errors, choose_threshold
+from dpoptim.audit.sampled_gaussians import SampledGaussians, attainable_errors, choose_threshold
 from dpoptim.gate import GaussianSum
 from dpoptim.plan import Plan
 from dpoptim.sampling import PlannedPoissonSampling, PoissonSampling
@@ -178,7 +178,7 @@ def sampled_gaussians(plan: Plan) -> SampledGaussians:
     if not isinstance(query, GaussianSum) or not isinstance(sampler, coins):
         raise ValueError(
             "the two-world audit is for independent noise on Poisson batches; see "
-            "dpoptim.audit.attacks."
+            "dpoptim.audit.attack_families."
         )
     rates = tuple(plan.expected_batch(step) / plan.n for step in range(plan.steps))
     return SampledGaussians(

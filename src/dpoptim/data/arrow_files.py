@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptim.data.reading import decoding
+from dpoptim.data.damaged_files import decoding
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")

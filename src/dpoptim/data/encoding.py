@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.columns import Chunk, Values, read_columns
 from dpoptim.data.numbers import as_numbers, as_texts
 from dpoptim.data.preparation import UnitNorm
 from dpoptim.data.schema import Column, Schema
+from dpoptim.data.table_files import Chunk, Values, read_columns
 
 Floats = NDArray[np.float32]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.columns import Values
+from dpoptim.data.table_files import Values
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
 

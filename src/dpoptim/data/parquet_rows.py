@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpoptim.data.arrow_files import FIX, arrow, names_and_kinds, values
-from dpoptim.data.columns import abridged
-from dpoptim.data.reading import decoding
+from dpoptim.data.damaged_files import decoding
+from dpoptim.data.table_files import abridged
 
 WHAT = "a Parquet file"
 

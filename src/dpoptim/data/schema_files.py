@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpoptim.data.columns import Values, abridged, column_names, read_columns
 from dpoptim.data.numbers import as_numbers, as_texts, is_missing
 from dpoptim.data.schema import FILL_IN, Column, Schema
+from dpoptim.data.table_files import Values, abridged, column_names, read_columns
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 IDENTIFIER = re.compile(

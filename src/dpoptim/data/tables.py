@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptim.data.columns import TABLE_ENDINGS, abridged, column_names
+from dpoptim.data.damaged_files import kind_of
 from dpoptim.data.dataset import Data
 from dpoptim.data.encoding import encode_table
-from dpoptim.data.reading import kind_of
 from dpoptim.data.rows import Rows
 from dpoptim.data.schema import Column, Scaling, Schema
 from dpoptim.data.schema_files import from_public_table, public_target
+from dpoptim.data.table_files import TABLE_ENDINGS, abridged, column_names
 
 ENDINGS = (*TABLE_ENDINGS, ".npz")
 

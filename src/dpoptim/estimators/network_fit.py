@@ -30,7 +30,7 @@ from dpoptim.estimators.table import (
 )
 from dpoptim.methods import TrainingMethod
 from dpoptim.plan import Plan
-from dpoptim.planning.heuristic import learning_rate, noise_to_signal
+from dpoptim.planning.ranking import learning_rate, noise_to_signal
 from dpoptim.recipes import recipe
 from dpoptim.registry import entry
 from dpoptim.training.attach import attach

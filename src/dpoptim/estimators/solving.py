@@ -14,7 +14,7 @@ from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.ranks import ALONE, Ranks
 from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import Independent
-from dpoptim.planning.heuristic import CURVATURE, learning_rate, noise_to_signal
+from dpoptim.planning.ranking import CURVATURE, learning_rate, noise_to_signal
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget

@@ -40,7 +40,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def audit_family(self, run: RunShape) -> str:
-        """Return the attack of `dpoptim.audit.attacks` that the run must stand up to."""
+        """Return the attack of `dpoptim.audit.attack_families` that the run must stand up to."""
 
     @abstractmethod
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:

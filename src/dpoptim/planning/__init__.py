@@ -1,7 +1,7 @@
 """Settings chosen before any data is touched, by public numbers only."""
 
 from dpoptim.planning.choice import Plans, choose, warnings_about_plan
-from dpoptim.planning.heuristic import learning_rate, predicted_error
+from dpoptim.planning.ranking import learning_rate, predicted_error
 from dpoptim.planning.sweep import Question, Setting, StepCost, sweep
 from dpoptim.planning.targets import EpsilonAtMost, Target
 

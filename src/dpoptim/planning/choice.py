@@ -8,7 +8,7 @@ from dpoptim.accounting.doubts import doubts
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.mechanisms.mechanism import StepMechanism
 from dpoptim.plan import Plan, make_plan
-from dpoptim.planning.heuristic import noise_to_signal, predicted_error
+from dpoptim.planning.ranking import noise_to_signal, predicted_error
 from dpoptim.planning.sweep import Question, Setting, sweep
 from dpoptim.planning.targets import EpsilonAtMost, exact_noise
 

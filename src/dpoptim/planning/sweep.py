@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from dpoptim.mechanisms import IndependentNoise, RunShape
 from dpoptim.methods.method import TrainingMethod
-from dpoptim.planning.heuristic import noise_to_signal, predicted_error
+from dpoptim.planning.ranking import noise_to_signal, predicted_error
 from dpoptim.planning.targets import Target, estimated_noise
 from dpoptim.registry import entries, entry
 

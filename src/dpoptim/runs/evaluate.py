@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Floats, Schema
-from dpoptim.data.columns import is_table
 from dpoptim.data.encoding import encode_table
+from dpoptim.data.table_files import is_table
 from dpoptim.evaluation import (
     ClassifierScores,
     RegressorScores,

@@ -13,9 +13,9 @@ from dpoptim.data import (
     read_schema,
     schema_without_file,
 )
-from dpoptim.data.columns import is_table
 from dpoptim.data.preparation import ChannelsFirst, Divide, Scatter, SquareRoot, Step, UnitNorm
 from dpoptim.data.schema import Schema
+from dpoptim.data.table_files import is_table
 from dpoptim.runs.options import TrainRequest
 
 BUNDLED = ("digits", "fashion-mnist")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from dpoptim.data.columns import TABLE_ENDINGS, is_table
 from dpoptim.data.schema import FILL_IN
 from dpoptim.data.schema_files import draft, from_public_table, to_toml
+from dpoptim.data.table_files import TABLE_ENDINGS, is_table
 from dpoptim.files import write_atomically
 
 

@@ -14,7 +14,7 @@ from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.engine import Engine, Reduction
 from dpoptim.notebook import as_table
 from dpoptim.plan import Plan
-from dpoptim.training.basis import (
+from dpoptim.training.assumptions import (
     ESCAPES,
     WRITES,
     basis_of_caveats,

@@ -19,7 +19,7 @@ def secret_randomness(stream: KeyStream) -> Iterator[None]:
     let it. Workers of data loaders take their seeds from torch's generator.
 
     **Guarantee.** None by itself: torch's generator on CPUs keeps 32 bits of a seed, and a program
-    may seed it anew. See `basis.RANDOM`.
+    may seed it anew. See `assumptions.RANDOM`.
     """
     words = np.empty(3, dtype=np.uint64)
     stream.words(words)

@@ -9,6 +9,7 @@ from dpoptim.gradients.backward_pass import BackwardRecorder
 from dpoptim.gradients.layers.attention import AttentionLayer, is_attention
 from dpoptim.gradients.layers.bare import BareParameters
 from dpoptim.gradients.layers.convolution import ConvolutionRule
+from dpoptim.gradients.layers.custom_rules import RegisteredLayer, registered_rule
 from dpoptim.gradients.layers.embedding import EmbeddingRule
 from dpoptim.gradients.layers.embedding_bag import EmbeddingBagLayer, is_embedding_bag
 from dpoptim.gradients.layers.expanded import places_of
@@ -16,7 +17,6 @@ from dpoptim.gradients.layers.hugging_face import TransposedLinearRule, is_trans
 from dpoptim.gradients.layers.linear import LinearRule
 from dpoptim.gradients.layers.normalisation import GroupNormRule, LayerNormRule, RMSNormRule
 from dpoptim.gradients.layers.recurrent import RecurrentLayer, is_recurrent
-from dpoptim.gradients.layers.registered import RegisteredLayer, registered_rule
 from dpoptim.gradients.layers.rule import AnyRule
 from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.vmapped import VmapLayer

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dpoptim.audit.attacks import attack, audits
+from dpoptim.audit.attack_families import attack, audits
 from dpoptim.audit.command import chosen, verdict_text
-from dpoptim.audit.methods import AUDITS, run_audits
+from dpoptim.audit.named_audits import AUDITS, run_audits
 from dpoptim.audit.solvers import adaptive_norms
 from dpoptim.cli import app
 from dpoptim.documents import with_digest

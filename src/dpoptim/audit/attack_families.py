@@ -13,7 +13,7 @@ from typing import ClassVar
 from dpoptim import registry
 from dpoptim.audit.error_feedback import dice_sgd_as_published, dice_sgd_plan
 from dpoptim.audit.finding import DELTA, Finding
-from dpoptim.audit.methods import AUDITS, Audit
+from dpoptim.audit.named_audits import AUDITS, Audit
 from dpoptim.audit.solvers import adaptive, solver, srgd, sums
 from dpoptim.audit.step_methods import (
     BY_BINS,
@@ -76,7 +76,7 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
         raise ValueError(
             f"{type(plan.mechanism).__name__}.audit_family names {family!r}, which is none of "
             f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or add an attack to "
-            "dpoptim.audit.attacks.FAMILIES."
+            "dpoptim.audit.attack_families.FAMILIES."
         )
     return FAMILIES[family](plan, trials, seed)
 

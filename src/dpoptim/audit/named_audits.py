@@ -86,7 +86,7 @@ def run_audits(
     """The named audits, in this order.
 
     Args:
-        names: keys of `attacks.audits`.
+        names: keys of `attack_families.audits`.
         trials: of each attack's certifying half, about; thousands are needed to show most of a
             claim.
         seed: of coins and noise, so that a finding repeats.
@@ -101,7 +101,9 @@ def run_audits(
         >>> finding.verdict == "refuted"
         False
     """
-    from dpoptim.audit.attacks import audits  # which knows the registered methods, and these
+    from dpoptim.audit.attack_families import (
+        audits,
+    )  # which knows the registered methods, and these
 
     known, found = audits(), []
     for name in names:

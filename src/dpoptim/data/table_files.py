@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dpoptim.data import arrow_files
-from dpoptim.data.reading import decoding, kind_of, opened
+from dpoptim.data.damaged_files import decoding, kind_of, opened
 
 CHUNK = 65_536  # records at a time, of tables of ordinary width
 MOST_CELLS = 4_000_000  # at a time, of wide ones
