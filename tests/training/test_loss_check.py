@@ -184,6 +184,27 @@ def test_records_that_are_mixed_now_and_then_are_found(share: float) -> None:
         attach(classifier(), table(), loss=losses, collate_fn=collate)
 
 
+def test_records_mixed_by_neither_all_draws_nor_none_are_found() -> None:
+    def collate(batch: list[Any]) -> Any:
+        x, y = default_collate(batch)
+        return (x + x.roll(1, 0) if 0.3 < float(torch.rand(())) < 0.7 else x), y
+
+    with pytest.raises(dpoptim.SamplesInteractError):
+        attach(classifier(), table(), loss=losses, collate_fn=collate)
+
+
+def test_what_cannot_be_compared_of_a_drawing_collate_function_is_said() -> None:
+    def collate(batch: list[Any]) -> Any:
+        x, y = default_collate(batch)
+        if float(torch.rand(())) > 0.9:
+            raise RuntimeError
+        return x, y
+
+    with attach(classifier(), table(), loss=losses, collate_fn=collate) as private:
+        said = "not where nothing of what collate_fn draws happens: RuntimeError was raised on them"
+        assert any(said in text for text in trusted(private))
+
+
 def test_random_numbers_that_are_not_torchs_own_are_named() -> None:
     known = torch.Generator().manual_seed(0)
     for draw, said in (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from dpoptim.opacus_words import knows_opacus
 from dpoptim.torch_internals import pytree
 from dpoptim.training import records as forms
 from dpoptim.training.comparison import Comparison
-from dpoptim.training.drawing_collates import HeldDraws
+from dpoptim.training.drawing_collates import DRAWS, HeldDraws
 from dpoptim.training.foreign import refuse_nothing_to_train
 from dpoptim.training.loading import Collate
 from dpoptim.training.made_up import odd_batch_size
@@ -55,10 +56,13 @@ class CheckResult:
         loss_reduction: how the loss combines its records: ``"none"`` for one value a record, else
             what to pass to `attach`.
         records: how many were compared.
+        skipped: what could not be compared of a collate function that draws random numbers, and
+            why; else "".
     """
 
     loss_reduction: Literal["none", "mean", "sum"]
     records: int
+    skipped: str = ""
 
 
 @knows_opacus
@@ -165,7 +169,7 @@ def if_possible(compared: Callable[[], CheckResult]) -> str:
 
 def compare(program: Program, records: Units) -> CheckResult:
     """Compare the batch of ``records`` (some repeated, for an axis of its own) with each alone;
-    where collating draws random numbers, with all that may happen by chance, and with none of it.
+    where collating draws random numbers, with each of `DRAWS`.
 
     Args:
         records: the rows of each, of all equally many.
@@ -174,13 +178,22 @@ def compare(program: Program, records: Units) -> CheckResult:
         SamplesInteractError: a record's gradient depends on the others, or on batches before.
         ArithmeticError: their losses are not finite, so that there is nothing to compare.
     """
-    held = HeldDraws(program.collate, first=True)
+    held = HeldDraws(program.collate, DRAWS["all"])
     held.refuse_other_batch([row for rows in records for row in rows])
     found = compare_held(replace(program, collate=held), records)
-    if held.drew:
-        nothing = replace(program, collate=HeldDraws(program.collate, first=False))
-        if_possible(lambda: compare_held(nothing, records))
-    return found
+    if not held.drew:
+        return found
+    others = {name: HeldDraws(program.collate, DRAWS[name]) for name in ("half", "nothing")}
+    reasons = {
+        name: if_possible(partial(compare_held, replace(program, collate=other), records))
+        for name, other in others.items()
+    }
+    skipped = [
+        f"not where {name} of what collate_fn draws happens: {reason}"
+        for name, reason in reasons.items()
+        if reason
+    ]
+    return replace(found, skipped="; ".join(skipped))
 
 
 def compare_held(program: Program, records: Units) -> CheckResult:

@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 
 from dpoptim.errors import PrivacyError, SamplesInteractError
-from dpoptim.training.fixed_noise import FixedNoise
+from dpoptim.training.fixed_noise import RARE, FixedNoise
 from dpoptim.training.records import leaves_of
 
-EDGE = 2.0**-10  # below the probability of all but rare events
+# of what is drawn: whatever may happen by chance does, every other thing does, nothing does
+DRAWS = {"all": RARE, "half": 0.5, "nothing": 1 - RARE}
 
 
 class HeldDraws:
     """Makes the batches that ``collate`` would make, had it drawn the same for every record.
 
     Args:
-        first: whether whatever may happen by chance does; else nothing does.
+        quantile: what is drawn, see `DRAWS`.
 
     Attributes:
         drew: whether anything was drawn.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Any], *, first: bool) -> None:
-        self._collate, self._first, self.drew = collate, first, False
+    def __init__(self, collate: Callable[[list[Any]], Any], quantile: float) -> None:
+        self._collate, self._quantile, self.drew = collate, quantile, False
 
     def __call__(self, rows: list[Any]) -> Any:
         """As ``collate``.
@@ -34,8 +35,8 @@ class HeldDraws:
         Raises:
             PrivacyError: it draws by a generator of its own.
         """
-        uniform = EDGE if self._first else 1 - EDGE
-        with torch.random.fork_rng([]), FixedNoise(uniform, first=self._first) as noise:
+        fixed = FixedNoise(self._quantile, quantile=self._quantile)
+        with torch.random.fork_rng([]), fixed as noise:
             batch = self._collate(rows)
         self.drew |= noise.drew
         if noise.by_others:

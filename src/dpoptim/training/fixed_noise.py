@@ -7,6 +7,8 @@ from torch import Tensor
 
 from dpoptim.torch_internals import TorchDispatchMode, pytree
 
+RARE = 2.0**-10  # below the probability of all but rare events
+
 
 class FixedNoise(TorchDispatchMode):
     """Fills what random operators return with constants, the same for a record in any batch.
@@ -16,17 +18,17 @@ class FixedNoise(TorchDispatchMode):
 
     Args:
         uniform: what is drawn instead of a uniform or a normal number.
-        first: of whole numbers the least one is drawn, and whatever may be masked is; else the
-            greatest one, and only what must be.
+        quantile: in (0, 1), where whole numbers are taken from their range, and up to which
+            probability a coin shows tails.
 
     Attributes:
         drew: whether anything was drawn.
         by_others: whether by any generator but torch's own.
     """
 
-    def __init__(self, uniform: float = 0.5, *, first: bool = True) -> None:
+    def __init__(self, uniform: float = 0.5, *, quantile: float = RARE) -> None:
         super().__init__()
-        self._uniform, self._first = uniform, first
+        self._uniform, self._quantile = uniform, quantile
         self.drew = self.by_others = False
 
     def __torch_dispatch__(
@@ -59,11 +61,12 @@ class FixedNoise(TorchDispatchMode):
             drawn.copy_(torch.arange(len(drawn), device=drawn.device).flip(0))
         elif name.startswith("bernoulli"):
             p = given.get("p", 0.5)
-            ones = p > 0 if self._first else p >= 1
+            ones = p > self._quantile
             drawn.copy_(ones) if isinstance(ones, Tensor) else drawn.fill_(ones)
         elif drawn.is_floating_point():
             drawn.fill_(self._uniform)
         else:
             least = given.get("low", given.get("from", 0))
             end = given.get("high", given.get("to"))
-            drawn.fill_(least if self._first or not isinstance(end, int) else end - 1)
+            values = end - least if isinstance(end, int) else 1
+            drawn.fill_(least + int(self._quantile * values))

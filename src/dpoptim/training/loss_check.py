@@ -100,6 +100,8 @@ def check_loss(
     if declared is not None and found.loss_reduction not in ("none", declared):
         raise disagreement(found.loss_reduction, declared)
     on.append("a few of the data set, where passing is one bit about the program")
+    if found.skipped:
+        on.append(found.skipped)
     if skipped:
         on.append(f"not on made-up ones: {skipped}")
     return LossCheck(found.loss_reduction, collate_fn, "; ".join(on))
