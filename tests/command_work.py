@@ -5,6 +5,7 @@ already.
 import contextlib
 import io
 import os
+import re
 import runpy
 import signal
 import sys
@@ -13,7 +14,18 @@ import threading
 import time
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from dpoptim.cli import app
+
+
+def run(*args: object, code: int = 0) -> str:
+    """What the command line prints, its white space joined."""
+    # A wide terminal, so that no message is wrapped in the middle of a word that a test looks for.
+    runner = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"})
+    result = runner.invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == code, (result.output, result.exception)
+    return re.sub(r"\s+", " ", result.output)
 
 
 def command(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.arithmetic import computed_in
 from dpoptim.gradients.engine import Engine
+from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
 from dpoptim.gradients.products import margin
 
 
@@ -73,6 +74,23 @@ def by_engine(
 
 def joint_norm(tensors: list[Tensor]) -> float:
     return float(torch.stack([t.double().norm() for t in tensors]).norm())
+
+
+def loss_of_outputs(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return record_loss(model(*batch[:-1]), batch[-1]).mean()
+
+
+def mismatch(model: nn.Module, batch: tuple[Tensor, ...]) -> float:
+    """The engine's clipped sum of a batch (inputs, then targets) against its records alone."""
+    rows = len(batch[0])
+    truth = gradients_alone(
+        model, loss_of_outputs, [tuple(t[i : i + 1] for t in batch) for i in range(rows)]
+    )
+    norms = torch.stack([g.reshape(rows, -1).square().sum(1) for g in truth]).sum(0).sqrt()
+    clipping = Clipping(float(norms.median()))
+    expected = clipped_sums(truth, clipping, rows)
+    sums = engine_sums(model, loss_of_outputs, batch, rows, clipping, "mean")
+    return joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) / joint_norm(expected)
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import dpoptim
-from dpoptim.cli import app
+from command_work import run
 from dpoptim.registry import BUILT_IN, entry
 
 FAST = ["--epochs", "2", "--batch-size", "256"]
-
-
-def run(*args: str, code: int = 0) -> str:
-    # A wide terminal, so that no message is wrapped in the middle of a word that a test looks for.
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
 
 
 def table(path: Path, rows: int = 60) -> Path:

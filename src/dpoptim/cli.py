@@ -16,7 +16,7 @@ from dpoptim.commands.schema import schema_commands
 from dpoptim.commands.tune import tune
 from dpoptim.commands.verify import sign, verify
 from dpoptim.reproduce.experiments import EXPERIMENTS, Request, fashion_folder
-from dpoptim.runs.options import Relation, TrainRequest, with_options_of
+from dpoptim.runs.options import JsonOption, Relation, TrainRequest, with_options_of
 from dpoptim.terminal import EXIT_INTERRUPTED, cell, clear_errors, console, say
 from dpoptim.version import __version__
 
@@ -45,7 +45,6 @@ RelationOption = Annotated[
     Relation | None,
     typer.Option("--neighboring", help="Neighbouring relation; default: the method's own."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.callback(invoke_without_command=True)

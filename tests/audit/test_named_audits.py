@@ -6,18 +6,16 @@ False alarms: each lower bound is wrong with probability at most 1e-6, so the se
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from command_work import run
 from dpoptim.audit.attack_families import attack, audits
 from dpoptim.audit.command import chosen, verdict_text
 from dpoptim.audit.named_audits import AUDITS, run_audits
 from dpoptim.audit.solvers import adaptive_norms
-from dpoptim.cli import app
 from dpoptim.documents import with_digest
 from dpoptim.methods import DPFTRL, DPSGD, DiceSGD, WholeRun
 
@@ -54,12 +52,6 @@ def test_the_committed_audits_are_of_every_method_and_nearly_tight() -> None:
         least = 0.58 if found["method"] == "search" else 0.85
         assert found["lower_bound"] >= least * found["claimed"]
     assert [found["method"] for found in document["findings"]] == list(audits())
-
-
-def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
 
 
 def test_the_command(tmp_path: Path) -> None:

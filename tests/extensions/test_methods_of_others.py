@@ -12,12 +12,11 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import dpoptim
+from command_work import run
 from dpoptim import registry
 from dpoptim.audit.attack_families import attack, audits
-from dpoptim.cli import app
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor, network_fit
 from dpoptim.methods import TrainingMethod, register_method
 from dpoptim.runs.method_table import markdown_table
@@ -32,12 +31,6 @@ def method(request: pytest.FixtureRequest) -> Iterator[type[TrainingMethod]]:
     register_method(request.param)
     yield request.param
     registry.unregister_method(request.param.name)
-
-
-def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
 
 
 def test_each_is_one_short_file() -> None:

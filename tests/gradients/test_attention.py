@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
-from support import joint_norm, record_loss
+from support import mismatch
 
 ROWS, L, S, E, HEADS = 7, 5, 3, 8, 2
 
@@ -82,20 +81,6 @@ class Attention(nn.Module):
             if weights is None
             else torch.cat([output.flatten(1), weights.flatten(1)], 1)
         )
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return record_loss(model(*batch[:-1]), batch[-1]).mean()
-
-
-def mismatch(model: nn.Module, batch: tuple[Tensor, ...]) -> float:
-    rows = len(batch[0])
-    truth = gradients_alone(model, loss, [tuple(t[i : i + 1] for t in batch) for i in range(rows)])
-    norms = torch.stack([g.reshape(rows, -1).square().sum(1) for g in truth]).sum(0).sqrt()
-    clipping = Clipping(float(norms.median()))
-    expected = clipped_sums(truth, clipping, rows)
-    sums = engine_sums(model, loss, batch, rows, clipping, "mean")
-    return joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) / joint_norm(expected)
 
 
 def booked(model: nn.Module, *inputs: Tensor) -> Tensor:

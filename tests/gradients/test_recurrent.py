@@ -11,8 +11,7 @@ import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.oracle import clipped_sums, engine_sums, gradients_alone
-from support import joint_norm, record_loss
+from support import loss_of_outputs, mismatch
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:LSTM with projections is not supported with oneDNN"
@@ -75,20 +74,6 @@ class Model(nn.Module):
         return torch.cat([self.head(out).flatten(1), last], 1)
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return record_loss(model(*batch[:-1]), batch[-1]).mean()
-
-
-def mismatch(model: nn.Module, batch: tuple[Tensor, ...]) -> float:
-    rows = len(batch[0])
-    truth = gradients_alone(model, loss, [tuple(t[i : i + 1] for t in batch) for i in range(rows)])
-    norms = torch.stack([g.reshape(rows, -1).square().sum(1) for g in truth]).sum(0).sqrt()
-    clipping = Clipping(float(norms.median()))
-    expected = clipped_sums(truth, clipping, rows)
-    sums = engine_sums(model, loss, batch, rows, clipping, "mean")
-    return joint_norm([a - b for a, b in zip(sums, expected, strict=True)]) / joint_norm(expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("state", [False, True], ids=["zero-state", "given-state"])
 @pytest.mark.parametrize("kind", LAYERS)
@@ -138,7 +123,7 @@ def test_dropout_between_layers_runs_and_check_passes() -> None:
     model = Model(nn.LSTM(D, H, num_layers=2, dropout=0.5, batch_first=True))
     assert run_hooked(model, torch.randn(ROWS, T, D)).shape == (ROWS, 3 * T + 4 * H)
     batch = (torch.randn(ROWS, T, D), torch.randn(ROWS))
-    assert dpoptim.check(model, loss, batch).loss_reduction == "mean"
+    assert dpoptim.check(model, loss_of_outputs, batch).loss_reduction == "mean"
 
 
 def test_sequences_without_a_record_axis_are_refused() -> None:

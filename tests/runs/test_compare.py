@@ -5,15 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dpoptim.cli import app
-
-
-def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
+from command_work import run
 
 
 def test_methods_are_compared_at_one_guarantee(tmp_path: Path) -> None:

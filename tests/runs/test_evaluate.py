@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import dpoptim
-from dpoptim.cli import app
+from command_work import run
 from dpoptim.data import Schema
 from dpoptim.evaluation import (
     ClassifierScores,
@@ -28,14 +27,6 @@ from dpoptim.runs.saved_model import load_model
 from patients import SCHEMA, records, write_table
 
 BUDGET: Any = {"epsilon": 1.0, "delta": 1e-5, "noise_seed": 0}
-
-
-def run(*args: object, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(
-        app, [str(arg) for arg in args]
-    )
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
-from typer.testing import CliRunner
 
-from dpoptim.cli import app
+from command_work import run
 from dpoptim.recipes import recipe
 
 Bytes = NDArray[np.uint8]
-
-
-def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
 
 
 def test_scattering_from_images_to_predictions(tmp_path: Path) -> None:

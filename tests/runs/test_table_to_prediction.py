@@ -8,17 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from dpoptim.cli import app
+from command_work import run
 from dpoptim.runs.saved_model import load_model
 from patients import COLUMNS, SCHEMA, records, write_table
-
-
-def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
 
 
 def completed(draft: str, person: bool) -> str:

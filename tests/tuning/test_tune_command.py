@@ -1,15 +1,13 @@
 """``dpoptim tune``: free on public proxies, one charge in private, and a model that predicts."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import dpoptim
-from dpoptim.cli import app
+from command_work import run
 
 SCHEMA = """
 [columns.a]
@@ -21,12 +19,6 @@ bounds = [-4, 4]
 [columns.y]
 kind = "target"
 """
-
-
-def run(*args: str, code: int = 0) -> str:
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return re.sub(r"\s+", " ", result.output)
 
 
 @pytest.fixture

@@ -7,7 +7,15 @@ import typer
 from rich.table import Table
 
 from dpoptim.registry import entries, method_names
-from dpoptim.runs.options import ModelName, TaskName, two_numbers
+from dpoptim.runs.options import (
+    ModelName,
+    ModelOption,
+    SchemaOption,
+    TargetBoundsOption,
+    TargetOption,
+    TaskOption,
+    two_numbers,
+)
 from dpoptim.terminal import cell, clear_errors, console, say
 
 ALL = ("dp-sgd", "dice-sgd", "dp-ftrl")  # that train any model, compared unless others are named
@@ -19,20 +27,14 @@ def compare(
         typer.Argument(help=f"Any of {', '.join(method_names())}; default {', '.join(ALL)}."),
     ] = None,
     data: Annotated[str, typer.Option(help="As for dpoptim train; it must be public.")] = "digits",
-    schema: Annotated[
-        Path | None, typer.Option(help="Public description of a table's columns (TOML).")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="Label column of a table, or array.")] = None,
-    task: Annotated[
-        TaskName | None, typer.Option(help="Default: what the target's description says.")
-    ] = None,
-    target_bounds: Annotated[
-        str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict.")
-    ] = None,
+    schema: SchemaOption = None,
+    target: TargetOption = None,
+    task: TaskOption = None,
+    target_bounds: TargetBoundsOption = None,
     data_is_public: Annotated[
         bool, typer.Option("--data-is-public", help="The bundled sets are public.")
     ] = False,
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax,
+    model: ModelOption = ModelName.softmax,
     epsilon: Annotated[float, typer.Option(help="Of every method.")] = 2.0,
     delta: Annotated[float, typer.Option(help="Of every method.")] = 1e-5,
     epochs: Annotated[

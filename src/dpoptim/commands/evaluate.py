@@ -6,21 +6,18 @@ from typing import Annotated
 
 import typer
 
-from dpoptim.runs.options import Relation
+from dpoptim.runs.options import JsonOption, LedgerOption, NoiseSeedOption, Relation, RunArgument
 from dpoptim.terminal import clear_errors, say
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")],
+    run: RunArgument,
     data: Annotated[
         Path, typer.Argument(help="Private hold-out records: a table with the target's column.")
     ],
     epsilon: Annotated[float, typer.Option(help="What the evaluation may cost: epsilon > 0.")],
     delta: Annotated[float, typer.Option(help="Failure probability, well below 1/n.")],
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Ledger of these records, charged before the noise is drawn."),
-    ] = None,
+    ledger: LedgerOption = None,
     neighboring: Annotated[
         Relation | None,
         typer.Option(help="Neighbouring relation; default: the ledger's, else zero-out."),
@@ -34,10 +31,8 @@ def evaluate(
         ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    noise_seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise, for tests: the result is not for release.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    noise_seed: NoiseSeedOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Score a trained model on private records: noisy figures with confidence intervals, charged
     before they are drawn. They are drawn into the run's report.html as well.

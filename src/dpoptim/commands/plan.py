@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dpoptim.registry import method_names
-from dpoptim.runs.options import ModelName, Relation
+from dpoptim.runs.options import JsonOption, ModelName, ModelOption, Relation, SchemaOption
 from dpoptim.terminal import cell, clear_errors, console, say
 
 if TYPE_CHECKING:
@@ -35,16 +35,14 @@ def plan(
         typer.Option(help="Target instead: at most this share of records is found ..."),
     ] = None,
     attacker_fpr: Annotated[float | None, typer.Option(help="... at these false alarms.")] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="Public description of the table's columns (TOML).")
-    ] = None,
+    schema: SchemaOption = None,
     features: Annotated[
         int | None, typer.Option(help="Features of a record, without a schema.", min=1)
     ] = None,
     outputs: Annotated[
         int, typer.Option(help="Classes, without a schema; 1 to predict a number.", min=1)
     ] = 2,
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax,
+    model: ModelOption = ModelName.softmax,
     parameters: Annotated[
         int | None, typer.Option(help="Trained parameters, of any other model.", min=1)
     ] = None,
@@ -69,7 +67,7 @@ def plan(
         typer.Option(help="Speed of the machine that will train; default: measured here."),
     ] = None,
     out: Annotated[Path, typer.Option(help="File for the page (HTML).")] = Path("plan.html"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Choose batch size, epochs, method and noise for a budget, from public numbers alone.
 

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from dpoptim.runs.options import RunArgument
 from dpoptim.terminal import clear_errors, say
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")],
+    run: RunArgument,
     data: Annotated[
         Path, typer.Argument(help="New records: a table with the same columns, or a .npz file.")
     ],

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dpoptim.runs.options import Relation
+from dpoptim.runs.options import (
+    BudgetOption,
+    ClassesOption,
+    LedgerOption,
+    NoiseSeedOption,
+    Relation,
+    SchemaOption,
+    TargetBoundsOption,
+    TargetOption,
+)
 from dpoptim.terminal import cell, clear_errors, console, say
 
 FIRST = (
@@ -26,14 +35,10 @@ def tune(
     data: Annotated[
         Path | None, typer.Option(help="Private records: search on them, which is charged.")
     ] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="Public description of the columns (TOML).")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    classes: Annotated[str | None, typer.Option(help="Labels, comma-separated; public.")] = None,
-    target_bounds: Annotated[
-        str | None, typer.Option(help="LOWEST,HIGHEST of a number to predict.")
-    ] = None,
+    schema: SchemaOption = None,
+    target: TargetOption = None,
+    classes: ClassesOption = None,
+    target_bounds: TargetBoundsOption = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,15 +59,9 @@ def tune(
     neighboring: Annotated[
         Relation | None, typer.Option(help="zero-out (default) or replace-one.")
     ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Ledger file of the private data; charged first.")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Total budget of a new ledger: EPSILON,DELTA.")
-    ] = None,
-    noise_seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise, for tests: not for release.")
-    ] = None,
+    ledger: LedgerOption = None,
+    budget: BudgetOption = None,
+    noise_seed: NoiseSeedOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the private search's result.")] = Path(
         "runs/tuned"
     ),

@@ -41,6 +41,48 @@ class ClippingName(StrEnum):
     per_layer = "per-layer"
 
 
+# Options that several commands take, each declared once.
+SchemaOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Public description of a table's columns (TOML); dpoptim schema new drafts one."
+    ),
+]
+TargetOption = Annotated[
+    str | None, typer.Option(help="Label column of a table, or array (.npz, default y).")
+]
+TaskOption = Annotated[
+    TaskName | None, typer.Option(help="Default: what the target's description says.")
+]
+TargetBoundsOption = Annotated[
+    str | None,
+    typer.Option(help="LOWEST,HIGHEST of a number to predict, without a schema; public."),
+]
+ClassesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Labels that may occur, comma-separated: a public list. Needed unless the data is "
+        "public."
+    ),
+]
+ModelOption = Annotated[ModelName, typer.Option(help="What to train.")]
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option(help="Ledger file of these records; charged before anything is drawn."),
+]
+BudgetOption = Annotated[
+    str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")
+]
+NoiseSeedOption = Annotated[
+    int | None,
+    typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release."),
+]
+RunArgument = Annotated[
+    Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
 @dataclass(frozen=True)
 class TrainRequest:
     """The options as given; None where the default is to be worked out."""
@@ -55,29 +97,11 @@ class TrainRequest:
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of Fashion-MNIST's IDX files; default Debian's.")
     ] = None
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            help="Public description of a table's columns (TOML); dpoptim schema new drafts one."
-        ),
-    ] = None
-    target: Annotated[
-        str | None, typer.Option(help="Label column of a table, or array (.npz, default y).")
-    ] = None
-    task: Annotated[
-        TaskName | None, typer.Option(help="Default: what the target's description says.")
-    ] = None
-    target_bounds: Annotated[
-        str | None,
-        typer.Option(help="LOWEST,HIGHEST of a number to predict, without a schema; public."),
-    ] = None
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            help="Labels that may occur, comma-separated: a public list. Needed unless "
-            "the data is public."
-        ),
-    ] = None
+    schema: SchemaOption = None
+    target: TargetOption = None
+    task: TaskOption = None
+    target_bounds: TargetBoundsOption = None
+    classes: ClassesOption = None
     data_is_public: Annotated[
         bool,
         typer.Option(
@@ -118,7 +142,7 @@ class TrainRequest:
         bool,
         typer.Option("--raw-pixels", help="Images as they are, not sqrt(pixel) - 0.4."),
     ] = False
-    model: Annotated[ModelName, typer.Option(help="What to train.")] = ModelName.softmax
+    model: ModelOption = ModelName.softmax
     method: Annotated[
         str,
         typer.Option(
@@ -166,16 +190,9 @@ class TrainRequest:
         int | None, typer.Option(help="Rows at a time that memory holds.", min=1)
     ] = None
     seed: Annotated[int, typer.Option(help="Initialisation and splits; never the noise.")] = 0
-    noise_seed: Annotated[
-        int | None,
-        typer.Option(help="Repeatable noise, for tests; the guarantee is then not for release."),
-    ] = None
-    ledger: Annotated[
-        Path | None, typer.Option(help="Ledger file of this data set; charged before training.")
-    ] = None
-    budget: Annotated[
-        str | None, typer.Option(help="Total budget of a new ledger over all runs: EPSILON,DELTA.")
-    ] = None
+    noise_seed: NoiseSeedOption = None
+    ledger: LedgerOption = None
+    budget: BudgetOption = None
     compare: Annotated[
         bool | None,
         typer.Option(
