@@ -62,9 +62,9 @@ def ordinary(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
 def one_by_one(layer: nn.Conv2d, x: Tensor, g: Tensor) -> None:
     weight = convolution.ConvolutionRule().per_sample_grads(layer, (x,), g)["weight"]
     assert isinstance(weight, Lazy)
-    (piece,) = weight.singly.one_by_one()
+    (chunk,) = weight.singly.one_by_one()
     for record in range(len(x)):
-        piece.form(record)
+        chunk.form(record)
 
 
 def measure(layer: nn.Conv2d, shape: tuple[int, ...]) -> dict[str, object]:

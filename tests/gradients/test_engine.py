@@ -248,8 +248,8 @@ PLACES = [
 
 def one_by_one(weight: Lazy) -> torch.Tensor:
     """All gradients, formed one after the other."""
-    (piece,) = weight.singly.one_by_one()
-    formed = [piece.form(record) for record in range(weight.records)]
+    (chunk,) = weight.singly.one_by_one()
+    formed = [chunk.form(record) for record in range(weight.records)]
     assert all(each.data_ptr() % ALIGNMENT == 0 for each in formed)
     return weight.singly.in_order(torch.stack(formed))
 
@@ -446,7 +446,7 @@ def test_what_a_recurrent_layer_returns_may_be_changed_in_place(kind: type[nn.RN
     "shape", [(7, 33, 35), (6, 33, 35), (65, 131, 133), (129, 131, 133), (8, 32, 32)]
 )
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_record_s_claimed_norm_does_not_depend_on_its_place(
+def test_a_record_s_ghost_norm_does_not_depend_on_its_place(
     shape: tuple[int, int, int], transposed: bool
 ) -> None:
     """What cancels leaves rounding, on which the claim, and so the clip factor, then depends: 6.3

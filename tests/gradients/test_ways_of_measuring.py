@@ -338,7 +338,7 @@ def test_record_by_record_a_record_adds_the_same_in_any_company(
 def test_record_by_record_sums_do_not_depend_on_threads(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the last bit, whatever is dealt to whom; nor does cutting layers into pieces change
+    """To the last bit, whatever is dealt to whom; nor does cutting layers into chunks change
     more than rounding.
     """
     torch.manual_seed(0)
@@ -348,8 +348,8 @@ def test_record_by_record_sums_do_not_depend_on_threads(
     x, back = torch.randn(5, 3, 7, 7), torch.randn(5, 4, 5, 5)
     found: dict[tuple[int, int], list[Tensor]] = {}
     before = torch.get_num_threads()
-    for piece in (1 << 18, 20 * 32):
-        monkeypatch.setattr(sequence_outer_module, "PIECE", piece)
+    for chunk in (1 << 18, 20 * 32):
+        monkeypatch.setattr(sequence_outer_module, "CHUNK", chunk)
         for threads in (1, 2, 4, 16):
             layers = {
                 0: SequenceOuter(g, a),
@@ -357,7 +357,7 @@ def test_record_by_record_sums_do_not_depend_on_threads(
                 2: ByPatches(conv, x, back),
                 3: SequenceOuter(g[:, :, :7], a),
             }
-            assert len(layers[0].one_by_one()) == (3 if piece < 48 * 32 else 1)
+            assert len(layers[0].one_by_one()) == (3 if chunk < 48 * 32 else 1)
             sizes = [48 * 32, 48 * 32, 4 * 27, 7 * 32]
             sums = [Sums([size]) for size in sizes]
 
@@ -372,13 +372,13 @@ def test_record_by_record_sums_do_not_depend_on_threads(
                 assert torch.get_num_threads() == threads
             finally:
                 torch.set_num_threads(before)
-            found[piece, threads] = [each.settle()[0] for each in sums]
-    whole, cut = (found[piece, 1] for piece in (1 << 18, 20 * 32))
+            found[chunk, threads] = [each.settle()[0] for each in sums]
+    whole, cut = (found[chunk, 1] for chunk in (1 << 18, 20 * 32))
     assert all(0.1 < float(each.norm()) <= 5 for each in whole)
     for one, other in zip(whole, cut, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    for (piece, _), each in found.items():
-        of_one = found[piece, 1]
+    for (chunk, _), each in found.items():
+        of_one = found[chunk, 1]
         assert all(torch.equal(one, other) for one, other in zip(of_one, each, strict=True))
 
 
@@ -470,8 +470,8 @@ def test_one_record_is_formed_alike_however_the_batch_lies(
                 each.expand(records, *each.shape[1:]).permute(order).contiguous().permute(back)
                 for each in (g, a)
             )
-            pieces = SequenceOuter(slopes, inputs).one_by_one()
-            parts = [[piece.form(record) for piece in pieces] for record in range(records)]
+            chunks = SequenceOuter(slopes, inputs).one_by_one()
+            parts = [[chunk.form(record) for chunk in chunks] for record in range(records)]
             assert all(each.data_ptr() % ALIGNMENT == 0 for part in parts for each in part)
             formed = [torch.cat(part) for part in parts]
             seen |= {each.numpy().tobytes() for each in formed}

@@ -25,7 +25,7 @@ Row = TypeVar("Row")
 class FullySharded:
     """A model under ``fully_shard``, as a whole or in parts; see `wrapping.Wrapping`.
 
-    Its layers' hooks see whole parameters, in forward and backward passes alike, and give autograd
+    Its layers' hooks see whole parameters, in forward and in backward passes, and give autograd
     nothing for them; so FSDP has nothing to reduce, and is told besides not to.
 
     Args:
@@ -74,7 +74,7 @@ class FullySharded:
             self.settle()
             fsdp.let_send_gradients(before)
 
-    def tried_alike(self, rows: list[Row], ranks: Ranks) -> list[Row]:
+    def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
         """In turn from each rank."""
         everyone = ranks.gathered(rows)
         return [everyone[i % ranks.size][i] for i in range(len(rows))]

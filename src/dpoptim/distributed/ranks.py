@@ -61,7 +61,7 @@ class Ranks(Protocol):
         ...
 
     def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
-        """What takes this rank's part of one batch after the other, which all ranks draw alike.
+        """Deal batches, which all ranks draw the same, and take this rank's parts.
 
         **Guarantee.** Every record of a batch is in exactly one rank's part, chosen by a coin of
         its own.

@@ -73,12 +73,12 @@ class Wrapping(Placement, Protocol):
     module: nn.Module
 
     def trying(self) -> AbstractContextManager[None]:
-        """A ``with`` in which the model may be run on made-up records; by all ranks alike, where
+        """A ``with`` in which the model may be run on made-up records; by all ranks together, where
         passes have collectives.
         """
         ...
 
-    def tried_alike(self, rows: list[Row], ranks: Ranks) -> list[Row]:
+    def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
         """What a model is tried on, of what each rank would take: the same on all ranks, where
         passes have collectives.
         """
@@ -146,7 +146,7 @@ class OwnSynchronisation(InPlace):
     def trying(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def tried_alike(self, rows: list[Row], ranks: Ranks) -> list[Row]:
+    def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
         return rows
 
     def totals(self, ranks: Ranks) -> MakeTotals:

@@ -39,7 +39,7 @@ class PerSampleGrad(ABC):
         does not count.
 
         Args:
-            groups: as in `add_weighted_sums`. What is formed twice is formed in the same pieces
+            groups: as in `add_weighted_sums`. What is formed twice is formed in the same chunks
                 both times.
             block: of `row_squared_norms`.
         """
@@ -87,7 +87,7 @@ class PerSampleGrad(ABC):
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """Consecutive entries of a parameter, whose gradients are formed for one record after the
     other. How a parameter is cut is decided by public numbers.
 
@@ -105,8 +105,8 @@ class Piece:
 class OneByOne(Protocol):
     """Gradients that can be formed for one record after the other."""
 
-    def one_by_one(self) -> list[Piece]:
-        """Returns the pieces that make up the gradient of one record."""
+    def one_by_one(self) -> list[Chunk]:
+        """Returns the chunks that make up the gradient of one record."""
         ...
 
     def in_order(self, total: Tensor) -> Tensor:

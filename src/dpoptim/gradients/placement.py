@@ -35,7 +35,7 @@ class Placement(Protocol):
         """Let modules hold what optimizers move, between passes."""
         ...
 
-    # ---- trials on records that all processes have alike ----------------------------------------
+    # ---- trials on records that all processes have in common -----------------------------------
 
     def refuse(self, isolation: Isolation) -> None:
         """Refuse a way of keeping records apart that cannot be gone here.

@@ -2,8 +2,8 @@
 before the next one's.
 
 Clipping needs the norm of a record's whole gradient before it can add the first number of it. To
-form all gradients and keep them takes memory for every record, mostly fresh pages; to claim their
-norms first (`positions`) takes arithmetic. The gradients of a single record take neither, and
+form all gradients and keep them takes memory for every record, mostly fresh pages; ghost
+norms (`sequence_outer`) take arithmetic. The gradients of a single record take neither, and
 mostly stay in cache; of small models, those of a few.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpoptim.gradients.norms import blocks_in, read_part, squared_norm_of_parts
 from dpoptim.gradients.parts import all_groups, parts_of
-from dpoptim.gradients.per_sample_grads import OneByOne, Piece
+from dpoptim.gradients.per_sample_grads import Chunk, OneByOne
 from dpoptim.gradients.products import GROUP_ROWS, Groups
 from dpoptim.gradients.sums import Sums
 from dpoptim.gradients.worker_threads import worker_threads
@@ -52,9 +52,9 @@ def add_record_by_record(
     """
     shares = dealt(
         [
-            (place, units[place], piece)
+            (place, units[place], chunk)
             for place, layer in layers.items()
-            for piece in layer.one_by_one()
+            for chunk in layer.one_by_one()
         ],
         torch.get_num_threads(),
         block,
@@ -81,15 +81,15 @@ def add_record_by_record(
 
 @dataclass
 class Share:
-    """The pieces of gradients that one thread forms, measures and adds up.
+    """The chunks of gradients that one thread forms, measures and adds up.
 
     Attributes:
-        pieces: with the place of the parameter, and its unit.
-        formed: of some records, each piece's gradients.
-        norms: of their blocks, float32, one piece's after the other's; see `read_part`.
+        chunks: with the place of the parameter, and its unit.
+        formed: of some records, each chunk's gradients.
+        norms: of their blocks, float32, one chunk's after the other's; see `read_part`.
     """
 
-    pieces: list[tuple[int, str, Piece]]
+    chunks: list[tuple[int, str, Chunk]]
     block: int
     formed: list[list[Tensor]] = field(default_factory=list)
     norms: Tensor = field(default_factory=partial(torch.empty, 0, 0))
@@ -97,8 +97,8 @@ class Share:
 
     @property
     def blocks(self) -> list[int]:
-        """Of each piece."""
-        return [blocks_in(piece.entries, self.block) for _, _, piece in self.pieces]
+        """Of each chunk."""
+        return [blocks_in(chunk.entries, self.block) for _, _, chunk in self.chunks]
 
     def turn(
         self, of_group: Mapping[int, Tensor], weights: Mapping[str, list[list[float]]], part: slice
@@ -110,8 +110,8 @@ class Share:
         """
         if not self._totals:
             self._totals = [
-                [total[piece.start : piece.start + piece.entries] for total in of_group[place]]
-                for place, _, piece in self.pieces
+                [total[chunk.start : chunk.start + chunk.entries] for total in of_group[place]]
+                for place, _, chunk in self.chunks
             ]
         self._add(weights)
         blocks = self.blocks
@@ -120,8 +120,8 @@ class Share:
         )
         for record, norms in zip(range(part.start, part.stop), self.norms, strict=True):
             gradients = []
-            for (_, _, piece), out in zip(self.pieces, norms.split(blocks), strict=True):
-                gradients.append(piece.form(record))
+            for (_, _, chunk), out in zip(self.chunks, norms.split(blocks), strict=True):
+                gradients.append(chunk.form(record))
                 read_part(gradients[-1], out, block=self.block)
             self.formed.append(gradients)
 
@@ -133,7 +133,7 @@ class Share:
     def _add(self, weights: Mapping[str, list[list[float]]]) -> None:
         for i, gradients in enumerate(self.formed):
             for totals, (_, unit, _), gradient in zip(
-                self._totals, self.pieces, gradients, strict=True
+                self._totals, self.chunks, gradients, strict=True
             ):
                 for total, weight in zip(totals, weights[unit][i], strict=True):
                     if weight != 0:  # what does not count may be anything
@@ -141,13 +141,13 @@ class Share:
         self.formed = []
 
 
-def dealt(pieces: list[tuple[int, str, Piece]], hands: int, block: int) -> list[Share]:
-    """The pieces dealt to at most so many hands, about as many entries to each."""
-    shares = [Share([], block) for _ in range(min(hands, len(pieces)))]
+def dealt(chunks: list[tuple[int, str, Chunk]], hands: int, block: int) -> list[Share]:
+    """The chunks dealt to at most so many hands, about as many entries to each."""
+    shares = [Share([], block) for _ in range(min(hands, len(chunks)))]
     held = [0] * len(shares)
-    for each in sorted(pieces, key=lambda each: -each[2].entries):
+    for each in sorted(chunks, key=lambda each: -each[2].entries):
         least = held.index(min(held))
-        shares[least].pieces.append(each)
+        shares[least].chunks.append(each)
         held[least] += each[2].entries
     return shares
 
@@ -155,13 +155,13 @@ def dealt(pieces: list[tuple[int, str, Piece]], hands: int, block: int) -> list[
 def measured(shares: Sequence[Share], block: int) -> dict[str, Tensor]:
     """The squared norms of the formed records' gradients in each unit: float64, (b,).
 
-    They are added up in one order, to whomever the pieces were dealt.
+    They are added up in one order, to whomever the chunks were dealt.
     """
     norms = [share.norms.split(share.blocks, 1) for share in shares]
     of_unit: dict[str, list[tuple[int, int, int, int]]] = {}
     for hand, share in enumerate(shares):
-        for i, (place, unit, piece) in enumerate(share.pieces):
-            of_unit.setdefault(unit, []).append((place, piece.start, hand, i))
+        for i, (place, unit, chunk) in enumerate(share.chunks):
+            of_unit.setdefault(unit, []).append((place, chunk.start, hand, i))
     squared = {}
     for unit, places in of_unit.items():
         order = [(hand, i) for _, _, hand, i in sorted(places)]

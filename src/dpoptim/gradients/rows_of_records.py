@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpoptim.gradients.batch_invariant import sum_positions
 from dpoptim.gradients.lazy import Lazy
-from dpoptim.gradients.per_sample_grads import Bias, Dense, OneByOne, Outer, PerSampleGrad, Piece
+from dpoptim.gradients.per_sample_grads import Bias, Chunk, Dense, OneByOne, Outer, PerSampleGrad
 from dpoptim.gradients.sequence_outer import SequenceOuter
 from dpoptim.gradients.sparse import Pairs, Rows, SparseOuter
 
@@ -160,7 +160,7 @@ class SumOfRows:
     K: int
     keep: Tensor | None
 
-    def one_by_one(self) -> list[Piece]:
+    def one_by_one(self) -> list[Chunk]:
         kept = None if self.keep is None else self.keep.tolist()
         return [
             replace(each, form=self._summed(each.form, kept)) for each in self.rows.one_by_one()

@@ -36,28 +36,28 @@ from dpoptim.gradients.parts import (
     parts_of,
     sum_of_group,
 )
-from dpoptim.gradients.per_sample_grads import Dense, Outer, PerSampleGrad, Piece, zero_outside
+from dpoptim.gradients.per_sample_grads import Chunk, Dense, Outer, PerSampleGrad, zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_rows
 from dpoptim.gradients.sums import Sums
 
-CLAIM_SLACK = 2.0**-20  # relative; more than forming and measuring round away
-# positions; a public constant, so that no record's claim depends on how long the others are
-CLAIM_BLOCK = LARGE
-PIECE = 1 << 18  # entries that a thread forms, measures and adds up at a time: they stay in cache
+GHOST_SLACK = 2.0**-20  # relative; more than forming and measuring round away
+# positions; a public constant, so that no record's ghost norm depends on how long the others are
+GHOST_BLOCK = LARGE
+CHUNK = 1 << 18  # entries that a thread forms, measures and adds up at a time: they stay in cache
 
 
 @dataclass
 class SequenceOuter(PerSampleGrad):
     """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
-    What autocast made narrow is widened where gradients are formed, a part at a time, or claimed,
+    What autocast made narrow is widened where gradients are formed, a part at a time, or measured,
     unless the device multiplies it to float32 as it is.
 
     They are formed, and kept for the sum where memory allows (see `Lazy`). Where that is dear they
     are formed for one record after the other (`alone`: see `record_by_record`). Where that takes
     too much memory as well, `ghost_norms` gets by without: the norm that enters the clip factor is
-    *claimed* by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the gradients
-    are formed to be summed, part by part, and whichever is longer than claimed is shortened to
-    what was claimed. So the bound holds whatever the rounding of the claim.
+    the *ghost norm*, by the Gram form ``sum_st (a_s . a_t)(g_s . g_t)``, which may err; then the
+    gradients are formed to be summed, part by part, and whichever is longer than its ghost norm is
+    shortened to that. So the bound holds whatever the rounding of ghost norms.
 
     Attributes:
         most: records that a pass may have, public.
@@ -72,7 +72,7 @@ class SequenceOuter(PerSampleGrad):
     alone: bool = False
     rows: int | None = None
     _kept: Tensor | None = field(default=None, repr=False)
-    _claimed: Tensor | None = field(default=None, repr=False)
+    _ghost: Tensor | None = field(default=None, repr=False)
     _longest: Tensor | None = field(default=None, repr=False)
     _block: int = NORM_BLOCK
 
@@ -122,17 +122,17 @@ class SequenceOuter(PerSampleGrad):
         g, a = (self.g[part], self.a[part]) if as_they_are else self.sides(part)
         return flat(record_products(g, a, room, together=at_once(self.entries)))
 
-    def one_by_one(self) -> list[Piece]:
-        """Pieces of a few rows of the weight each."""
+    def one_by_one(self) -> list[Chunk]:
+        """Chunks of a few rows of the weight each."""
         p, d = self.g.shape[2], self.a.shape[2]
-        rows = max(WHOLE, PIECE // d // WHOLE * WHOLE)
+        rows = max(WHOLE, CHUNK // d // WHOLE * WHOLE)
         return [
-            Piece(start * d, min(rows, p - start) * d, self.form_rows(start, min(start + rows, p)))
+            Chunk(start * d, min(rows, p - start) * d, self.form_rows(start, min(start + rows, p)))
             for start in range(0, p, rows)
         ]
 
     def form_rows(self, start: int, stop: int) -> Callable[[int], Tensor]:
-        """Returns what forms these rows of one record's gradient: see `Piece`."""
+        """Returns what forms these rows of one record's gradient: see `Chunk`."""
         (_, T, d), rows = self.a.shape, stop - start
         onednn = onednn_multiplies(self.g.new_empty(0, dtype=self.dtype), rows, d)
         freely = rows == self.g.shape[2] and large(T, rows, d)
@@ -168,11 +168,11 @@ class SequenceOuter(PerSampleGrad):
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
         self._block = block
         if self.ghost_norms:
-            self._claimed, self._longest = self._ghost_norms(groups, block)
+            self._ghost, self._longest = self._ghost_norms(groups, block)
             # by what measuring reads too high, so that hardly anything is shortened
             if self.dtype == torch.float32:
-                raised(self._claimed, self.entries, block).mul_(1 + CLAIM_SLACK)
-            return self._claimed
+                raised(self._ghost, self.entries, block).mul_(1 + GHOST_SLACK)
+            return self._ghost
         records = len(self.g)
         if kept(self.most, self.entries):
             self._kept = self._room(records)
@@ -185,7 +185,7 @@ class SequenceOuter(PerSampleGrad):
         return squared[0] if len(squared) == 1 else torch.cat(squared)
 
     def _ghost_norms(self, groups: Groups, block: int) -> tuple[Tensor, Tensor]:
-        """Claimed squared norms, and those of the longest ``g[i, t]``: float64, (B,) each."""
+        """Squared ghost norms, and those of the longest ``g[i, t]``: float64, (B,) each."""
         return ghost_squared_norms(*self.sides())
 
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
@@ -194,7 +194,7 @@ class SequenceOuter(PerSampleGrad):
             return
         form = self._in_one_room()
         for group in all_groups(groups):
-            if self._claimed is None:
+            if self._ghost is None:
                 add_group(
                     sums,
                     group,
@@ -202,7 +202,7 @@ class SequenceOuter(PerSampleGrad):
                     lambda part: (form(part), weights[:, part]),
                 )
             else:
-                self._add_ghost_group(sums, group, form, weights, self._claimed)
+                self._add_ghost_group(sums, group, form, weights, self._ghost)
 
     def _in_one_room(self) -> Callable[[slice], Tensor]:
         """`form` for one part after the other, in the same memory."""
@@ -222,18 +222,18 @@ class SequenceOuter(PerSampleGrad):
         group: slice,
         form: Callable[[slice], Tensor],
         weights: Tensor,
-        claimed: Tensor,
+        ghost: Tensor,
     ) -> None:
-        """Add a group's gradients, and shorten those that are longer than claimed.
+        """Add a group's gradients, and shorten those that are longer than their ghost norms.
 
         Mostly none is: so they are measured while they are summed, and only where one is longer
         all are formed again. That changes nothing for the others, whose gradients, weights and
         places in the sum are the same both times.
         """
-        held = torch.zeros_like(claimed, dtype=torch.bool)
-        measured = torch.empty_like(claimed)
+        held = torch.zeros_like(ghost, dtype=torch.bool)
+        measured = torch.empty_like(ghost)
 
-        def as_claimed(part: slice) -> tuple[Tensor, Tensor]:
+        def measuring(part: slice) -> tuple[Tensor, Tensor]:
             values = form(part)
             measured[part] = in_blocks(values, self._block)
             return values, weights[:, part]
@@ -241,16 +241,16 @@ class SequenceOuter(PerSampleGrad):
         def shortened(part: slice) -> tuple[Tensor, Tensor]:
             values = form(part)
             factors = (
-                (claimed[part] / row_squared_norms(values, block=self._block)).sqrt().clamp(max=1.0)
+                (ghost[part] / row_squared_norms(values, block=self._block)).sqrt().clamp(max=1.0)
             )
             factors = factors.nan_to_num(nan=0.0)  # nothing is to be shortened to nothing
             return values, weights[:, part] * torch.where(held[part], 1.0, factors)
 
         # elsewhere, asking what was held would wait for the device
         if self.dtype == torch.float32 and self.g.is_cpu:
-            of_group = sum_of_group(group, parts_of(group, self.entries), as_claimed)
+            of_group = sum_of_group(group, parts_of(group, self.entries), measuring)
             # no if NaN
-            held[group] = raised(measured[group], self.entries, self._block) <= claimed[group]
+            held[group] = raised(measured[group], self.entries, self._block) <= ghost[group]
             if of_group is not None and bool((held[group] | (weights[:, group] == 0).all(0)).all()):
                 sums.add(of_group)
                 return
@@ -258,13 +258,13 @@ class SequenceOuter(PerSampleGrad):
 
     def without(self, keep: Tensor) -> Self:
         kept = None if self._kept is None else zero_outside(self._kept, keep)
-        claimed = None if self._claimed is None else zero_outside(self._claimed, keep)
+        ghost = None if self._ghost is None else zero_outside(self._ghost, keep)
         return replace(
             self,
             g=zero_outside(self.g, keep),
             a=zero_outside(self.a, keep),
             _kept=kept,
-            _claimed=claimed,
+            _ghost=ghost,
         )
 
 
@@ -277,11 +277,11 @@ def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     before counts twice.
     """
     records = len(g)
-    whole = g.shape[1] % CLAIM_BLOCK == 0  # a claim, too, must not depend on the record's place
+    whole = g.shape[1] % GHOST_BLOCK == 0  # ghost norms, too, must not depend on the place
     g, a = (aligned_records(x, freely=whole and large(x.shape[1], x.shape[2])) for x in (g, a))
     squared = lengths = longest = torch.zeros(len(g), dtype=torch.float64, device=g.device)
-    for start in range(0, g.shape[1], CLAIM_BLOCK):
-        block, upto = slice(start, start + CLAIM_BLOCK), slice(0, start + CLAIM_BLOCK)
+    for start in range(0, g.shape[1], GHOST_BLOCK):
+        block, upto = slice(start, start + GHOST_BLOCK), slice(0, start + GHOST_BLOCK)
         left, right = (gram(x[:, block], x[:, upto]) for x in (g, a))
         squares = left[:, :, start:].diagonal(dim1=1, dim2=2)
         longest = torch.maximum(longest, squares.amax(1).double())
@@ -292,8 +292,8 @@ def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         squared = squared + (
             both if start == 0 else 2 * both - products[:, :, start:].sum((1, 2)).double()
         )
-    claimed = squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
-    return claimed[:records], longest[:records]
+    ghost = squared.clamp_(min=0) + 4 * UNIT_ROUNDOFF[g.dtype] * lengths.square()
+    return ghost[:records], longest[:records]
 
 
 def positions(g: Tensor, a: Tensor, *, axis: bool) -> Outer | SequenceOuter:

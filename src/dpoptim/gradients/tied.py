@@ -64,7 +64,7 @@ def join_tables(tables: Sequence[TableGrad], records: int) -> Rows | Pairs:
 class TiedHead(SequenceOuter):
     """A table looked up in and multiplied by: a language model's embedding and output layer.
 
-    The head's gradients are formed as ever (or their norms claimed); those of the looked-up rows
+    The head's gradients are formed as ever (or have ghost norms); those of the looked-up rows
     are added in place.
     """
 
@@ -105,8 +105,7 @@ class TiedHead(SequenceOuter):
         cross = never_alone(looked_up * products).sum((1, 2))[: len(rows)].double()
         head, longest = ghost_squared_norms(g, a)
         table = self.table.squared_norms(groups, block)
-        # What the claim reads too low, the sum makes good: what is longer than claimed is
-        # shortened.
+        # What ghost norms read too low, the sum makes good: longer gradients are shortened.
         return (head + table + 2 * cross).clamp(min=0), longest
 
     def without(self, keep: Tensor) -> "TiedHead":

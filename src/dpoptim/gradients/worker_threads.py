@@ -1,8 +1,8 @@
-"""Threads that each compute alone.
+"""Worker threads, for many short operations at once.
 
 Threads divide a long operation well, and a short one badly: what takes a tenth of a millisecond is
 not done sooner by two of them. Many short operations are done sooner where each is one thread's.
-And whatever a single thread computes rounds alike however many threads there are.
+And what a single thread computes is rounded in the same way however many threads there are.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -94,7 +94,7 @@ def check_loss(
     )
     apart = 1 if isinstance(train_set, StreamRecords) else max(1, units.count // TAKEN)
     own = [units.some_rows(train_set, min(i * apart, units.count - 1)) for i in range(TAKEN)]
-    taken = wrapping.tried_alike(own, ranks)
+    taken = wrapping.trial_rows(own, ranks)
     with saying(f"on records of the data set{BY_COLLATE}"):
         found = compare_private(program, taken)
     if declared is not None and found.loss_reduction not in ("none", declared):

@@ -20,7 +20,7 @@ from dpoptim.training.engines import engine_for
 from dpoptim.training.isolation import Chosen, choose_isolation
 from dpoptim.training.loss_check import LossCheck, check_loss
 from dpoptim.training.probe import positions_per_layer
-from dpoptim.training.quiet import made_up_alike
+from dpoptim.training.quiet import same_made_up_records
 from dpoptim.training.refusals import refuse_engine, refuse_other_unit, refuse_unsupported
 from dpoptim.training.request import Request
 from dpoptim.training.units import units_of
@@ -88,12 +88,12 @@ class Prepared:
 
     @contextmanager
     def _trying(self) -> Iterator[None]:
-        alike = made_up_alike(self.model) if self.wrapping.spread else nullcontext()
-        with self.wrapping.trying(), alike:
+        drawn = same_made_up_records(self.model) if self.wrapping.spread else nullcontext()
+        with self.wrapping.trying(), drawn:
             yield
 
     def _a_row(self) -> Any:
-        return self.wrapping.tried_alike([self.units.a_row(self.train_set)], self._ranks)[0]
+        return self.wrapping.trial_rows([self.units.a_row(self.train_set)], self._ranks)[0]
 
     def _checked_loss(self, chosen: Chosen) -> LossCheck | None:
         request = self._request

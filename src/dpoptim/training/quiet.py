@@ -43,7 +43,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def made_up_alike(model: nn.Module) -> Iterator[None]:
+def same_made_up_records(model: nn.Module) -> Iterator[None]:
     """Draw the same made-up records in all processes. Everything is `put_back`."""
     with put_back(model):
         torch.manual_seed(0)

@@ -20,7 +20,7 @@ from dpoptim.gradients.per_sample_grads import Dense, OneByOne
 from dpoptim.torch_internals import convolution_backward
 
 AT_LEAST, AT_MOST = 8, 32  # records in one grouped convolution
-PIECES = 4  # that the largest pass is cut into, so that zeros are few
+CHUNKS = 4  # that the largest pass is cut into, so that zeros are few
 TOGETHER_ENTRIES = 5 << 17  # of its result: fresh memory costs more than calls
 # entries of a kernel for which oneDNN's products of patches are the faster way
 WORTH_PATCHES = 1 << 16
@@ -128,7 +128,7 @@ def formed_by_groups(module: Convolution, x: Tensor, g: Tensor, part: slice, mos
 
 def together(entries: int, most: int) -> int:
     """How many records of as many entries are convolved at once, in passes of ``most`` at most."""
-    return power_of_two(min(max(AT_LEAST, most // PIECES), AT_MOST, TOGETHER_ENTRIES // entries))
+    return power_of_two(min(max(AT_LEAST, most // CHUNKS), AT_MOST, TOGETHER_ENTRIES // entries))
 
 
 def power_of_two(number: int) -> int:

@@ -11,7 +11,7 @@ from dpoptim.gradients.arithmetic import widened
 from dpoptim.gradients.batch_invariant import aligned
 from dpoptim.gradients.layers.geometry import Convolution, output_size, padding_inside
 from dpoptim.gradients.multiplication import transposed_product
-from dpoptim.gradients.per_sample_grads import Piece
+from dpoptim.gradients.per_sample_grads import Chunk
 
 PATCH_ENTRIES = 1 << 21  # of patches that are multiplied at once
 
@@ -31,7 +31,7 @@ class AFewAtOnce:
     few: int
     entries: int
 
-    def one_by_one(self) -> list[Piece]:
+    def one_by_one(self) -> list[Chunk]:
         start, formed = -1, torch.empty(0)
 
         def one(record: int) -> Tensor:
@@ -41,7 +41,7 @@ class AFewAtOnce:
                 formed = self.form(slice(start, min(start + self.few, self.records)), self.few)
             return aligned(formed[record - start])
 
-        return [Piece(0, self.entries, one)]
+        return [Chunk(0, self.entries, one)]
 
     def in_order(self, total: Tensor) -> Tensor:
         return total
@@ -62,7 +62,7 @@ class ByPatches:
     x: Tensor
     g: Tensor
 
-    def one_by_one(self) -> list[Piece]:
+    def one_by_one(self) -> list[Chunk]:
         module, x, g = self.module, self.x, self.g.flatten(2)
         channels, kernel = module.in_channels, module.kernel_size
         padding = padding_inside(module)
@@ -93,7 +93,7 @@ class ByPatches:
             assert formed is not None
             return formed.view(-1)
 
-        return [Piece(0, features * module.out_channels, form)]
+        return [Chunk(0, features * module.out_channels, form)]
 
     def in_order(self, total: Tensor) -> Tensor:
         """From (p, kernel..., C) to (p, C, kernel...)."""
