@@ -175,8 +175,9 @@ def positive(name: str, value: float) -> float:
 @app.command()
 @with_options_of(TrainRequest)
 def train(request: TrainRequest) -> None:
-    """Train a classifier privately, and write model, plan, certificate and report into a run
-    directory.
+    """Train a classifier privately, and write model, certificate and report.
+
+    All goes into one run directory, the plan included.
 
     Example: [bold]dpoptim train --data fashion-mnist --model softmax --epsilon 2 --delta 1e-5[/]
 
@@ -236,8 +237,9 @@ def audit(
         "runs/audit"
     ),
 ) -> None:
-    """Attack what the library promises through its own code, and compare what the attack certifies
-    with the claim.
+    """Attack the library's promises through its own code.
+
+    What an attack certifies is compared with the claim.
 
     An audit can refute a claim, never prove one. Ends with an error if a verdict is not as it
     should be.

@@ -34,8 +34,10 @@ def evaluate(
     noise_seed: NoiseSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a trained model on private records: noisy figures with confidence intervals, charged
-    before they are drawn. They are drawn into the run's report.html as well.
+    """Score a trained model on private records.
+
+    Figures are noisy, with confidence intervals, and charged before they are drawn. They are drawn
+    into the run's report.html as well.
 
     Example: [bold]dpoptim evaluate runs/patients holdout.csv --epsilon 0.5 --delta 1e-6 --ledger
     holdout.sqlite[/]

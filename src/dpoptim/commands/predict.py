@@ -22,8 +22,9 @@ def predict(
         ),
     ] = False,
 ) -> None:
-    """Predict new records with a trained model: columns are found by name, and encoded as in
-    training.
+    """Predict new records with a trained model.
+
+    Columns are found by name, and encoded as in training.
 
     Example: [bold]dpoptim predict runs/patients new.csv --out predictions.csv[/]
     """

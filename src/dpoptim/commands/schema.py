@@ -34,8 +34,9 @@ def schema_new(
         bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
 ) -> None:
-    """Draft a schema of a table from the names and types of its columns; no value is read. You
-    fill in the rest.
+    """Draft a schema of a table from the names and types of its columns.
+
+    No value is read. You fill in the rest.
 
     Example: [bold]dpoptim schema new patients.csv --target outcome[/]
     """

@@ -69,8 +69,9 @@ def tune(
         bool, typer.Option("--overwrite", help="Replace the result in --out.")
     ] = False,
 ) -> None:
-    """Choose settings of a linear model: on public proxies (free), or by a private search
-    (charged as one event, losers included).
+    """Choose settings of a linear model, on public proxies or by a private search.
+
+    Proxies are free; a search is charged as one event, losers included.
 
     Example: [bold]dpoptim tune --public-data old.csv --schema s.toml --n 5000 --epsilon 1 --delta
     1e-6[/]

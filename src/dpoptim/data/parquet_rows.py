@@ -17,8 +17,10 @@ WHAT = "a Parquet file"
 
 
 class ParquetRows:
-    """Columns of numbers as a matrix of shape (rows, columns), for the estimators' ``fit``. Slices
-    of rows are read when they are asked for; the row group that was read last stays in memory.
+    """Columns of numbers as a matrix of shape (rows, columns), for the estimators' ``fit``.
+
+    Slices of rows are read when they are asked for; the row group that was read last stays in
+    memory.
 
     Args:
         paths: one Parquet file, or several, one after the other.

@@ -1,3 +1,4 @@
-"""Several processes that train one model together, under ``torch.distributed``: see
-docs/guides/many-processes.md.
+"""Several processes that train one model together, under ``torch.distributed``.
+
+See docs/guides/many-processes.md.
 """

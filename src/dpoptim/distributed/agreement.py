@@ -112,8 +112,9 @@ def some_records_of(train_set: Dataset[Any]) -> str:
 
 
 def refuse_equal_shards(ranks: Ranks, sample: str) -> None:
-    """Refuse ``sharded=True`` where two ranks were given the same records, which would count on
-    both.
+    """Refuse ``sharded=True`` where two ranks were given the same records.
+
+    They would count on both.
 
     Args:
         sample: digest of some records of this rank, which stays among the ranks; "" where there

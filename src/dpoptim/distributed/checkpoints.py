@@ -1,5 +1,6 @@
-"""Checkpoints of runs in several processes: what ranks keep in parts is joined for the file, and
-cut for those that resume.
+"""Checkpoints of runs in several processes.
+
+What ranks keep in parts is joined for the file, and cut for those that resume.
 
 The file is the one that a single process would write, so a run goes on in any number of processes.
 """
@@ -17,8 +18,9 @@ State = dict[str, Any]
 
 
 def joined(state: State, ranks: Ranks, totals: Totals, records: int | None) -> State:
-    """From each rank's own state between two steps to that of one process; on rank 0. **Secret**,
-    as its parts are.
+    """Join the ranks' states between two steps to that of one process; on rank 0.
+
+    **Secret**, as its parts are.
 
     Args:
         state: what `Steps` keeps; as many batches drawn ahead on every rank.

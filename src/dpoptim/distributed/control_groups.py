@@ -12,8 +12,9 @@ lost_groups: WeakSet[dist.ProcessGroup] = WeakSet()  # whose threads may wait fo
 
 
 def control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same processes on the CPU, made once: torch finds its processes by a name
-    that it uses again.
+    """Make a group of the same processes on the CPU, once.
+
+    Torch finds its processes by a name that it uses again.
     """
     if group not in control_groups:
         control_groups[group] = dist.new_group(

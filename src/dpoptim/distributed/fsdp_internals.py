@@ -95,8 +95,9 @@ def holding(model: nn.Module, others: Mapping[nn.Parameter, nn.Parameter]) -> It
 
 
 def reshard(model: nn.Module) -> None:
-    """Let modules hold the DTensors again, also where a forward pass has raised, after which
-    ``module.reshard`` does nothing. Harmless when repeated.
+    """Let modules hold the DTensors again, also where a forward pass has raised.
+
+    After that ``module.reshard`` does nothing. Harmless when repeated.
     """
     for group in groups(model):
         group._to_sharded()
@@ -154,8 +155,9 @@ def over_other_processes(model: nn.Module) -> str:
 
 
 def group_of_shards(model: nn.Module) -> dist.ProcessGroup | None:
-    """The processes that hold the parts of the first sharded parameter; None of a mesh of several
-    dimensions, which `unsupported` names.
+    """The processes that hold the parts of the first sharded parameter.
+
+    None of a mesh of several dimensions, which `unsupported` names.
     """
     mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
     return mesh.get_group() if mesh.ndim == 1 else None

@@ -51,8 +51,9 @@ ROLL_CALL = timedelta(seconds=5)  # how long ranks that are asked whether they l
 
 
 class ProcessGroup:
-    """The ranks of a ``torch.distributed`` process group; see `Ranks`. Made on all of them
-    together.
+    """The ranks of a ``torch.distributed`` process group; see `Ranks`.
+
+    Made on all of them together.
 
     Args:
         group: of the training processes. Its time-out holds for everything that they wait for
@@ -170,8 +171,9 @@ class ProcessGroup:
             )
 
     def _say(self, kind: int, step: int, *, quietly: bool = False) -> list[tuple[int, int]]:
-        """Tell all ranks what this one is about to do; returns what all are. ``quietly``: an
-        answer is not needed.
+        """Tell all ranks what this one is about to do; returns what all are.
+
+        ``quietly``: an answer is not needed.
         """
         if self._over:
             raise RankError(
@@ -189,7 +191,8 @@ class ProcessGroup:
         return [(int(kind), int(step)) for kind, step in signs.tolist()]
 
     def lost(self, error: BaseException | None) -> RankError | None:
-        """What an error of `torch.distributed` means that a wrapper's own communication raised;
+        """Explain an error of `torch.distributed` that a wrapper's communication raised.
+
         None of others.
         """
         theirs = isinstance(error, dist.DistError) or (

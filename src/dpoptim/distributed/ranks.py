@@ -20,16 +20,18 @@ Answer = TypeVar("Answer")
 
 
 class Ranks(Protocol):
-    """The processes of one run, numbered from 0, as one of them sees them. All call the same
-    methods in the same order.
+    """The processes of one run, numbered from 0, as one of them sees them.
+
+    All call the same methods in the same order.
     """
 
     rank: int
     size: int
 
     def arrive(self, what: str) -> None:
-        """All ranks have got as far as this. A rank that cannot calls `leave` with
-        ``failed=True``.
+        """Wait until all ranks have got as far as this.
+
+        A rank that cannot calls `leave` with ``failed=True``.
 
         Raises:
             RankError: one has failed; named.
@@ -69,14 +71,13 @@ class Ranks(Protocol):
         ...
 
     def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:
-        """Where the sums of this rank's records live, and what makes them the sums of all
-        ranks'.
-        """
+        """Where the sums of this rank's records live, and become the sums of all ranks'."""
         ...
 
     def sum_parts(self, vector: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-        """Add up all ranks' vectors (float64, flat, equally long), and return this rank's part of
-        the sum.
+        """Add up all ranks' vectors, and return this rank's part of the sum.
+
+        They are float64, flat and equally long.
 
         Args:
             sizes: of the ranks' parts, in order; see `part_sizes`.
@@ -88,14 +89,16 @@ class Ranks(Protocol):
         ...
 
     def norm(self, parts: Sequence[Tensor]) -> float:
-        """The Euclidean norm of a vector of which each rank has a part; the same number on every
-        rank.
+        """The Euclidean norm of a vector of which each rank has a part.
+
+        The same number on every rank.
         """
         ...
 
     def total(self, local: Tensor) -> Tensor:
-        """The sum of a few numbers over all ranks, on rank 0, as a tensor of its own; nothing (an
-        empty tensor) on the others.
+        """The sum of a few numbers over all ranks, on rank 0, as a tensor of its own.
+
+        An empty tensor on the others.
         """
         ...
 
@@ -116,8 +119,7 @@ class Ranks(Protocol):
         ...
 
     def begin_microbatch(self, step: int, microbatch: int) -> None:
-        """All ranks are about to run this microbatch of this step, whose passes they go through
-        together.
+        """Begin this microbatch of this step on all ranks, which go through its passes together.
 
         Raises:
             RankError: one is elsewhere, has left, or has failed; named.
@@ -141,8 +143,9 @@ class Ranks(Protocol):
         ...
 
     def lost(self, error: BaseException | None) -> RankError | None:
-        """The error that names who is missing, of one that a wrapper's own communication raised
-        (see `wrapping`); None of others.
+        """The error that names who is missing, of one that a wrapper's communication raised.
+
+        None of others (see `wrapping`).
         """
         ...
 
@@ -231,8 +234,9 @@ ALONE = OneProcess()
 
 
 def part_sizes(entries: int, size: int) -> list[int]:
-    """How many entries of a vector each of ``size`` ranks owns: equally many, but for what the
-    last ones lack.
+    """How many entries of a vector each of ``size`` ranks owns.
+
+    Equally many, but for what the last ones lack.
     """
     each = -(-entries // size)
     return [min(each, max(0, entries - rank * each)) for rank in range(size)]

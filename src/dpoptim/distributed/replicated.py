@@ -1,5 +1,6 @@
-"""Models that every rank holds whole: sums are added up part by part, and what is released of the
-parts is joined.
+"""Models that every rank holds whole.
+
+Sums are added up part by part, and what is released of the parts is joined.
 """
 
 from collections.abc import Iterator, Sequence

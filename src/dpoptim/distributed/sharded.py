@@ -1,5 +1,6 @@
-"""Models of which every rank holds a part: sums are formed for some parameters at a time, and each
-rank keeps those of its own parts.
+"""Models of which every rank holds a part.
+
+Sums are formed for some parameters at a time, and each rank keeps those of its own parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,8 +56,10 @@ class Cut:
 
 
 class ShardedTotals(Totals):
-    """Each rank sums its own records, for a few parameters at a time, whose sums over all ranks
-    then go to those that hold their parts.
+    """Totals of which each rank keeps its own parts.
+
+    A rank sums its own records, for a few parameters at a time; these sums over all ranks go to
+    those that hold the parts.
 
     Args:
         ranks: that hold the parts.
@@ -105,9 +108,10 @@ class ShardedTotals(Totals):
         self._buffers, self._own, self._written = [], [], set()
 
     def _begin(self) -> None:
-        """Make room for this rank's parts of the sums, if there is none. Between steps, where
-        activations are, they take no memory; and on the CPU only what is written does, while what
-        sums are made of is freed.
+        """Make room for this rank's parts of the sums, if there is none.
+
+        Between steps, where activations are, they take no memory; and on the CPU only what is
+        written does, while what sums are made of is freed.
         """
         if not self._buffers:
             self._buffers = [
@@ -134,8 +138,10 @@ class ShardedTotals(Totals):
         self._written.update(places)
 
     def _stretches(self, places: Sequence[int]) -> Iterator[slice]:
-        """Of every rank's part of these parameters: one stretch, or of a single large parameter
-        several, so that no more than `TOGETHER` entries travel at a time.
+        """Stretches of every rank's part of these parameters.
+
+        One, or of a single large parameter several, so that no more than `TOGETHER` entries travel
+        at a time.
         """
         sizes = [sum(self._entries_of(places, rank)) for rank in range(self._ranks.size)]
         each = max(TOGETHER // self._ranks.size, 1) if len(places) == 1 else max(sizes)

@@ -1,5 +1,6 @@
-"""Find out how a model is spread over processes, and keep wrappers from sending gradients around
-the gate.
+"""How a model is spread over processes, and what its wrapper may send.
+
+No wrapper sends gradients around the gate.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -21,8 +22,9 @@ Row = TypeVar("Row")
 
 
 def ranks_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> Ranks:
-    """The processes that train ``model``, or fit something else, together: those of ``group``, of
-    the model's wrapper, or all there are.
+    """The processes that train ``model``, or fit something else, together.
+
+    Those of ``group``, of the model's wrapper, or all there are.
 
     Raises:
         ValueError: ``group`` was given without `torch.distributed`, or this process is not in it.
@@ -73,14 +75,16 @@ class Wrapping(Placement, Protocol):
     module: nn.Module
 
     def trying(self) -> AbstractContextManager[None]:
-        """A ``with`` in which the model may be run on made-up records; by all ranks together, where
-        passes have collectives.
+        """A ``with`` in which the model may be run on made-up records.
+
+        By all ranks together, where passes have collectives.
         """
         ...
 
     def trial_rows(self, rows: list[Row], ranks: Ranks) -> list[Row]:
-        """What a model is tried on, of what each rank would take: the same on all ranks, where
-        passes have collectives.
+        """Rows on which a model is tried, of what each rank would take.
+
+        The same on all ranks, where passes have collectives.
         """
         ...
 
@@ -97,15 +101,15 @@ class Wrapping(Placement, Protocol):
         ...
 
     def noted(self, state: Any, parts: list[Tensor]) -> Any:
-        """A state dict (or a nest of them) for a checkpoint: what no process has whole goes to
-        ``parts``, as this one's part, and a `stored.note` stands for it.
+        """A state dict (or a nest of them) for a checkpoint.
+
+        What no process has whole goes to ``parts``, as this one's part, and a `stored.note` stands
+        for it.
         """
         ...
 
     def model_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """This rank's part of what a checkpoint has of a model's state, or of tensors by the same
-        names.
-        """
+        """This rank's part of a checkpoint's model state, or of tensors by the same names."""
         ...
 
     def optimizer_state(self, parameters: list[Tensor], saved: dict[str, Any]) -> dict[str, Any]:
@@ -127,8 +131,10 @@ def wrapping_of(model: nn.Module) -> Wrapping:
 
 
 class OwnSynchronisation(InPlace):
-    """What `DistributedDataParallel` would send by itself: off while attached, as it was
-    afterwards; also where the bare model was attached, and a wrapper of it is called.
+    """A model that is whole in each process, also under `DistributedDataParallel`.
+
+    What the wrapper would send by itself is off while attached, and as it was afterwards; also
+    where the bare model was attached, and a wrapper of it is called.
 
     Args:
         model: wrapped or bare.

@@ -35,8 +35,9 @@ class ChunkedClassifier(ClassifierMixin):
         *,
         persons: Any = None,
     ) -> Self:
-        """Train on one more chunk of a stream; what ``fit`` was given is the first. A network goes
-        on from where the chunks before led; ``coef_`` is the mean over all rows.
+        """Train on one more chunk of a stream; what ``fit`` was given is the first.
+
+        A network goes on from where the chunks before led; ``coef_`` is the mean over all rows.
 
         Every chunk may spend the whole budget, since every record is in one chunk alone; that is
         taken on trust, and said in ``privacy_``. A ledger does not know it, and is charged for

@@ -86,9 +86,11 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
     class_weight: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train. Args: X of shape (n, features), also a memory map or `data.ParquetRows`, which
-        are read in blocks; y of shape (n,); no sample weights; ``persons``, the owner of each row
-        (numbers or strings), where the guarantee shall protect persons who have several.
+        """Train on X of shape (n, features) and y of shape (n,).
+
+        X may be a memory map or `data.ParquetRows`, which are read in blocks; no sample weights;
+        ``persons``: the owner of each row (numbers or strings), where the guarantee shall protect
+        persons who have several.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.

@@ -59,8 +59,9 @@ class LinearFit(PrivateSettings):
         weights: NDArray[np.float64] | None = None,
         owners: Persons | None = None,
     ) -> NDArray[np.float64]:
-        """Weights of shape (outputs, columns), the same on all ranks; sets ``privacy_``. A chunk
-        goes on from the chunks before it.
+        """Weights of shape (outputs, columns), the same on all ranks; sets ``privacy_``.
+
+        A chunk goes on from the chunks before it.
 
         Args:
             x, y: this rank's rows; the whole table, without shards, where persons own them.

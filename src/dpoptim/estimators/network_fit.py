@@ -80,8 +80,9 @@ class NetworkFit(PrivateSettings):
         *,
         chunk: bool,
     ) -> None:
-        """Set ``network_`` and ``privacy_``. ``loss`` gives one number a row. A chunk goes on from
-        the chunks before it.
+        """Set ``network_`` and ``privacy_``.
+
+        ``loss`` gives one number a row. A chunk goes on from the chunks before it.
         """
         earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
         owners = owners_of(x, persons, self.rows_per_person)
@@ -148,8 +149,9 @@ class NetworkFit(PrivateSettings):
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
     ) -> Plan:
-        """The plan of a fit on ``n`` records, for an ``epsilon`` or with a
-        ``noise_multiplier``.
+        """The plan of a fit on ``n`` records.
+
+        For an ``epsilon`` or with a ``noise_multiplier``.
         """
         chosen = entry(self.method)
         if chosen.solver:
@@ -184,8 +186,7 @@ class NetworkFit(PrivateSettings):
     def epsilon_after(
         self, events: Sequence[dp_accounting.DpEvent], *, n: int, epsilon: float, delta: float
     ) -> float:
-        """The epsilon of a fit that costs ``epsilon`` together with ``events``, which were fixed
-        before; public.
+        """The epsilon of a fit that costs ``epsilon`` together with fixed ``events``; public.
 
         For a pipeline that shares out one budget: composing the events costs less than adding up
         epsilons.
@@ -212,8 +213,9 @@ class NetworkFit(PrivateSettings):
         return [features, *hidden, outputs]
 
     def _last(self, features: int, outputs: int) -> nn.Sequential | None:
-        """A copy of the last network, to go on from, if it has the right shape: a fit that is
-        interrupted leaves ``network_`` as ``privacy_`` says.
+        """A copy of the last network, to go on from, if it has the right shape.
+
+        A fit that is interrupted leaves ``network_`` as ``privacy_`` says.
         """
         last: nn.Sequential | None = getattr(self, "network_", None)
         if last is None:

@@ -87,9 +87,10 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
     class_weight: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights; ``persons``,
-        the owner of each row (numbers or strings), where the guarantee shall protect persons who
-        have several.
+        """Train on X of shape (n, features) and y of shape (n,); no sample weights.
+
+        ``persons``: the owner of each row (numbers or strings), where the guarantee shall protect
+        persons who have several.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.
@@ -153,9 +154,10 @@ class DPSGDRegressor(RegressorMixin, NetworkFit):
     clip_norm: float = 0.3
 
     def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train. Args: X of shape (n, features); y of shape (n,); no sample weights; ``persons``,
-        the owner of each row (numbers or strings), where the guarantee shall protect persons who
-        have several.
+        """Train on X of shape (n, features) and y of shape (n,); no sample weights.
+
+        ``persons``: the owner of each row (numbers or strings), where the guarantee shall protect
+        persons who have several.
 
         Raises:
             ValueError: a bad table or setting, before anything is spent.

@@ -13,8 +13,9 @@ Delta = float | Literal["auto"]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PrivateSettings(KnowsOpacus, BaseEstimator):
-    """Base of estimators and transformers: a dataclass, since scikit-learn's settings are its
-    arguments, stored untouched. What is learnt is no argument.
+    """Base of estimators and transformers: a dataclass, whose fields are scikit-learn's settings.
+
+    They are stored untouched. What is learnt is no argument.
     """
 
     epsilon: float | None = None

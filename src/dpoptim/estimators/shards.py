@@ -21,8 +21,9 @@ SAMPLED = 256  # rows that are compared where all ranks should have the same
 
 @contextmanager
 def all_ranks() -> Iterator[Ranks]:
-    """The processes that ``torch.distributed`` knows of, through one fit that all of them make. An
-    error in one of them ends the fit in all.
+    """Ranks of ``torch.distributed`` through one fit that all of them make.
+
+    An error in one of them ends the fit in all.
     """
     ranks = ranks_of(None, None)
     try:

@@ -1,5 +1,6 @@
-"""From an estimator's settings to a solver's run: every solver gets its numbers from public
-bounds.
+"""From an estimator's settings to a solver's run.
+
+Every solver gets its numbers from public bounds.
 """
 
 import inspect
@@ -183,8 +184,9 @@ def iterative(
     steps: int | None,
     step_size: float | None,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function of a solver that goes through the data many times, and its arguments where
-    nothing else is asked for: from public numbers.
+    """The function of a solver that goes through the data many times, and its arguments.
+
+    Where nothing else is asked for, they come from public numbers.
 
     Raises:
         ValueError: there is no such solver.
@@ -244,8 +246,10 @@ def momentum_settings(
     clip_norm: float,
     smoothness: float,
 ) -> tuple[int, float]:
-    """Steps of gradient descent with momentum, and the step size that suits the noise: weights of
-    a squared loss are about as long as ``sqrt(columns / smoothness)``, in units of the targets.
+    """Steps of gradient descent with momentum, and the step size that suits the noise.
+
+    Weights of a squared loss are about as long as ``sqrt(columns / smoothness)``, in units of the
+    targets.
     """
     if is_cross_entropy(model):
         count, reach = steps or full_batch_steps(model, n, budget), 1.0
@@ -256,8 +260,9 @@ def momentum_settings(
 
 
 def sums_are_sharp(model: LinearModel, n: int, budget: Budget) -> bool:
-    """Whether noisy sums X^T X will be known well enough to beat clipped gradients, by public
-    numbers alone.
+    """Whether noisy sums X^T X will be known well enough to beat clipped gradients.
+
+    By public numbers alone.
 
     In units of the squared radius the noise has an operator norm near ``sqrt 2 / mu sqrt(2 d)``,
     and X^T X an average eigenvalue of at most n / d. Gradients are clipped to a tenth of the
@@ -283,8 +288,9 @@ def full_batch_rate(
 
 
 def affordable_steps(n: int, budget: Budget) -> int:
-    """Steps of momentum for a softmax: each costs noise, of which large data and budgets bear
-    more. 20 to 100.
+    """Steps of momentum for a softmax: 20 to 100.
+
+    Each costs noise, of which large data and budgets bear more.
     """
     return round(min(100.0, max(20.0, n * budget.gdp / 200)))
 

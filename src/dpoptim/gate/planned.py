@@ -151,8 +151,10 @@ class Gate:
         }
 
     def note_checkpoint(self, digest: str) -> None:
-        """Tell the ledger of a checkpoint with this SHA-256, before it is written. LedgerError if
-        that fails; PrivacyError in a forked process, which does not know how far the run has come.
+        """Tell the ledger of a checkpoint with this SHA-256, before it is written.
+
+        LedgerError if that fails; PrivacyError in a forked process, which does not know how far the
+        run has come.
         """
         refuse_fork(self._process)
         if self.released < self.releases:

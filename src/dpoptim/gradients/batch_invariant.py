@@ -31,9 +31,11 @@ LARGE, WHOLE = 32, 16  # see `large`
 
 
 def large(positions: int, *columns: int) -> bool:
-    """Whether float32 products do not depend on their operands' layout: not below `LARGE` rows or
-    columns (they did up to 8, and up to 72 with several threads where columns do not fill whole
-    vectors)."""
+    """Whether float32 products do not depend on their operands' layout.
+
+    Not below `LARGE` rows or columns (they did up to 8, and up to 72 with several threads where
+    columns do not fill whole vectors).
+    """
     return min(positions, *columns) >= LARGE and all(each % WHOLE == 0 for each in columns)
 
 
@@ -144,8 +146,9 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
 
 
 def never_alone(x: Tensor) -> Tensor:
-    """``x`` (B, ...) with its records one after the other in memory, and a second one of zeros if
-    there is one only, which kernels would add up otherwise.
+    """Lay the records of ``x`` (B, ...) one after the other in memory.
+
+    A single one gets a second of zeros, which kernels would add up otherwise.
     """
     x = x.contiguous()
     return torch.cat([x, torch.zeros_like(x)]) if len(x) == 1 else x

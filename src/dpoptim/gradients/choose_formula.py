@@ -51,9 +51,10 @@ class PublicSizes:
         return self.parameters <= MEMORY_CAP and not self.in_parts
 
     def worth_ghost_norms(self, positions: int, p: int, d: int) -> bool:
-        """Whether norms of sums of outer products are taken from Gram products, with positions
-        (p + d) multiplications for each p d: where it takes less time, and, where memory is dear,
-        also where it takes somewhat more.
+        """Whether norms of sums of outer products are taken from Gram products.
+
+        That takes positions (p + d) multiplications for each p d: where it takes less time, and,
+        where memory is dear, also where it takes somewhat more.
         """
         return positions * (p + d) < (2.0 if self.in_parts else 0.8) * p * d
 

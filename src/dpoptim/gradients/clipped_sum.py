@@ -72,9 +72,10 @@ class ClippedSum:
         observer: Observer | None,
         finish: Callable[[int], None] = lambda place: None,
     ) -> None:
-        """Add the clipped sum to ``sums``, of all parameters, by place; ``finish`` is called for
-        each place in turn, when all has been added to it. ``gradients`` is emptied meanwhile, to
-        free the memory.
+        """Add the clipped sum to ``sums``, of all parameters, by place.
+
+        ``finish`` is called for each place in turn, when all has been added to it. ``gradients`` is
+        emptied meanwhile, to free the memory.
 
         Gradients that are formed in turn are measured and added record by record, when the norms
         of all others are known.

@@ -56,8 +56,10 @@ def clipped_sums(
 
 
 class RecordsAlone:
-    """Gradients of records in batches of their own: kept, or where processes have parts of a model
-    too large for one, this one's parts, computed again whenever they are wanted.
+    """Gradients of records in batches of their own.
+
+    Kept, or where processes have parts of a model too large for one, this one's parts, computed
+    again whenever they are wanted.
 
     Args:
         records: batches of one.
@@ -99,8 +101,9 @@ class RecordsAlone:
         return [torch.stack(each) for each in zip(*self, strict=True)]
 
     def subtract(self, sums: Sequence[Tensor], weights: Sequence[float]) -> None:
-        """Take weighted gradients from sums, in place; a weight of zero: not even one that is not
-        finite.
+        """Take weighted gradients from sums, in place.
+
+        With a weight of zero not even one that is not finite.
         """
         for weight, gradients in zip(weights, self, strict=True):
             if weight:
@@ -114,8 +117,9 @@ class RecordsAlone:
         order: Sequence[int],
         reduction: Reduction,
     ) -> dict[str, float]:
-        """How far the engine's sums of each parameter, by its name, are from what they should be
-        (Euclidean). Writes over them.
+        """How far the engine's sums of each parameter, by name, are off (Euclidean).
+
+        Writes over them.
 
         Args:
             order: which of the records each one of the batch is.

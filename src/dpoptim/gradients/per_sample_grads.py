@@ -35,8 +35,9 @@ class PerSampleGrad(ABC):
 
     @abstractmethod
     def squared_norms(self, groups: Groups, block: int = NORM_BLOCK) -> Tensor:
-        """Squared norm of each record's gradient: float64, shape (B,); not finite where a record
-        does not count.
+        """Squared norm of each record's gradient: float64, shape (B,).
+
+        Not finite where a record does not count.
 
         Args:
             groups: as in `add_weighted_sums`. What is formed twice is formed in the same chunks
@@ -46,14 +47,16 @@ class PerSampleGrad(ABC):
 
     @abstractmethod
     def materialise(self, records: slice) -> Tensor:
-        """The gradients themselves, shape (records, number of entries), for oracles and mixed
-        uses.
+        """The gradients themselves, shape (records, number of entries).
+
+        For oracles and mixed uses.
         """
 
     @abstractmethod
     def add_weighted_sums(self, sums: Sums, weights: Tensor, groups: Groups) -> None:
-        """Add ``sum_i weights[j, i] * gradient_i`` to the j-th of ``sums``, of as many entries as
-        the parameter.
+        """Add ``sum_i weights[j, i] * gradient_i`` to the j-th of ``sums``.
+
+        These have as many entries as the parameter.
 
         Args:
             weights: float64, shape (k, B).
@@ -62,9 +65,7 @@ class PerSampleGrad(ABC):
 
     @abstractmethod
     def without(self, keep: Tensor) -> "PerSampleGrad":
-        """The same with every number of the records outside ``keep`` (bool, shape (B,)) set to
-        zero.
-        """
+        """The same with all numbers of the records outside ``keep`` (bool, shape (B,)) zero."""
 
     def chosen(self, public: PublicSizes) -> "PerSampleGrad":
         """The same, to be measured by the formula that is cheapest.
@@ -74,22 +75,25 @@ class PerSampleGrad(ABC):
         return self
 
     def in_turn(self) -> "OneByOne | None":
-        """What forms them for one record after the other, if they are `chosen` to be measured and
-        summed in that way (see `record_by_record`).
+        """What forms them for one record after the other, if they are `chosen` for that.
+
+        They are then measured and summed in that way (see `record_by_record`).
         """
         return None
 
     def longest(self) -> Tensor | None:
-        """The squared length of each record's longest factor, (B,), where gradients are products
-        that were measured by their factors.
+        """The squared length of each record's longest factor, (B,).
+
+        Where gradients are products that were measured by their factors.
         """
         return None
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive entries of a parameter, whose gradients are formed for one record after the
-    other. How a parameter is cut is decided by public numbers.
+    """Consecutive entries of a parameter, whose gradients are formed record by record.
+
+    How a parameter is cut is decided by public numbers.
 
     Attributes:
         start, entries: of the first, in the order of `OneByOne.in_order`, and how many.
@@ -115,8 +119,9 @@ class OneByOne(Protocol):
 
 
 def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
-    """``x`` with the records outside ``keep`` replaced by zeros, whatever they held (0 * NaN would
-    stay NaN).
+    """Replace the records of ``x`` outside ``keep`` by zeros.
+
+    Whatever they held: 0 * NaN would stay NaN.
     """
     return torch.where(
         keep.to(x.device).view(-1, *[1] * (x.dim() - 1)),
@@ -127,8 +132,9 @@ def zero_outside(x: Tensor, keep: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dense(PerSampleGrad):
-    """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape; narrow ones as
-    float32.
+    """Gradients that are stored: ``values`` of shape (B, ...), any trailing shape.
+
+    Narrow ones as float32.
     """
 
     values: Tensor
@@ -153,8 +159,9 @@ class Dense(PerSampleGrad):
 
 @dataclass
 class Outer(PerSampleGrad):
-    """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d). Never formed: |g| |a|
-    is their norm.
+    """Gradients ``outer(g[i], a[i])``: g of shape (B, p), a of shape (B, d).
+
+    Never formed: |g| |a| is their norm.
     """
 
     g: Tensor
@@ -196,8 +203,9 @@ class Outer(PerSampleGrad):
 
 
 def product_of_squares(left: Tensor, right: Tensor) -> Tensor:
-    """Squared norms of products of vectors, from those of the two: infinite where one is too long,
-    and none is zero.
+    """Squared norms of products of vectors, from those of the two.
+
+    Infinite where one is too long, and none is zero.
     """
     too_long = torch.maximum(left, right) > LONGEST_FACTOR**2
     return torch.where(too_long & (left > 0) & (right > 0), torch.inf, left * right)

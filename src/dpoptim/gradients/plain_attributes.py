@@ -1,6 +1,7 @@
-"""What a model keeps in plain attributes, which are neither parameters nor buffers: tensors, arrays
-and numbers, also those inside of lists, dictionaries, data classes, other objects and modules that
-are not registered.
+"""Plain attributes of a model, which are neither parameters nor buffers.
+
+Tensors, arrays and numbers, also those inside of lists, dictionaries, data classes, other objects
+and modules that are not registered.
 
 A state dict does not hold them, so that they do not leave with it; but a later forward pass may
 read them, and a pickled model has them. Many models keep what they computed last there, for others
@@ -112,8 +113,9 @@ def holds_numbers(value: Any) -> bool:
 
 
 def is_transformed(value: Holder) -> bool:
-    """Whether it is left of a call under torch.func, as recurrent layers keep one of each weight:
-    it has no memory of its own, and is compared by which object it is.
+    """Whether a tensor is left of a call under torch.func, as recurrent layers keep one.
+
+    It has no memory of its own, and is compared by which object it is.
     """
     return isinstance(value, Tensor) and is_functorch_tensor(value)
 

@@ -1,5 +1,6 @@
-"""Layers whose gradients are formed for one record after the other: measured, weighted and summed
-before the next one's.
+"""Layers whose gradients are formed for one record after the other.
+
+Each is measured, weighted and summed before the next one's.
 
 Clipping needs the norm of a record's whole gradient before it can add the first number of it. To
 form all gradients and keep them takes memory for every record, mostly fresh pages; ghost

@@ -48,7 +48,8 @@ CHUNK = 1 << 18  # entries that a thread forms, measures and adds up at a time: 
 
 @dataclass
 class SequenceOuter(PerSampleGrad):
-    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of shape (B, T, d).
+    """Gradients ``sum_t outer(g[i, t], a[i, t])``: g of shape (B, T, p), a of (B, T, d).
+
     What autocast made narrow is widened where gradients are formed, a part at a time, or measured,
     unless the device multiplies it to float32 as it is.
 
@@ -269,9 +270,10 @@ class SequenceOuter(PerSampleGrad):
 
 
 def ghost_squared_norms(g: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """What the Gram form says of ``|sum_t outer(g[i, t], a[i, t])|^2``, raised by about its
-    rounding: float64, (B,). And the squared norm of the longest ``g[i, t]`` of each record,
-    float64, (B,).
+    """Ghost norms: ``|sum_t outer(g[i, t], a[i, t])|^2`` by the Gram form.
+
+    Raised by about its rounding: float64, (B,). And the squared norm of the longest ``g[i, t]`` of
+    each record, float64, (B,).
 
     The form is symmetric, so each block of positions meets only those up to its own end; what lies
     before counts twice.

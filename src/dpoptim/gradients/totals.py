@@ -46,8 +46,9 @@ class Totals:
         return self.entries
 
     def joined(self, place: int, part: Tensor) -> Tensor:
-        """A whole vector, in the order of parameters, from this process's part of it (and the
-        others' parts of theirs); ``place``: that of its device in `entries`.
+        """Join a whole vector, in the order of parameters, from the processes' parts of it.
+
+        ``place``: that of its device in `entries`.
         """
         return part
 
@@ -133,9 +134,11 @@ class Totals:
 
 
 def mean_of(total: Tensor, divisor: float, dtype: torch.dtype) -> Tensor:
-    """``total`` rounded to ``dtype``, then divided: in its own memory where it has that dtype and
-    nothing else lies there; float64 is used again by who made it. On a processor it goes block by
-    block, which stay in cache from one operation to the next.
+    """Round ``total`` to ``dtype``, then divide.
+
+    In its own memory where it has that dtype and nothing else lies there; float64 is used again by
+    who made it. On a processor it goes block by block, which stay in cache from one operation to
+    the next.
     """
     alone = total.untyped_storage().nbytes() == total.nbytes
     if alone and total.dtype == dtype and dtype != torch.float64:

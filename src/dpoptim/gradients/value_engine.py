@@ -163,9 +163,10 @@ class ValueEngine(Engine):
         self.handed_over.add((handed_over, reduction))
 
     def sum_margin(self) -> float:
-        """Share of the clip norm left to rounding: of sums over the batch, as for every engine,
-        and of the propagation through layers of width d, which adds relative errors of d u
-        sqrt(d) at most for each.
+        """Share of the clip norm left to rounding.
+
+        Of sums over the batch, as for every engine, and of the propagation through layers of width
+        d, which adds relative errors of d u sqrt(d) at most for each.
         """
         u = UNIT_ROUNDOFF[min((p.dtype for p in self.parameters), key=lambda d: d.itemsize)]
         widths = [

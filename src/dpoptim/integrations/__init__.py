@@ -1,3 +1,4 @@
-"""Private training in other libraries' loops. Each module imports its library; this one imports
-none.
+"""Private training in other libraries' loops.
+
+Each module imports its library; this one imports none.
 """

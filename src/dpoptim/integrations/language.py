@@ -67,8 +67,9 @@ def losses_from_labels(
 def token_losses(
     logits: Tensor, labels: Tensor, *, causal: bool, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Cross-entropy averaged over each record's own counted tokens: logits (B, T, V), labels (B,
-    T) -> (B,).
+    """Average cross-entropy over each record's own counted tokens.
+
+    Logits (B, T, V), labels (B, T) -> (B,).
     """
     if logits.shape[:2] != labels.shape:
         raise ValueError(
@@ -90,8 +91,9 @@ def token_losses(
 
 
 def next_token_log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Each counted token's log-probability under a causal model, others 0, (B, T - 1); and how
-    many count, (B,).
+    """Log-probabilities of counted tokens under a causal model, others 0, (B, T - 1).
+
+    And how many count, (B,).
 
     Args:
         logits: (B, T, V). labels: (B, T); `IGNORED` where they do not count.

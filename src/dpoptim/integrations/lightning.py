@@ -142,8 +142,9 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         self._undo.append(lambda: own.pop("training_step", None))
 
     def _call_directly(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Let the strategy call the module's steps as it does in one process. Its own way is
-        through the wrapper's forward pass, in place of the module's.
+        """Let the strategy call the module's steps as it does in one process.
+
+        Its own way is through the wrapper's forward pass, in place of the module's.
         """
         for name in ("training_step", "validation_step"):
 
@@ -164,8 +165,9 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
         step: LogicalStep,
         *rest: int,
     ) -> Tensor:
-        """All microbatches of a step through the module's own ``training_step``; the loss that
-        leaves is 0.
+        """Take all microbatches of a step through the module's own ``training_step``.
+
+        The loss that leaves is 0.
         """
         assert self.private is not None
         for microbatch in step:
@@ -225,8 +227,9 @@ class PrivateCallback(KnowsOpacus, pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the private state beside the Trainer's checkpoints, which themselves hold what is
-        released only.
+        """Write the private state beside the Trainer's checkpoints.
+
+        These themselves hold what is released only.
         """
         if self.private is None or trainer.checkpoint_callback is None:
             return

@@ -1,5 +1,6 @@
-"""What a Lightning Trainer was asked for, and cannot be kept: refused by name before anything is
-charged.
+"""Options of a Lightning Trainer that cannot be kept.
+
+They are refused by name before anything is charged.
 """
 
 import warnings
@@ -33,8 +34,9 @@ def refuse_loaders(trainer: pl.Trainer, loader: PlanLoader, train_set: object) -
 
 
 def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """What a Trainer does to gradients that are clipped and noised already; and strategies of
-    several processes that keep the module otherwise than each process whole.
+    """Options by which a Trainer changes gradients that are clipped and noised already.
+
+    And strategies of several processes that keep the module otherwise than each process whole.
     """
     if trainer.world_size > 1 and type(trainer.strategy) is not DDPStrategy:
         raise ValueError(
@@ -64,8 +66,9 @@ def refuse_options(trainer: pl.Trainer, module: pl.LightningModule) -> None:
 
 
 def refuse_monitors(trainer: pl.Trainer, logged: Collection[str] | None) -> None:
-    """Refuse callbacks that wait for a figure that nobody logs: they would stop a run that is paid
-    for, or keep no checkpoint.
+    """Refuse callbacks that wait for a figure that nobody logs.
+
+    They would stop a run that is paid for, or keep no checkpoint.
 
     Args:
         logged: names that validation has shown and that may be shown in training; None: not known.

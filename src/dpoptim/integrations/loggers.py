@@ -1,5 +1,6 @@
-"""Logs of a training for everybody to read: TensorBoard, MLflow, or what you have. Only public
-figures pass.
+"""Logs of a training for everybody to read: TensorBoard, MLflow, or what you have.
+
+Only public figures pass.
 """
 
 from collections.abc import Callable, Collection, Mapping

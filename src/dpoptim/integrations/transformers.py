@@ -1,5 +1,6 @@
-"""Hugging Face's Trainer, made private: a drop-in subclass, and a mixin for its other subclasses
-(TRL's).
+"""Hugging Face's Trainer, made private.
+
+A drop-in subclass, and a mixin for its other subclasses (TRL's).
 """
 
 import math
@@ -148,8 +149,9 @@ class PrivateTrainerMixin(KnowsOpacus):
         )
 
     def _attached(self) -> nn.Module:
-        """The model; in several processes in the wrapper that the loop calls, whose own sending is
-        switched off by `attach`.
+        """The model; in several processes in the wrapper that the loop calls.
+
+        The wrapper's own sending is switched off by `attach`.
         """
         wrapped: nn.Module = self.model_wrapped  # type: ignore[attr-defined]
         several = isinstance(wrapped, nn.parallel.DistributedDataParallel)
@@ -165,8 +167,9 @@ class PrivateTrainerMixin(KnowsOpacus):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """One step's forward and backward passes of a `LogicalStep`; returns 0: the training loss
-        is private.
+        """Run one step's forward and backward passes of a `LogicalStep`.
+
+        Returns 0: the training loss is private.
         """
         assert self.private is not None
         model.train()
@@ -181,8 +184,9 @@ class PrivateTrainerMixin(KnowsOpacus):
         return shown
 
     def per_sample_losses(self, model: nn.Module, inputs: Any) -> Tensor:
-        """One loss a record, shape (rows,); override it for a loss of your own. **Guarantee.**
-        None: private.
+        """One loss a record, shape (rows,); override it for a loss of your own.
+
+        **Guarantee.** None: private.
         """
         if self._losses is not None:
             return self._losses(model, inputs)
@@ -240,8 +244,9 @@ class PrivateTrainerMixin(KnowsOpacus):
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _shown(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """The public ones of some figures; others are left out, with a warning once if they are
-        not the usual ones.
+        """The public ones of some figures.
+
+        Others are left out, with a warning once if they are not the usual ones.
         """
         private = [key for key in logs if not is_public(key, self._public)]
         if unheard := [key for key in private if key not in self._left_out]:
@@ -305,8 +310,9 @@ def unwrap_autocast(model: nn.Module) -> None:
 
 
 class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):
-    """`transformers.Trainer` with differential privacy: the same arguments, and a ``plan``. See
-    `PrivateTrainerMixin`.
+    """`transformers.Trainer` with differential privacy: the same arguments, and a ``plan``.
+
+    See `PrivateTrainerMixin`.
 
     Example::
 

@@ -1,5 +1,6 @@
-"""What a Trainer of Transformers was asked for: fitted to a plan, or refused by name before
-anything is charged.
+"""Options of a Trainer of Transformers, fitted to a plan.
+
+Or refused by name before anything is charged.
 """
 
 import copy
@@ -12,8 +13,9 @@ from dpoptim.plan import Plan
 
 
 def with_steps_of(plan: Plan, argument: Any) -> Any:
-    """A trainer's argument; its options as a copy that knows the number of steps, which a stream
-    has no other way to tell. The user's own stay as they are, for another plan.
+    """A trainer's argument; its options as a copy that knows the number of steps.
+
+    A stream has no other way to tell. The user's own stay as they are, for another plan.
     """
     if not isinstance(argument, transformers.TrainingArguments):
         return argument

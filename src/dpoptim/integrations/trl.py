@@ -42,8 +42,9 @@ class PrivateTRLMixin(PrivateTrainerMixin):
 
 
 class PrivateSFTMixin(PrivateTRLMixin):
-    """Private supervised fine-tuning: put it before `trl.SFTTrainer` (or a subclass of it). A
-    record is one conversation, or one text.
+    """Private supervised fine-tuning, before `trl.SFTTrainer` (or a subclass of it).
+
+    A record is one conversation, or one text.
 
     Arguments and guarantee: as for `PrivateTrainerMixin`. Losses are averaged over each record's
     own tokens, not over those of the whole batch, by which one record would weigh the others.
@@ -73,8 +74,9 @@ class PrivateSFTMixin(PrivateTRLMixin):
 
 
 class PrivateDPOMixin(PrivateTRLMixin):
-    """Private preference optimization: put it before `trl.DPOTrainer` (or a subclass of it). A
-    record is one pair of completions, with its prompt.
+    """Private preference optimization, before `trl.DPOTrainer` (or a subclass of it).
+
+    A record is one pair of completions, with its prompt.
 
     A pair is two rows of a batch, whose gradients are clipped as one.
     ``per_device_train_batch_size`` counts pairs.
@@ -119,8 +121,9 @@ class PrivateDPOMixin(PrivateTRLMixin):
         return PairRows(dataset, collate), PadRows(padding or 0)
 
     def per_sample_losses(self, model: nn.Module, inputs: Any) -> Tensor:
-        """One loss a pair, as ``args.loss_type`` and ``args.loss_weights`` say; of rows (2 pairs,
-        tokens), the chosen one of each pair first.
+        """One loss a pair, as ``args.loss_type`` and ``args.loss_weights`` say.
+
+        Of rows (2 pairs, tokens), the chosen one of each pair first.
         """
         if self._losses is not None:
             return self._losses(model, inputs)
@@ -221,8 +224,9 @@ class PadRows:
 
 
 class PrivateSFTTrainer(PrivateSFTMixin, trl.SFTTrainer):
-    """`trl.SFTTrainer` with differential privacy: the same arguments, and a ``plan``. See
-    `PrivateSFTMixin`.
+    """`trl.SFTTrainer` with differential privacy: the same arguments, and a ``plan``.
+
+    See `PrivateSFTMixin`.
 
     Example::
 
@@ -233,8 +237,9 @@ class PrivateSFTTrainer(PrivateSFTMixin, trl.SFTTrainer):
 
 
 class PrivateDPOTrainer(PrivateDPOMixin, trl.DPOTrainer):
-    """`trl.DPOTrainer` with differential privacy: the same arguments, and a ``plan``. See
-    `PrivateDPOMixin`.
+    """`trl.DPOTrainer` with differential privacy: the same arguments, and a ``plan``.
+
+    See `PrivateDPOMixin`.
 
     Example::
 

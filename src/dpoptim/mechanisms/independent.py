@@ -40,8 +40,10 @@ class IndependentNoise(StepMechanism):
     def event_of_part(
         self, run: RunShape, noise_multiplier: float, *, released: int, repeated: int
     ) -> dp_accounting.DpEvent | None:
-        """The sampler's composition of the steps released; those made twice at the least noise of
-        the run, and only where a record's coins are fresh in every step, of one rate.
+        """The sampler's composition of the steps released.
+
+        Those made twice at the least noise of the run, and only where a record's coins are fresh in
+        every step, of one rate.
         """
         noise = noise_multiplier * self.scales(run.steps)
         of_one_kind = not isinstance(run.sampler, PlannedPoissonSampling)

@@ -113,8 +113,10 @@ class StepMechanism(Mechanism):
         """Return what the gate releases, a record's part of a sum at most ``norm_bound`` long."""
 
     def prefix_noise(self, run: RunShape) -> float:
-        """Return the noise in the sums of the first t steps (root mean square over t), over that
-        of independent noise as large as the norm bound; at a noise multiplier of 1. Public.
+        """Return the noise in the sums of the first t steps, over that of independent noise.
+
+        Root mean square over t; independent noise as large as the norm bound; at a noise multiplier
+        of 1. Public.
 
         A planner compares mechanisms by it. Here: of independent noise that the query states.
         """

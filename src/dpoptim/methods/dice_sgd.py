@@ -36,8 +36,9 @@ Accounting = Literal["proven", "paper"]
 
 @dataclass(frozen=True)
 class DiceSGD(TrainingMethod):
-    """Error feedback: ``v = mean clip(g_i, C1) + clip(e, C2)``, then ``e <- e + mean clip(g_i, R)
-    - v``.
+    """Error feedback: DP-SGD that remembers what clipping took away.
+
+    ``v = mean clip(g_i, C1) + clip(e, C2)``, then ``e <- e + mean clip(g_i, R) - v``.
 
     Works with any first-order optimizer, which sees the noisy v (Zhang et al. Alg. 2; with Adam,
     their Alg. 3).

@@ -81,15 +81,17 @@ def choose(question: Question, *, delta: float | None = None) -> Plans:
 
 
 def usual_delta(n: int) -> float:
-    """At most 1e-5, and one over ten times the number of records, rounded down to a power of
-    ten.
+    """At most 1e-5, and one over ten times the number of records.
+
+    Rounded down to a power of ten.
     """
     return float(min(1e-5, 10.0 ** -math.ceil(math.log10(n) + 1)))
 
 
 def cheapest_of_the_best(settings: Sequence[Setting]) -> Setting:
-    """Of the settings, best first, that are within 5 % of the best: the one that takes least time,
-    or gradients.
+    """The quickest setting, by time or gradients, that is within 5 % of the best.
+
+    ``settings`` come best first.
     """
     good = [each for each in settings if each.error <= CLOSE * settings[0].error]
     return min(good, key=lambda each: (each.seconds or 0.0, each.records, each.error))

@@ -1,6 +1,4 @@
-"""How well a setting will train, by public numbers: for ranking settings, not for predicting
-scores.
-"""
+"""Ranking of settings by public numbers; no prediction of scores."""
 
 import math
 
@@ -25,9 +23,7 @@ def predicted_error(noise_to_signal: float, batch_size: float, steps: int) -> fl
 
 
 def noise_to_signal(noise_multiplier: float, parameters: int, batch_size: float) -> float:
-    """Length of the noise in a step's mean over the longest mean that clipped gradients can
-    have.
-    """
+    """Length of a step's noise over the longest mean that clipped gradients can have."""
     return noise_multiplier * math.sqrt(parameters) / batch_size
 
 

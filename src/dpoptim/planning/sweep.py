@@ -1,5 +1,6 @@
-"""Every method, way of sampling, batch size and number of epochs, with its noise and its predicted
-rank.
+"""Every method, way of sampling, batch size and number of epochs, with its rank.
+
+And with its noise.
 """
 
 import math
@@ -170,8 +171,9 @@ def is_independent(method: TrainingMethod) -> bool:
 def settings(
     question: Question, method: TrainingMethod, batch_size: int, epochs: float
 ) -> Iterator[Setting]:
-    """The method, and the variants of it that it names, at this batch size; none where it does
-    not fit.
+    """The method, and the variants of it that it names, at this batch size.
+
+    None where it does not fit.
     """
     for variant in method.variants(question.n, batch_size):
         sampler = variant.sampler(question.n, batch_size)

@@ -1,5 +1,7 @@
-"""What a plan must keep to, and how much noise that takes: an estimate in microseconds for
-comparing many settings, and the exact amount for the one that is chosen.
+"""Targets that a plan must keep to, and how much noise that takes.
+
+An estimate in microseconds for comparing many settings, and the exact amount for the one that is
+chosen.
 """
 
 import math
@@ -49,8 +51,9 @@ class NotEstimatedError(ValueError):
 
 
 def estimated_noise(mechanism: Mechanism, run: RunShape, mu: float) -> float:
-    """About the noise multiplier with which the run is as private as a mu-GDP Gaussian; at least
-    0.3.
+    """About the noise multiplier with which the run is as private as a mu-GDP Gaussian.
+
+    At least 0.3.
 
     The central limit theorem for Poisson-sampled Gaussians (Bu, Dong, Long and Su 2020, Corollary
     4), which is exact without sampling: ``mu^2 = sum of q^2 (e^(z^-2) - 1)`` over the steps. Up to

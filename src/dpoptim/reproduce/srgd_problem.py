@@ -47,8 +47,10 @@ SIZE = 2.5  # M R, the smoothness times the norm of the minimiser
 
 @dataclass(frozen=True)
 class Task:
-    """A made-up problem of the module's kind. Squared loss: y = x w* + uniform noise in [-1/2,
-    1/2]. Logistic: y of probability sigmoid(x w*)."""
+    """A made-up problem of the module's kind.
+
+    Squared loss: y = x w* + uniform noise in [-1/2, 1/2]. Logistic: y of probability sigmoid(x w*).
+    """
 
     kind: str
     p: int

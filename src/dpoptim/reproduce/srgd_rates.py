@@ -82,8 +82,10 @@ def settings_for(method: SRGD, steps: int, batch_size: int, clip_norm: float, be
 def tuned(
     score: Callable[[float, float], float], clip_norms: Sequence[float], betas: Sequence[float]
 ) -> tuple[float, float]:
-    """(clip norm, beta) of a low ``score(clip_norm, beta)``: beta at the middle clip norm, then
-    the clip norm, then beta again among its neighbours."""
+    """(clip norm, beta) of a low ``score(clip_norm, beta)``.
+
+    Beta at the middle clip norm, then the clip norm, then beta again among its neighbours.
+    """
     score = cache(score)
     middle = clip_norms[len(clip_norms) // 2]
     beta = min(betas, key=lambda tried: score(middle, tried))
@@ -92,9 +94,11 @@ def tuned(
 
 
 def measure(task: Task, n: int, epsilons: Sequence[float], seeds: int) -> list[Cell]:
-    """All methods on one problem. Clip norm and step size are the best of a grid for each method
-    and epsilon, chosen on data and noise of their own (seed 0); what is reported comes from seeds
-    1, 2, ..."""
+    """All methods on one problem.
+
+    Clip norm and step size are the best of a grid for each method and epsilon, chosen on data and
+    noise of their own (seed 0); what is reported comes from seeds 1, 2, ...
+    """
     steps = number_of_steps(n)
     chosen: dict[tuple[str, float], SRGD] = {}
     tuning = task.sample(n, 0)
@@ -174,9 +178,11 @@ def exponents(cells: Sequence[Cell], power: float = 1.0) -> tuple[float, float]:
 
 
 def intervals(cells: Sequence[Cell]) -> Floats:
-    """95 % bootstrap intervals of `exponents`, shape (2, 2): a row for alpha, one for gamma. Drawn
-    are pairs (n, p) with all their cells, which share their data, so that what the model does not
-    fit widens the intervals too."""
+    """95 % bootstrap intervals of `exponents`, shape (2, 2): a row for alpha, one for gamma.
+
+    Drawn are pairs (n, p) with all their cells, which share their data, so that what the model does
+    not fit widens the intervals too.
+    """
     rng = np.random.default_rng(0)
     groups = [
         [c for c in cells if (c.n, c.p) == key] for key in sorted({(c.n, c.p) for c in cells})

@@ -32,8 +32,9 @@ TICKS = (0, 0.25, 0.5, 0.75, 1)
 def add_to_report(
     report: Path, scores: ClassifierScores | RegressorScores, classes: Sequence[str]
 ) -> bool:
-    """Draw the scores into a run's report, in place of those of an earlier evaluation. False: there
-    is no report, or none that has a place for them.
+    """Draw the scores into a run's report, in place of those of an earlier evaluation.
+
+    False: there is no report, or none that has a place for them.
 
     Raises:
         OSError: naming the path; what was there before is untouched.

@@ -1,6 +1,7 @@
-"""Settings and bounds of Choquette-Choo, Ganesh and Thakurta 2024, "Optimal Rates for O(1)-Smooth
-DP-SCO with a Single Epoch and Large Batches". For comparison and for presets: nothing here sets
-noise.
+"""Settings and bounds of accelerated SRGD (Choquette-Choo, Ganesh and Thakurta 2024).
+
+"Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large Batches". For comparison and for
+presets: nothing here sets noise.
 
 Throughout: n records in one pass, p parameters, L the Lipschitz and M the smoothness constant of
 every record's loss, R a bound on the norms in the constraint set; eta_t = t + 1. Losses are in the

@@ -20,9 +20,11 @@ Floats = NDArray[np.float64]
 
 
 def implied_nu(epsilon: float, delta: float) -> float:
-    """nu of Eq. (1) for the exact Gaussian mechanism: the noise of T full-batch steps has variance
-    ``nu T log(1/delta) tau^2 / (n epsilon)^2``, and the Gaussian that is (epsilon, delta)-DP has
-    ``T tau^2 / (n mu)^2``."""
+    """nu of Eq. (1) for the exact Gaussian mechanism.
+
+    The noise of T full-batch steps has variance ``nu T log(1/delta) tau^2 / (n epsilon)^2``, and
+    the Gaussian that is (epsilon, delta)-DP has ``T tau^2 / (n mu)^2``.
+    """
     return (epsilon / gdp_mu(epsilon, delta)) ** 2 / math.log(1 / delta)
 
 
@@ -205,9 +207,11 @@ def growth_bound(loss: Floats, beta1: float, beta2: float, lower_bound: float = 
 def smooth_orders(
     n: int, d: int, epsilon: float, delta: float, *, steps: int, batch_size: int
 ) -> float:
-    """Order of the risk of clipped DP-SGD on smooth convex losses, up to logarithms (Fang et al.,
-    Theorem 4.5): ``1/T + 1/sqrt(B T) + sqrt(d log(1/delta)) / (n epsilon)``, with unit
-    constants."""
+    """Order of the risk of clipped DP-SGD on smooth convex losses, up to logarithms.
+
+    Fang et al., Theorem 4.5: ``1/T + 1/sqrt(B T) + sqrt(d log(1/delta)) / (n epsilon)``, with unit
+    constants.
+    """
     return (
         1 / steps
         + 1 / math.sqrt(batch_size * steps)

@@ -1,5 +1,6 @@
-"""Theorem 3.6, Corollary 3.8 and Table 1 of Zhang et al. 2024, "Differentially Private SGD Without
-Clipping Bias: An Error-Feedback Approach".
+"""Bounds of error feedback (Zhang et al. 2024): Theorem 3.6, Corollary 3.8, Table 1.
+
+"Differentially Private SGD Without Clipping Bias: An Error-Feedback Approach".
 
 Convergence (Theorem 3.6) takes the noise as given, and stands. Corollary 3.8 and Table 1 put the
 noise of Theorem 3.7 into it, which gives no such privacy (a counterexample is in the audits):
@@ -86,8 +87,9 @@ def proven_stationarity(
     feedback_clip: float,
     residual_clip: float,
 ) -> float:
-    """`stationarity_bound` with the noise that makes the run mu-GDP under zero-out, on fixed
-    batches and without resets; ``residual_clip`` (R) at least the largest gradient, where
+    """`stationarity_bound` with the noise that makes the run mu-GDP under zero-out.
+
+    On fixed batches and without resets; ``residual_clip`` (R) at least the largest gradient, where
     clipping what enters the error changes nothing.
 
     Unlike in Corollary 3.8, more passes end by doing harm: the error remembers a record, so the
@@ -122,8 +124,9 @@ def sampled_delta(
     steps_per_pass: int,
     noise: float,
 ) -> float:
-    """Return what can be proved of error feedback on Poisson batches: delta at ``epsilon``, where
-    the state is reset every ``steps_per_pass`` steps.
+    """Return what can be proved of error feedback on Poisson batches: delta at ``epsilon``.
+
+    The state is reset every ``steps_per_pass`` steps.
 
     **Theorem.** Let a record join each step by a coin of bias 1 / ``steps_per_pass``, the same in
     both worlds (zero-out). Whoever is told the steps that it joined sees a pair that the theorem of
@@ -164,8 +167,9 @@ def sampled_delta(
 def published_rates(
     n: int, epsilon: float, delta: float, *, clip_norm: float, constant: float, gradient: float
 ) -> dict[str, float]:
-    """Return Table 1's rates (unit constants) of ``|grad f|^2``; DiceSGD's is Corollary 3.8's, and
-    rests on Theorem 3.7, which is false.
+    """Return Table 1's rates (unit constants) of ``|grad f|^2``.
+
+    DiceSGD's is Corollary 3.8's, and rests on Theorem 3.7, which is false.
 
     Args:
         n: records. epsilon, delta: the claim.

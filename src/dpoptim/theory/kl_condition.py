@@ -1,5 +1,7 @@
-"""Rates under the Kurdyka-Lojasiewicz condition (Menart, Ullah, Arora, Bassily and Guzman 2024,
-"Differentially Private Non-Convex Optimization under the KL Condition with Optimal Rates").
+"""Rates under the Kurdyka-Lojasiewicz condition.
+
+Menart, Ullah, Arora, Bassily and Guzman 2024, "Differentially Private Non-Convex Optimization under
+the KL Condition with Optimal Rates".
 
 F satisfies the (gamma, kappa)-KL condition if ``F(w) - min F <= (gamma |grad F(w)|)^kappa``; kappa
 = 2 is the Polyak-Lojasiewicz condition with ``gamma^2 = 1 / (2 mu)``. Units: risks and F0 in units
@@ -115,7 +117,8 @@ def spider_radius(setting: KLSetting) -> float:
 
 
 def proximal_rate(setting: KLSetting) -> float:
-    """Theorem 2, up to a constant:
+    """Theorem 2, up to a constant.
+
     ``(gamma L0 sqrt(T d log(n^2 log^2(1/beta') / (d beta'))) / (n sqrt(rho)))^kappa``.
 
     For kappa >= 2 and losses that are L0-Lipschitz and ``smoothness``-weakly convex near the start.

@@ -13,8 +13,9 @@ from dpoptim.arguments import whole_number
 def growth_lower_bound(
     n: int, dimension: int, epsilon: float, *, lipschitz: float, growth: float, exponent: float
 ) -> float:
-    """Theorem 6, up to a constant: ``tau^(-1/(tau-1)) x^(tau/(tau-1))`` with ``x = L0 sqrt(d) /
-    (lambda n epsilon)``.
+    """Theorem 6, up to a constant: ``tau^(-1/(tau-1)) x^(tau/(tau-1))``.
+
+    With ``x = L0 sqrt(d) / (lambda n epsilon)``.
 
     For convex, smooth losses whose risk grows as ``(lambda dist)^tau``; epsilon at most 1.
 
@@ -32,16 +33,20 @@ def growth_lower_bound(
 def convex_lower_bound(
     n: int, dimension: int, epsilon: float, *, lipschitz: float, distance: float
 ) -> float:
-    """Theorem 7, up to a constant: ``L0 D min(sqrt(d) / (n epsilon), 1)``, without constraints, for
-    convex losses whose minimiser has norm ``distance`` (D) at most; epsilon at most 1.
+    """Theorem 7, up to a constant: ``L0 D min(sqrt(d) / (n epsilon), 1)``.
+
+    Without constraints, for convex losses whose minimiser has norm ``distance`` (D) at most;
+    epsilon at most 1.
     """
     _check(n, dimension, epsilon, most=1.0)
     return lipschitz * distance * min(math.sqrt(dimension) / (n * epsilon), 1.0)
 
 
 def steep_lower_bound(n: int, epsilon: float, delta: float, *, kl_exponent: float) -> float:
-    """Theorem 8, with its constant: ``(1/4) (1 / (n epsilon))^kappa`` for kappa >= 2, losses that
-    are 1-Lipschitz and risks that satisfy the (1, kappa)-KL condition, in any dimension.
+    """Theorem 8, with its constant: ``(1/4) (1 / (n epsilon))^kappa``, kappa >= 2.
+
+    For losses that are 1-Lipschitz and risks that satisfy the (1, kappa)-KL condition, in any
+    dimension.
 
     Args:
         n: records. epsilon: at most ln 2. delta: at most ``(1 - e^-epsilon) / 16``.

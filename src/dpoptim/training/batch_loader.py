@@ -171,9 +171,7 @@ class BatchLoader:
     def _microbatches(
         self, physical_records: int | None, fixed_shape: bool
     ) -> tuple[MicrobatchSampler | SlotSampler, int | None]:
-        """What cuts batches, and how many items of the data set each microbatch has, where that is
-        public.
-        """
+        """What cuts batches, and how many items each microbatch has, where that is public."""
         engine = self._engine
         engine.fixed_shape, self._varies = fixed_shape, self._varies or not fixed_shape
         if fixed_shape:
@@ -200,8 +198,9 @@ class BatchLoader:
 def queue_of(
     plan: Plan, units: Units, ranks: Ranks, seed: int | None, later: str, *, sharded: bool
 ) -> BatchQueue:
-    """This rank's part of the plan's batches. Coins for one thing never share a key with those for
-    another.
+    """This rank's part of the plan's batches.
+
+    Coins for one thing never share a key with those for another.
 
     Args:
         units: of this rank's data set.

@@ -168,8 +168,10 @@ def if_possible(compared: Callable[[], CheckResult]) -> str:
 
 
 def compare(program: Program, records: Units) -> CheckResult:
-    """Compare the batch of ``records`` (some repeated, for an axis of its own) with each alone;
-    where collating draws random numbers, with each of `DRAWS`.
+    """Compare the batch of ``records`` with each of them alone.
+
+    Some may be repeated, for an axis of its own. Where collating draws random numbers: with each
+    of `DRAWS`.
 
     Args:
         records: the rows of each, of all equally many.

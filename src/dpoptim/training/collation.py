@@ -20,8 +20,9 @@ class Dataclass(ABC):  # noqa: B024  # a type to ask about, without methods
 
 
 def collate_records(records: list[Any]) -> Any:
-    """As ``torch.utils.data.default_collate``; dataclasses, nested ones as well, become one of
-    their kind with each field collated.
+    """Collate as ``torch.utils.data.default_collate``, dataclasses included.
+
+    These, nested ones as well, become one of their kind with each field collated.
 
     **Guarantee.** None: private. No field depends on another one.
     """

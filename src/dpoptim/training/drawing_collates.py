@@ -1,5 +1,6 @@
-"""Collate functions that draw random numbers (which tokens are masked, say), with the draws held,
-so that a record collated alone can be compared with its place among others.
+"""Collate functions that draw random numbers (which tokens are masked, say).
+
+The draws are held, so that a record collated alone can be compared with its place among others.
 """
 
 from collections.abc import Callable, Sequence

@@ -34,8 +34,9 @@ def training_method(plan: Plan) -> TrainingMethod:
 
 
 def reads_sums(plan: Plan) -> bool:
-    """Whether anything but the gate reads a step's sums: what the method remembers, a private clip
-    norm, or noise that later steps take back.
+    """Whether anything but the gate reads a step's sums.
+
+    What the method remembers, a private clip norm, or noise that later steps take back.
     """
     method = training_method(plan)
     states = method.sensitive_state(plan), method.adaptive_clip_norm(plan)

@@ -1,5 +1,6 @@
-"""From indices to collated microbatches: PyTorch's DataLoader, and what loops expect of an
-iterable.
+"""From indices to collated microbatches.
+
+PyTorch's DataLoader, and what loops expect of an iterable.
 """
 
 from collections.abc import Callable, Iterator
@@ -94,8 +95,9 @@ def load_microbatches(
 
 
 class WholeBatches(Dataset[Any]):
-    """Reads the batches of a `TensorDataset` as DataLoader would collate them, without a Python
-    call for each record; made-up rows in empty slots.
+    """Reads the batches of a `TensorDataset` as DataLoader would collate them.
+
+    Without a Python call for each record; made-up rows in empty slots.
     """
 
     def __init__(self, dataset: TensorDataset, stacked: int) -> None:

@@ -122,9 +122,10 @@ class BatchQueue:
 
 
 class MicrobatchSampler(IndexSampler[list[int]]):
-    """Deals batches into groups and groups into microbatches, noting each in ``drawn`` in the
-    order of delivery. What it yields are the items to load. All rows of a person are in one,
-    next to each other.
+    """Deals batches into groups and groups into microbatches, which it yields to be loaded.
+
+    Each is noted in ``drawn`` in the order of delivery. All rows of a person are in one, next to
+    each other.
 
     Data-loader workers run ahead of training, so batches are cut before they are delivered; the
     loader keeps the order, so the first note always belongs to the next delivery.

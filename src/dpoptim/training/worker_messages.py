@@ -19,8 +19,9 @@ SMALL = 1 << 20  # bytes, up to which copying a tensor was measured to take less
 
 @dataclass(frozen=True)
 class Sending:
-    """Collates in a worker, and writes the batch down, so that what cannot be sent is an error
-    there: in PyTorch the loop would wait for ever.
+    """Collates in a worker, and writes the batch down.
+
+    So what cannot be sent is an error there: in PyTorch the loop would wait for ever.
 
     **Guarantee.** None: private, as what is collated. What arrives is that.
     """

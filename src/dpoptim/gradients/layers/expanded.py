@@ -107,9 +107,10 @@ class Parameter:
 
 
 class ExpandParameter(torch.autograd.Function):
-    """One row per record, or several, of what all records share. Inputs: owner, recipe, its
-    parameters, value, how many records, the shape (rows first) that it takes, and the parameters
-    again (for the graph's edges).
+    """One row per record, or several, of what all records share.
+
+    Inputs: owner, recipe, its parameters, value, how many records, the shape (rows first) that it
+    takes, and the parameters again (for the graph's edges).
 
     The first axis of ``value``, if it has as many as the shape, is 1 or the rows of a record. Of
     the whole shape, so that positions are added up here (`batch_invariant`), not by autograd,

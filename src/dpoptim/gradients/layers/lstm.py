@@ -17,9 +17,11 @@ def shifted(x: Tensor, start: Tensor, reverse: bool) -> Tensor:
 
 
 class LSTMRun(torch.autograd.Function):
-    """Inputs: what the gates get from the input (B, T, 4H), states h and c (B, H) to start from,
-    the recurrent weight (4H, H), which gets no gradient, and the direction. Outputs: h of all
-    steps (B, T, H), and c after the last step.
+    """All steps of an LSTM layer in one direction.
+
+    Inputs: what the gates get from the input (B, T, 4H), states h and c (B, H) to start from, the
+    recurrent weight (4H, H), which gets no gradient, and the direction. Outputs: h of all steps (B,
+    T, H), and c after the last step.
 
     Every step's numbers lie side by side, and nothing is made for all steps at once: so what a
     step reads and writes stays in cache.

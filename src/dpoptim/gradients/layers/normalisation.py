@@ -22,9 +22,11 @@ def sum_middle(values: Tensor, kept_axes: int) -> Tensor:
 
 
 def sum_scaled(x: Tensor, scale: Tensor, shift: Tensor | None, g: Tensor, kept_axes: int) -> Tensor:
-    """Sum ``(x * scale - shift) * g`` over the positions, a few records at a time: large
-    temporaries cost more than the arithmetic. ``scale`` and ``shift`` have size 1 in the kept
-    axes."""
+    """Sum ``(x * scale - shift) * g`` over the positions, a few records at a time.
+
+    Large temporaries cost more than the arithmetic. ``scale`` and ``shift`` have size 1 in the kept
+    axes.
+    """
     step = max(1, IN_CACHE // max(1, x[0].numel())) if len(x) else 1
     parts = []
     for start in range(0, max(1, len(x)), step):

@@ -148,8 +148,10 @@ class SharedParameter(torch.Tensor):
         return own and self.shape[0] == rows
 
     def per_record(self, rows: int, axes: int, joint: torch.Size | None = None) -> Tensor:
-        """As many rows as the data, each its record's: shape (rows, ...) of so many axes, under
-        hooks; in an elementwise operation of a joint shape, of that one."""
+        """As many rows as the data, each its record's: shape (rows, ...) of so many axes.
+
+        Under hooks; in an elementwise operation of a joint shape, of that one.
+        """
         value, make = self.plain(), self.make
         records = self.owner.records_on(rows) or rows
         if value.dim() == axes and value.shape[0] == rows and rows != 1:

@@ -73,9 +73,10 @@ class BufferedToeplitz(Strategy):
         return weights, decays, scaled_rows(self.buffers, steps, separation)
 
     def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
-        """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and
-        decreasing. Scaled: exact for one participation, and for ``regular`` ones as many as the run
-        has room for; else by the triangle inequality.
+        """Exact, see `toeplitz.monotone_sensitivity`: the coefficients are positive and decreasing.
+
+        Scaled: exact for one participation, and for ``regular`` ones as many as the run has room
+        for; else by the triangle inequality.
         """
         weights, decays, rows = self.parameters(steps)
         column = coefficients(weights, decays, steps)
@@ -101,8 +102,9 @@ class BufferedToeplitz(Strategy):
 
 
 class BufferedState(NoiseState):
-    """Remembers ``s_j(t) = sum_{i<t} d_j^(t-1-i) y_i`` of increments y; C y = z gives ``y_t = z_t
-    / p_t^(1/2) - sum_j w_j s_j(t)``, p as in `fitting`.
+    """Remembers ``s_j(t) = sum_{i<t} d_j^(t-1-i) y_i`` of increments y.
+
+    C y = z gives ``y_t = z_t / p_t^(1/2) - sum_j w_j s_j(t)``, p as in `fitting`.
     """
 
     def __init__(

@@ -35,8 +35,9 @@ class BinaryTree(Strategy):
             raise ValueError(f'estimate must be "plain" or "honaker", got {self.estimate!r}.')
 
     def _sensitivity(self, steps: int, k: int, b: int, *, regular: bool) -> float:
-        """Exact for one participation, and for ``regular`` ones as many as the run has room for;
-        else see `largest_squared_shift`.
+        """Exact for one participation, and for ``regular`` ones as many as the run has room for.
+
+        Else see `largest_squared_shift`.
         """
         if k == 1 or (regular and k == 1 + (steps - 1) // b):
             return rounded_up(regular_shift(steps, steps if k == 1 else b, self.estimate))
@@ -87,8 +88,9 @@ def own_weight(estimate: str, height: int) -> float:
 
 @lru_cache(maxsize=64)
 def regular_shift(steps: int, separation: int, estimate: str) -> float:
-    """The most that a record moves all that is released, in standard deviations of the nodes'
-    noise, if it takes part in the steps i, i + separation, ... for some i; exact.
+    """The most that a record moves all that is released, in the nodes' standard deviations.
+
+    If it takes part in the steps i, i + separation, ... for some i; exact.
 
     The prefix sums say as much as the estimates of the highest nodes that close at each step. Such
     an estimate is ``sum_j a_j v_j`` over the nodes that close at that step, one a height, plus what
