@@ -34,11 +34,7 @@ from dpoptim.accounting.allocation import (
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.choose_profile import Accountant, profile_of
 from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
-from dpoptim.accounting.profiles import (
-    FINE,
-    LossDistribution,
-    renyi_divergences,
-)
+from dpoptim.accounting.profiles import FINE, LossDistribution, renyi_divergences
 from dpoptim.accounting.tilted import TiltedDistribution
 
 __all__ = [

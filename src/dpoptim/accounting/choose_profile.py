@@ -8,11 +8,7 @@ from typing import Literal
 
 import dp_accounting as dp
 
-from dpoptim.accounting.allocation import (
-    AllocationProfile,
-    BallsInBinsDpEvent,
-    bins_told,
-)
+from dpoptim.accounting.allocation import AllocationProfile, BallsInBinsDpEvent, bins_told
 from dpoptim.accounting.canonical import Leaves, canonical
 from dpoptim.accounting.profiles import (
     FINE,
@@ -63,8 +59,7 @@ def profile_of(
         attempts[:2] = reversed(attempts[:2])
     elif guess is not None:
         attempts.insert(
-            0,
-            lambda: LossDistribution(leaves, relation, deltas, accuracy=30 * FINE, guess=guess),
+            0, lambda: LossDistribution(leaves, relation, deltas, accuracy=30 * FINE, guess=guess)
         )
     reasons = []
     for attempt in attempts:

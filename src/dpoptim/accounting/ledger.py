@@ -260,13 +260,7 @@ class Ledger(KnowsOpacus, LedgerRecords):
         self._append(decide)
 
     def note_checkpoint(
-        self,
-        reservation_id: str,
-        released: int,
-        digest: str,
-        *,
-        resumed: int,
-        begun: int | None,
+        self, reservation_id: str, released: int, digest: str, *, resumed: int, begun: int | None
     ) -> None:
         """Write down that the run will save a checkpoint: its SHA-256, after so many releases.
 

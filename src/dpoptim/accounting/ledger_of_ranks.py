@@ -85,13 +85,7 @@ class LedgerOfRanks(Ledger):
         return self._known[2][reservation_id]
 
     def note_checkpoint(
-        self,
-        reservation_id: str,
-        released: int,
-        digest: str,
-        *,
-        resumed: int,
-        begun: int | None,
+        self, reservation_id: str, released: int, digest: str, *, resumed: int, begun: int | None
     ) -> None:
         self._ask(
             lambda: self._real.note_checkpoint(

@@ -17,8 +17,7 @@ def ledger(
         typer.Option("--verify", help="Read all of it again: structure, digests, events, budget."),
     ] = False,
     page: Annotated[
-        Path | None,
-        typer.Option(help="Also write a page (HTML) to this file."),
+        Path | None, typer.Option(help="Also write a page (HTML) to this file.")
     ] = None,
     digest: Annotated[
         str | None,

@@ -58,9 +58,7 @@ def schema_new(
 
 
 @schema_commands.command("check")
-def schema_check(
-    schema: Annotated[Path, typer.Argument(help="A schema in TOML.")],
-) -> None:
+def schema_check(schema: Annotated[Path, typer.Argument(help="A schema in TOML.")]) -> None:
     """Say whether a schema is complete, and what features it makes."""
     with clear_errors():
         from dpoptim.data import read_schema

@@ -18,12 +18,7 @@ from torch import Tensor, nn
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.accounting.ledger_of_ranks import LedgerOfRanks
 from dpoptim.clipping import Directions
-from dpoptim.distributed.control_groups import (
-    control_group,
-    control_groups,
-    lost_groups,
-    time_out,
-)
+from dpoptim.distributed.control_groups import control_group, control_groups, lost_groups, time_out
 from dpoptim.distributed.ranks import part_sizes
 from dpoptim.distributed.replicated import ReplicatedTotals
 from dpoptim.distributed.signs import (

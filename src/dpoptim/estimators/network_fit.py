@@ -22,12 +22,7 @@ from dpoptim.estimators.chunks import Chunks
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.settings import Delta, PrivateSettings
-from dpoptim.estimators.table import (
-    clip_rows,
-    public_norm,
-    stated_delta,
-    table,
-)
+from dpoptim.estimators.table import clip_rows, public_norm, stated_delta, table
 from dpoptim.methods import TrainingMethod
 from dpoptim.plan import Plan
 from dpoptim.planning.ranking import learning_rate, noise_to_signal

@@ -139,13 +139,7 @@ def solve(
             cross_entropy=is_cross_entropy(model),
         )
         one = accelerated_srgd(
-            problem,
-            data,
-            settings,
-            budget=budget,
-            neighboring=neighboring,
-            ranks=ranks,
-            **common,
+            problem, data, settings, budget=budget, neighboring=neighboring, ranks=ranks, **common
         )
         return one.weights, one.guarantee
     objective = Objective(

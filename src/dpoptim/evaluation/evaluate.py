@@ -259,12 +259,7 @@ def evaluate_regressor(
     unit = 4 * bound**2
     scaled = Interval(unit * error.value, unit * error.low, unit * error.high, level)
     r2 = of_r2(
-        error.value,
-        mean,
-        variance,
-        n=records,
-        noise=released.deviation / records,
-        confidence=level,
+        error.value, mean, variance, n=records, noise=released.deviation / records, confidence=level
     )
     return RegressorScores(scaled, r2, _noted(released.guarantee, said))
 

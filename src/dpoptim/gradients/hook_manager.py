@@ -22,11 +22,7 @@ from dpoptim.gradients.layers.runner import Runner
 from dpoptim.gradients.layers.shared import SharedParameter
 from dpoptim.gradients.layers.vmapped import AS_THEY_ARE, VmapLayer
 from dpoptim.gradients.model_watch import ForwardHook, ModelWatch, trainable
-from dpoptim.gradients.refusals import (
-    batch_statistics,
-    refuse_wrapped,
-    watch_batch_statistics,
-)
+from dpoptim.gradients.refusals import batch_statistics, refuse_wrapped, watch_batch_statistics
 from dpoptim.torch_internals import SpectralNormalised, pytree
 
 

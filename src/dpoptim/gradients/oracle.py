@@ -70,11 +70,7 @@ class RecordsAlone:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        records: Sequence[Any],
-        placement: Placement = IN_PLACE,
+        self, model: nn.Module, loss: Loss, records: Sequence[Any], placement: Placement = IN_PLACE
     ) -> None:
         self._model, self._loss, self._records = model, loss, records
         self._placement = placement
@@ -111,11 +107,7 @@ class RecordsAlone:
                     total.sub_(g, alpha=weight)
 
     def distances(
-        self,
-        ours: Sequence[Tensor],
-        clipping: Clipping,
-        order: Sequence[int],
-        reduction: Reduction,
+        self, ours: Sequence[Tensor], clipping: Clipping, order: Sequence[int], reduction: Reduction
     ) -> dict[str, float]:
         """How far the engine's sums of each parameter, by name, are off (Euclidean).
 

@@ -21,21 +21,9 @@ from dpoptim.gradients.batch_invariant import (
     sum_positions,
 )
 from dpoptim.gradients.choose_formula import PublicSizes, kept
-from dpoptim.gradients.multiplication import (
-    INNER,
-    filled_up,
-    onednn_multiplies,
-    transposed_product,
-)
+from dpoptim.gradients.multiplication import INNER, filled_up, onednn_multiplies, transposed_product
 from dpoptim.gradients.norms import NORM_BLOCK, in_blocks, raised, row_squared_norms
-from dpoptim.gradients.parts import (
-    add_group,
-    all_groups,
-    at_once,
-    flat,
-    parts_of,
-    sum_of_group,
-)
+from dpoptim.gradients.parts import add_group, all_groups, at_once, flat, parts_of, sum_of_group
 from dpoptim.gradients.per_sample_grads import Chunk, Dense, Outer, PerSampleGrad, zero_outside
 from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_rows
 from dpoptim.gradients.sums import Sums

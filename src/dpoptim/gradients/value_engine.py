@@ -22,12 +22,7 @@ from dpoptim.gradients.model_watch import ModelWatch
 from dpoptim.gradients.norms import LONG_BLOCK, row_squared_norms
 from dpoptim.gradients.per_sample_grads import zero_outside
 from dpoptim.gradients.placement import Placement
-from dpoptim.gradients.products import (
-    UNIT_ROUNDOFF,
-    Groups,
-    add_weighted_outer,
-    add_weighted_rows,
-)
+from dpoptim.gradients.products import UNIT_ROUNDOFF, Groups, add_weighted_outer, add_weighted_rows
 from dpoptim.gradients.totals import MakeTotals, Totals
 from dpoptim.gradients.value_hooks import EngineHook
 from dpoptim.torch_internals import saved_tensors_hooks_are_set
@@ -87,12 +82,7 @@ class ValueEngine(Engine):
     ) -> None:
         self._layers = layers_of(model)
         super().__init__(
-            model,
-            clipping,
-            capacity=capacity,
-            reduction="sum",
-            totals=totals,
-            placement=placement,
+            model, clipping, capacity=capacity, reduction="sum", totals=totals, placement=placement
         )
         if self._trained.stored_narrow is not None:
             raise PrivacyError(

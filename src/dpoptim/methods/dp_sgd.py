@@ -106,10 +106,7 @@ def changes_of(schedule: Iterable[tuple[int, float]]) -> tuple[tuple[int, float]
         ValueError, TypeError: a step or a multiple out of range or order.
     """
     changes = tuple(
-        (
-            whole_number("batch_schedule", step, least=1),
-            positive_number("batch_schedule", factor),
-        )
+        (whole_number("batch_schedule", step, least=1), positive_number("batch_schedule", factor))
         for step, factor in schedule
     )
     steps = [step for step, _ in changes]

@@ -200,12 +200,7 @@ class ErrorFeedback:
     The part of each unit of the clipping rule (`SensitiveState.attach`) is projected by itself.
     """
 
-    def __init__(
-        self,
-        feedback: float,
-        pass_steps: int | None,
-        softening: float = 0.0,
-    ) -> None:
+    def __init__(self, feedback: float, pass_steps: int | None, softening: float = 0.0) -> None:
         self._feedback, self._pass_steps, self._softening = feedback, pass_steps, softening
         self._units: Callable[[list[Tensor]], list[list[Tensor]]] = lambda sums: [sums]
         self._error: list[Tensor] | None = None

@@ -98,10 +98,7 @@ def exact_noise(target: Target, mechanism: Mechanism, run: RunShape) -> float:
             return LEAST_NOISE
         return mechanism.calibrate(run, epsilon=target.epsilon, delta=target.delta)
     return calibrate_to_attacker(
-        lambda noise: mechanism.event(run, noise),
-        target,
-        neighboring=run.neighboring,
-        start=start,
+        lambda noise: mechanism.event(run, noise), target, neighboring=run.neighboring, start=start
     )
 
 

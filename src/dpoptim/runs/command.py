@@ -96,10 +96,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
         with progress_bar(console, plan) as count:
             saved = SavedRun(folder, seconds=60 * request.save_every, stop=stop, ranks=ranks)
             by_loop = partial(
-                train_privately,
-                saved=saved,
-                resume=request.resume,
-                most_seconds=most_seconds,
+                train_privately, saved=saved, resume=request.resume, most_seconds=most_seconds
             )
             train = train_by_solver if isinstance(plan.method, WholeRun) else by_loop
             trained = train(

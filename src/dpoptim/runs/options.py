@@ -139,8 +139,7 @@ class TrainRequest:
         typer.Option(help="Scale each record of a table to norm 1 (looks at that record alone)."),
     ] = True
     raw_pixels: Annotated[
-        bool,
-        typer.Option("--raw-pixels", help="Images as they are, not sqrt(pixel) - 0.4."),
+        bool, typer.Option("--raw-pixels", help="Images as they are, not sqrt(pixel) - 0.4.")
     ] = False
     model: ModelOption = ModelName.softmax
     method: Annotated[

@@ -18,11 +18,7 @@ from dpoptim.runs.inputs import describe_encoding
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.report import write_report
 from dpoptim.runs.result import LedgerEntry, RunResult, Scores
-from dpoptim.runs.train import (
-    Optimization,
-    Trained,
-    package_versions,
-)
+from dpoptim.runs.train import Optimization, Trained, package_versions
 from dpoptim.terminal import cell
 
 

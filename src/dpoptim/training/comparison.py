@@ -11,13 +11,7 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError
 from dpoptim.gradients.engine import Reduction
 from dpoptim.gradients.isolation import Isolation
-from dpoptim.gradients.oracle import (
-    Loss,
-    RecordsAlone,
-    engine_sums,
-    trainable,
-    worst_mismatch,
-)
+from dpoptim.gradients.oracle import Loss, RecordsAlone, engine_sums, trainable, worst_mismatch
 from dpoptim.gradients.placement import Placement
 from dpoptim.gradients.rows_of_records import RowsOfRecords
 from dpoptim.training.quiet import other_weights

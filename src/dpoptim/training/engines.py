@@ -88,12 +88,7 @@ def engine_for(
             )
         paper = method.value_bound == "paper"
         return ValueEngine(
-            model,
-            method.rule,
-            capacity=capacity,
-            paper=paper,
-            totals=totals,
-            placement=placement,
+            model, method.rule, capacity=capacity, paper=paper, totals=totals, placement=placement
         )
     if chosen.isolation.alone and rows.per_record > 1:
         raise ValueError(

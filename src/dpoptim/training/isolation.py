@@ -21,21 +21,11 @@ from dpoptim.clipping import Clipping
 from dpoptim.errors import PrivacyError, SamplesInteractError, quoted
 from dpoptim.gradients.isolation import WHOLE_MODEL, Choice, Isolation
 from dpoptim.gradients.layers.outside import OutsideUseError
-from dpoptim.gradients.oracle import (
-    RecordsAlone,
-    engine_sums,
-    trainable,
-)
+from dpoptim.gradients.oracle import RecordsAlone, engine_sums, trainable
 from dpoptim.gradients.placement import IN_PLACE, Placement
 from dpoptim.gradients.refusals import watch_batch_statistics
 from dpoptim.training.comparison import settled, tolerance_of
-from dpoptim.training.isolation_words import (
-    ALONE,
-    WHOLE,
-    basis_of,
-    first_sentence,
-    message_of,
-)
+from dpoptim.training.isolation_words import ALONE, WHOLE, basis_of, first_sentence, message_of
 from dpoptim.training.made_up import Sample, samples
 from dpoptim.training.next_way import Failure, has_rule, places_of_records, promoted
 from dpoptim.training.quiet import other_weights, put_back, quiet

@@ -28,9 +28,7 @@ from dpoptim.training.isolation import IsolationWarning
 from dpoptim.training.prepared import Prepared
 from dpoptim.training.rank_files import save_with_parts
 from dpoptim.training.reentry import refuse_another_program, refuse_several_processes
-from dpoptim.training.refusals import (
-    refuse_changed_parameters,
-)
+from dpoptim.training.refusals import refuse_changed_parameters
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.request import Request
 from dpoptim.training.steps import Steps

@@ -6,10 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpoptim.noise.correlated.banded import BandedToeplitz
-from dpoptim.noise.correlated.buffered import (
-    BufferedToeplitz,
-    prefix_coefficients,
-)
+from dpoptim.noise.correlated.buffered import BufferedToeplitz, prefix_coefficients
 from dpoptim.noise.correlated.fitting import convolved, inverse
 from dpoptim.noise.correlated.independent import Independent
 from dpoptim.noise.correlated.strategy import Floats, Strategy
