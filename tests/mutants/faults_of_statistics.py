@@ -11,7 +11,7 @@ import numpy as np
 from dp_accounting import GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from dpoptim.accounting import gdp_mu
+from dpoptim.accounting import accountant, gdp_mu, selection
 from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
 from dpoptim.gate import FilteredGate, TrialsGate
@@ -173,6 +173,28 @@ def sharp_event(epsilon: float, delta: float, neighboring: str, mean_trials: flo
     scale = 2.0 if neighboring == "replace-one" else 1.0
     trial = GaussianDpEvent(scale / gdp_mu(epsilon, delta))
     return RepeatAndSelectDpEvent(trial, mean_trials, search_module.SHAPE)
+
+
+@contextmanager
+def order_of_scores_is_free() -> Iterator[None]:
+    """A search's accounting forgets that a record changes how many trials are better."""
+    honest = selection.SelectionProfile.__init__
+
+    def init(self: Any, *settings: Any) -> None:
+        honest(self, *settings)
+        self._ratio = np.ones_like(self._ratio)
+
+    with fresh_epsilons(), patch.object(selection.SelectionProfile, "__init__", init):
+        yield
+
+
+@contextmanager
+def fresh_epsilons() -> Iterator[None]:
+    accountant._epsilon.cache_clear()
+    try:
+        yield
+    finally:
+        accountant._epsilon.cache_clear()
 
 
 @contextmanager

@@ -513,4 +513,10 @@ MUTANTS: tuple[Mutant, ...] = (
         _t.trials_as_sharp_as_one,
         "searches",
     ),
+    Mutant(
+        "the order of scores is free",
+        "accounting.selection",
+        _t.order_of_scores_is_free,
+        "best of trials",
+    ),
 )

@@ -1,4 +1,4 @@
-"""Choice of the accountant of an event: exact Gaussian, PLD (plain, tilted), Renyi, Monte Carlo."""
+"""Choice of an event's accountant: exact, of a selection, PLD (plain, tilted), Renyi, sampled."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dpoptim.accounting.profiles import (
     Profile,
     RenyiProfile,
 )
+from dpoptim.accounting.selection import SelectionProfile, trials_of
 from dpoptim.accounting.tilted import TiltedDistribution
 
 Accountant = Literal["auto", "PLD", "RDP"]
@@ -46,8 +47,8 @@ def profile_of(
         leaves = canonical(bins_told(leaves))
     if accountant == "RDP":
         return RenyiProfile(leaves, relation)
-    if accountant == "auto" and (mu := gaussian_mu(leaves, relation)) is not None:
-        return GaussianProfile(mu)
+    if accountant == "auto" and (own := profile_of_one(leaves, relation)) is not None:
+        return own
     attempts: list[Callable[[], Profile]] = [
         lambda: LossDistribution(leaves, relation, deltas, accuracy=accuracy),
         lambda: TiltedDistribution(leaves, relation, deltas),
@@ -73,6 +74,15 @@ def profile_of(
 @lru_cache(maxsize=32)
 def allocation_profile(event: BallsInBinsDpEvent, delta: float) -> AllocationProfile:
     return AllocationProfile(event, delta)
+
+
+def profile_of_one(leaves: Leaves, relation: dp.NeighboringRelation) -> Profile | None:
+    """The profile that is known without composition: of one Gaussian, or one selection; or None."""
+    if (mu := gaussian_mu(leaves, relation)) is not None:
+        return GaussianProfile(mu)
+    if number_of_steps(leaves) > 1 or (trials := trials_of(leaves[0][0], relation)) is None:
+        return None
+    return SelectionProfile(*trials, RenyiProfile(leaves, relation))
 
 
 def number_of_steps(leaves: Leaves) -> int:

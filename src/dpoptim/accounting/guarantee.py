@@ -81,8 +81,8 @@ class Guarantee:
       epsilon: >= 0; `inf` says that nothing is guaranteed.
       delta: in [0, 1].
       neighboring: the relation between data sets; a name is accepted and stored as the relation.
-      accountant: what computed the numbers: "PLD", "tilted PLD", "RDP", "exact Gaussian", a
-          filter's name.
+      accountant: what computed the numbers: "PLD", "tilted PLD", "RDP", "exact Gaussian",
+          "order statistics" (of a selection), a filter's name.
       status: "proven", or what is known instead, such as "unproven (counterexample known)".
       notes: what the reader must know beside the numbers, such as "seeded: not for release".
       unit: whose data the relation changes: "record", or "user", "document", ...

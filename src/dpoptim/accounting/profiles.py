@@ -16,12 +16,14 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from dpoptim.accounting.canonical import Leaves, relative_to_sensitivity
 from dpoptim.accounting.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from dpoptim.accounting.guarantee import neighboring_name
+from dpoptim.accounting.selection import selection_divergence, trials_of
 
 __all__ = ["GaussianProfile", "LossDistribution", "Profile", "RenyiProfile", "renyi_divergences"]
 
@@ -80,7 +82,7 @@ class RenyiProfile:
         return float(dp.rdp.compute_epsilon(_ORDERS, self._rdp, delta)[0])
 
     def delta(self, epsilon: float) -> float:
-        return float(dp.rdp.compute_delta(_ORDERS, self._rdp, epsilon)[0])
+        return float(compute_delta(_ORDERS, self._rdp, epsilon)[0])
 
 
 def renyi_divergences(
@@ -105,17 +107,21 @@ def renyi_at(
     orders: Sequence[float], leaves: Leaves, relation: dp.NeighboringRelation
 ) -> NDArray[np.float64]:
     """The divergences at these orders, each of which may make the others tighter."""
-    accountant = dp.rdp.RdpAccountant(orders, relation)
-    reserve = np.zeros(len(orders))
+    total = np.zeros(len(orders))
     for leaf, count in leaves:
+        accountant = dp.rdp.RdpAccountant(orders, relation)
         try:
             accountant.compose(relative_to_sensitivity(leaf, relation), count)
         except dp.UnsupportedEventError as error:
             raise ValueError(f"event: RDP cannot evaluate it: {error}") from None
+        divergences = np.maximum(np.nan_to_num(accountant._rdp, nan=math.inf), 0)
+        if (trials := trials_of(leaf, relation)) is not None:
+            ordered = [count * selection_divergence(*trials, order) for order in orders]
+            divergences = np.minimum(divergences, ordered)
         # A sampled Gaussian's divergence is the logarithm of a number near 1: it may round to 0,
         # and is then read as perfect privacy.
-        reserve += count * 4 * sys.float_info.epsilon / (np.asarray(orders) - 1)
-    return np.maximum(np.nan_to_num(accountant._rdp, nan=math.inf), 0) + reserve
+        total += divergences + count * 4 * sys.float_info.epsilon / (np.asarray(orders) - 1)
+    return total
 
 
 class LossDistribution:

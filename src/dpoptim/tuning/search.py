@@ -61,11 +61,11 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             bound); as the best of several it is more likely too high than too low.
         privacy_: `Guarantee` of all of these.
 
-    **Guarantee.** ``privacy_``, for every table (Papernot and Steinke 2022, Theorem 2, by
-    dp_accounting's ``RepeatAndSelectDpEvent``, reserved before the first trial). A trial is
-    mu-GDP: which part a record is in depends on its place alone. One in the training part is seen
-    by the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen
-    by the score alone, a Gaussian of mu. So the trial costs mu once, not twice.
+    **Guarantee.** ``privacy_``, for every table: the best of a random number of mu-GDP trials, by
+    the theorem in ``accounting/selection.py``, reserved before the first trial. A trial is mu-GDP:
+    which part a record is in depends on its place alone. One in the training part is seen by the
+    fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen by the
+    score alone, a Gaussian of mu. So the trial costs mu once, not twice.
 
     Examples:
         >>> import numpy as np
