@@ -2,6 +2,7 @@
 first, and returns plain values.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -417,6 +418,49 @@ def bytes_held(rank: int) -> dict[str, int]:
     fsdp_internals.reshard = settled
     train("flat", "per block", steps=2, look=begun)
     return seen | {"all": sum(p.numel() * p.element_size() for p in Blocks().parameters())}
+
+
+class Words(nn.Module):
+    """The embedding of a word, of which no record has most, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5_000, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.table(words))
+
+
+def sums_held(rank: int) -> int:
+    """The most bytes of float64 tensors between steps of a table, whatever holds them; it is
+    sharded where there are ranks.
+    """
+    torch.manual_seed(3)
+    model = Words()
+    if dist.is_initialized():
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    words, labels = torch.randint(0, 5_000, (N,)), torch.randint(0, 3, (N,))
+    held = 0
+    plan = plan_for(METHODS["flat"](), steps=3)
+    with dpoptim.attach(plan, model, optimizer, TensorDataset(words, labels)) as private:
+        for a, b in private.batches():
+            private.backward(F.cross_entropy(model(a), b, reduction="none"))
+            optimizer.step()
+            held = max(held, bytes_of(torch.float64))
+    return held
+
+
+def bytes_of(dtype: torch.dtype) -> int:
+    """Bytes of the memory of all tensors of this dtype in this process."""
+    gc.collect()
+    storages = [
+        each.untyped_storage()
+        for each in gc.get_objects()
+        if type(each) is Tensor and each.dtype == dtype and each.layout == torch.strided
+    ]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def local(p: Tensor) -> int:

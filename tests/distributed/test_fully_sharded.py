@@ -70,6 +70,12 @@ def test_between_steps_each_rank_holds_its_parts_alone() -> None:
         assert 0 < seen["in attach"] < seen["all"]  # what the trial's passes leave: the root
 
 
+def test_between_steps_no_rank_holds_sums() -> None:
+    """One process keeps the memory of a table's sums, 5,000 x 8 entries in float64; ranks none."""
+    assert work.sums_held(0) >= 320_000
+    assert max(run_ranks(2, work.sums_held)) < 1_000
+
+
 def test_where_layers_run_on_rounded_copies_a_record_moves_a_sum_by_the_bound_at_most() -> None:
     """MixedPrecisionPolicy(param_dtype=bfloat16), parameters in float32."""
     for shift in run_ranks(2, work.rounded_shift):

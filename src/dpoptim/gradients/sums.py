@@ -15,12 +15,13 @@ class Sums:
     """Sums of the same records, one for each way a clipping rule weighs them (k).
 
     They are added up in float64. Of a sum that has one term the term is kept as it came: mostly
-    float32, in half the memory. Without a term a sum takes none; but memory that `settle` filled
-    with zeros is kept for the next time, for fresh pages cost more than zeros.
+    float32, in half the memory. Without a term a sum takes none.
 
     Args:
         shape, device: of each sum.
         directions: see `clipping.Directions`.
+        reuse: keep the float64 memory that `settle` fills with zeros, from one step to the next:
+            fresh pages cost more than zeros.
     """
 
     def __init__(
@@ -28,11 +29,14 @@ class Sums:
         shape: Sequence[int],
         device: torch.device | None = None,
         directions: Directions = ((1.0,),),
+        *,
+        reuse: bool = False,
     ) -> None:
         self.shape, self.device, self.directions = tuple(shape), device, directions
         self.entries, self.count = math.prod(shape), len(directions[0])
         self._held: list[Tensor | None] = [None] * self.count
-        self._rooms: dict[int, Tensor] = {}
+        self._reuse = reuse
+        self._used: dict[int, Tensor] = {}  # memory to use again
 
     def restart(self) -> None:
         self._held = [None] * self.count
@@ -80,6 +84,9 @@ class Sums:
         return taken
 
     def _zeros(self, j: int) -> Tensor:
-        if j not in self._rooms:
-            self._rooms[j] = torch.empty(self.shape, dtype=torch.float64, device=self.device)
-        return self._rooms[j].zero_()
+        if j in self._used:
+            return self._used[j].zero_()
+        zeros = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        if self._reuse:
+            self._used[j] = zeros
+        return zeros

@@ -32,7 +32,7 @@ class Totals:
         for p in parameters:
             by_device.setdefault(p.device, []).append(p.numel())
         self._layout = list(by_device.items())
-        self.sums = [Sums([p.numel()], p.device, directions) for p in parameters]
+        self.sums = [Sums([p.numel()], p.device, directions, reuse=True) for p in parameters]
         self._vectors: list[list[Tensor]] = []  # once `take` was asked for them
 
     @property
