@@ -40,6 +40,8 @@ def test_what_ranks_keep_in_parts_is_whole_in_the_file(method: str, tmp_path: Pa
     assert {result["reservation"] for result in results} == reservations
     first, second = (work.as_lists(read_checkpoint(Path(file))[0]) for file in (path, again))
     assert first.pop("identity") == second.pop("identity")
+    assert len(first.pop("streams")) == 2  # of a seeded run; three have others
+    assert len(second.pop("streams")) == 3
     assert first == second
     with dpoptim.Ledger(path + ".ledger") as ledger:
         (entry,) = ledger.entries()

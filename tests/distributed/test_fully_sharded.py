@@ -124,6 +124,8 @@ def test_what_shards_keep_is_whole_in_the_file(method: str, tmp_path: Path) -> N
     assert len({each["reservation"] for each in everyone}) == 1
     first, second = (as_lists(work.with_whole_tensors(file)) for file in (path, again))
     assert first.pop("identity") == second.pop("identity")
+    assert len(first.pop("streams")) == 2  # of a seeded run; three have others
+    assert len(second.pop("streams")) == 3
     assert first == second
     for file, size in ((path, 2), (again, 3)):
         parts = sorted(tmp_path.glob(f"{Path(file).name}.*.part"))

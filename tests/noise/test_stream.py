@@ -314,3 +314,23 @@ def test_rare_coins_are_not_inflated() -> None:
     heads = KeyStream.from_seed(9, "coins").coins(40_000_000, 1e-6)
     assert stats.binomtest(len(heads), 40_000_000, 1e-6).pvalue > 1e-6
     assert (np.diff(heads) > 0).all()
+
+
+def test_a_seeded_stream_goes_on_where_another_had_come_and_never_back() -> None:
+    def words(stream: KeyStream, count: int) -> list[int]:
+        out = np.empty(count, dtype=np.uint64)
+        stream.words(out)
+        return out.tolist()
+
+    stream = KeyStream.from_seed(1, "noise")
+    stream.fill(bytearray(13))  # in the middle of a block
+    words(stream.branch(), 2)
+    later = KeyStream.from_seed(1, "noise")
+    later.skip_to(*stream.reached)
+    assert later.reached == stream.reached == (13, 1)
+    assert words(later, 5) == words(stream, 5)
+    assert words(later.branch(), 5) == words(stream.branch(), 5)
+    with pytest.raises(ValueError, match="only forward"):
+        later.skip_to(13, 1)
+    with pytest.raises(ValueError, match="only a seeded stream"):
+        KeyStream().skip_to(1, 0)

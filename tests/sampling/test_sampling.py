@@ -67,7 +67,7 @@ def test_microbatches_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -
     sampler = PoissonSampling(q)
     queue = BatchQueue(sampler, KeyStream.from_seed(3, "coins"), n, steps)
     dealer = MicrobatchSampler(
-        queue, number_of_groups(n * q, size) if dealt else 1, KeyStream(), size
+        queue, number_of_groups(n * q, size) if dealt else 1, lambda step: KeyStream(), size
     )
     data = TensorDataset(torch.arange(n))
     batches: list[list[int]] = [[]]
@@ -84,7 +84,7 @@ def test_microbatches_add_up_to_the_drawn_batch(size: int | None, dealt: bool) -
 
 def test_empty_batches_become_null_microbatches() -> None:
     sampler = MicrobatchSampler(
-        BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, KeyStream(), None
+        BatchQueue(PoissonSampling(1e-12), KeyStream(), 5, 10), 1, lambda step: KeyStream(), None
     )
     delivered = list(load_microbatches(TensorDataset(torch.arange(5)), sampler, LoaderOptions()))
     assert len(delivered) == 10

@@ -21,6 +21,7 @@ from dpoptim.accounting.ledger import Ledger, LedgerError
 from dpoptim.noise.stream import KeyStream
 from dpoptim.plan import Plan
 from dpoptim.sampling import FixedBatches, PoissonSampling, Sampler
+from dpoptim.training.checkpoint import read_checkpoint
 from dpoptim.training.microbatches import BatchQueue
 from dpoptim.training.private_training import PrivateTraining
 
@@ -120,6 +121,51 @@ def test_the_parts_make_the_whole(name: str, make: Make, steps: int, tmp_path: P
     whole = in_one_go(PLANS[name], make, noise_seed=0)
     parts = in_two_parts(PLANS[name], make, tmp_path / "run.secret", steps, noise_seed=0)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+NOISY = {
+    "Poisson batches": DPSGD(0.1).plan(
+        n=N, batch_size=20, steps=7, noise_multiplier=1.0, delta=1e-5
+    ),
+    "fixed batches, Toeplitz noise": DPFTRL(0.1, noise="toeplitz").plan(
+        n=N, batch_size=20, epochs=3, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    ),
+    "a tree's noise": DPFTRL(0.1, noise="tree").plan(
+        n=N, batch_size=20, epochs=2, noise_multiplier=1.0, delta=1e-5, neighboring="zero-out"
+    ),
+    "clip norm followed": DPSGD(PrivateQuantile(0.5, when="all along")).plan(
+        n=N, batch_size=20, steps=7, noise_multiplier=1.0, delta=1e-5
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("name", NOISY)
+def test_a_seeded_run_goes_on_as_if_it_had_not_been_interrupted(
+    name: str, steps: int, tmp_path: Path
+) -> None:
+    """To the last bit: batches, groups, clip norm and noise are those of the streams' next
+    words.
+    """
+    path = tmp_path / "run.secret"
+    whole = in_one_go(
+        NOISY[name],
+        sgd,
+        noise_seed=0,
+        ledger=Ledger(tmp_path / "whole", neighboring=NOISY[name].neighboring),
+    )
+    ledger = Ledger(tmp_path / "parts", neighboring=NOISY[name].neighboring)
+    parts = in_two_parts(NOISY[name], sgd, path, steps, noise_seed=0, ledger=ledger)
+    assert torch.equal(parts, whole)
+
+
+def test_of_streams_without_a_seed_nothing_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "run.secret"
+    private, model, optimizer = begin(NOISY["Poisson batches"], ledger=Ledger(tmp_path / "ledger"))
+    with private:
+        train(private, model, optimizer, 2)
+        private.save(path)
+    assert read_checkpoint(path)[0]["streams"] == []
 
 
 def gradients_of_nothing(plan: Plan, path: Path, pause: int | None) -> Tensor:

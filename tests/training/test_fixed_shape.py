@@ -208,7 +208,10 @@ def test_a_slot_is_taken_by_every_record_as_often_and_once() -> None:
     """Each record's slot is uniform, also given another one's: the injection of the theorem."""
     queue = BatchQueue(PoissonSampling(1.0), KeyStream(), 3, 3000)
     sampler = SlotSampler(
-        queue, Slots(rows=2, microbatches=3), KeyStream.from_seed(5, "slots"), rows=1
+        queue,
+        Slots(rows=2, microbatches=3),
+        lambda step: KeyStream.from_seed(5, f"step {step}"),
+        rows=1,
     )
     placed = np.array(list(sampler.microbatches())).reshape(3000, 6)
     assert np.all(np.sort(placed, axis=1) == [NO_ROW, NO_ROW, NO_ROW, 0, 1, 2])
@@ -221,7 +224,7 @@ def test_a_slot_is_taken_by_every_record_as_often_and_once() -> None:
 
 def test_a_batch_that_outgrows_its_slots_is_not_cut() -> None:
     queue = BatchQueue(PoissonSampling(1.0), KeyStream(), 9, 2)
-    sampler = SlotSampler(queue, Slots(rows=2, microbatches=3), KeyStream(), rows=1)
+    sampler = SlotSampler(queue, Slots(rows=2, microbatches=3), lambda step: KeyStream(), rows=1)
     microbatches = list(sampler.microbatches())
     assert len(microbatches) == 10
     assert [note.last for note in sampler.drawn] == [False, False, False, False, True] * 2

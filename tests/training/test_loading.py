@@ -30,9 +30,8 @@ class Items(Dataset[Any]):
 
 
 def loaded(dataset: Dataset[Any], stacked: int, **options: Any) -> list[tuple[Any, Any]]:
-    coins = KeyStream.from_seed(1, "coins"), KeyStream.from_seed(2, "groups")
-    queue = BatchQueue(PoissonSampling(0.3), coins[0], 40, STEPS)
-    sampler = MicrobatchSampler(queue, 2, coins[1], 9)
+    queue = BatchQueue(PoissonSampling(0.3), KeyStream.from_seed(1, "coins"), 40, STEPS)
+    sampler = MicrobatchSampler(queue, 2, lambda step: KeyStream.from_seed(2, f"step {step}"), 9)
     return list(load_microbatches(dataset, sampler, LoaderOptions(**options), stacked))
 
 

@@ -236,8 +236,7 @@ class ProcessGroup:
             else KeyStream.from_seed(seed, purpose)
         )
 
-    def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
-        coins = self.common_stream(seed, purpose)
+    def dealer(self, coins: KeyStream) -> Callable[[Indices], Indices]:
         return lambda indices: into_groups(coins, indices, self.size)[self.rank]
 
     # ---- sums -----------------------------------------------------------------------------------

@@ -62,8 +62,11 @@ class Ranks(Protocol):
         """Randomness that all ranks have in common: each finds the same words in it."""
         ...
 
-    def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
+    def dealer(self, coins: KeyStream) -> Callable[[Indices], Indices]:
         """Deal batches, which all ranks draw the same, and take this rank's parts.
+
+        Args:
+            coins: decide; all ranks have them in common.
 
         **Guarantee.** Every record of a batch is in exactly one rank's part, chosen by a coin of
         its own.
@@ -181,7 +184,7 @@ class OneProcess:
     def common_stream(self, seed: int | None, purpose: str) -> KeyStream:
         return self.own_stream(seed, purpose)
 
-    def dealer(self, seed: int | None, purpose: str) -> Callable[[Indices], Indices]:
+    def dealer(self, coins: KeyStream) -> Callable[[Indices], Indices]:
         return lambda indices: indices
 
     def totals(self, parameters: Sequence[nn.Parameter], directions: Directions) -> Totals:

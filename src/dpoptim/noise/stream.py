@@ -9,7 +9,6 @@ switching lemma for n / 2 blocks: below 2^-49 for 2^41 words).
 
 from __future__ import annotations
 
-import itertools
 import operator
 import os
 import threading
@@ -50,6 +49,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
 
 
+class Branches:
+    """The branches of a key, which all of them share: their numbers begin with 1."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        with self._lock:
+            self.made += 1
+            return self.made
+
+
 class KeyStream:
     """An endless stream of random 64-bit words, secret and never repeated.
 
@@ -73,7 +85,7 @@ class KeyStream:
 
     def __init__(self) -> None:
         self.seeded = self._repeats = False
-        self._start(os.urandom(32), itertools.count(1), 0)
+        self._start(os.urandom(32), Branches(), 0)
 
     @classmethod
     def from_seed(cls, seed: int, purpose: str) -> KeyStream:
@@ -110,9 +122,8 @@ class KeyStream:
         info = b"dpoptim noise stream: " + purpose.encode()
         stream = cls.__new__(cls)
         stream.seeded, stream._repeats = seeded, True
-        stream._start(
-            HKDF(SHA256(), length=32, salt=None, info=info).derive(secret), itertools.count(1), 0
-        )
+        key = HKDF(SHA256(), length=32, salt=None, info=info).derive(secret)
+        stream._start(key, Branches(), 0)
         return stream
 
     def branch(self) -> KeyStream:
@@ -125,8 +136,28 @@ class KeyStream:
         self._check_process()
         child = type(self).__new__(type(self))
         child.seeded, child._repeats = self.seeded, self._repeats
-        child._start(self._key, self._branches, next(self._branches))
+        child._start(self._key, self._branches, self._branches.next())
         return child
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """Bytes that were handed out, and branches that were made: see `skip_to`."""
+        return self._bytes, self._branches.made
+
+    def skip_to(self, bytes_handed_out: int, branches: int) -> None:
+        """Go on where another stream of the same seed and purpose had `reached`.
+
+        Raises ValueError when this stream is not seeded or is past that place: words would repeat.
+        """
+        skipped = bytes_handed_out - self._bytes
+        if not self.seeded or skipped < 0 or branches < self._branches.made:
+            raise ValueError("only a seeded stream can skip, and only forward")
+        self._check_process()
+        with self._lock:
+            blocks, rest = divmod(bytes_handed_out, 16)
+            self._encrypt_from(blocks)
+            self._encryptor.update(bytes(rest))
+            self._bytes, self._branches.made = bytes_handed_out, branches
 
     def words(self, out: NDArray[np.uint64]) -> None:
         """Overwrite `out` (uint64, C-contiguous, any shape) with the next words of the stream."""
@@ -148,6 +179,7 @@ class KeyStream:
             for start in range(0, len(target), len(_ZEROS)):
                 piece = target[start : start + len(_ZEROS)]
                 self._encryptor.update_into(_ZEROS[: len(piece)], piece)
+            self._bytes += len(target)
 
     def coins(self, n: int, probability: float) -> NDArray[np.int64]:
         """Toss `n` independent coins; return the heads' sorted indices (int64, (heads,)).
@@ -202,13 +234,17 @@ class KeyStream:
         self.words(words)
         return words
 
-    def _start(self, key: bytes, branches: itertools.count[int], number: int) -> None:
+    def _start(self, key: bytes, branches: Branches, number: int) -> None:
         self._lock = threading.Lock()
-        self._key = key
+        self._key, self._number = key, number
         self._branches = branches
-        first_block = number.to_bytes(8, "big") + bytes(8)
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(first_block)).encryptor()
+        self._bytes = 0
+        self._encrypt_from(0)
         self._process = (os.getpid(), _forks)
+
+    def _encrypt_from(self, block: int) -> None:
+        first = self._number.to_bytes(8, "big") + block.to_bytes(8, "big")
+        self._encryptor = Cipher(algorithms.AES(self._key), modes.CTR(first)).encryptor()
 
     def _check_process(self) -> None:
         """Refuse to continue a parent's stream; before the lock, which a fork may have frozen."""
@@ -222,7 +258,7 @@ class KeyStream:
             )
         with _taking_new_key:
             if self._process != (os.getpid(), _forks):
-                self._start(os.urandom(32), itertools.count(1), 0)
+                self._start(os.urandom(32), Branches(), 0)
 
     def __repr__(self) -> str:
         return (

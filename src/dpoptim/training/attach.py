@@ -83,10 +83,11 @@ def attach(
             That the parts are disjoint is then taken on trust; without it every delivered batch
             takes one pass over all its rows.
         resume: a checkpoint that ``private.save(path)`` wrote: model, optimizers and all privacy
-            state go on from there, and so does the run's charge. Noise is fresh. That nothing
-            released after the checkpoint was looked at is taken on trust: those steps are done
-            again; the ledger counts them. The file is a secret, and trusted as the program is; a
-            ledger takes up only what it was told of.
+            state go on from there, and so does the run's charge. Noise is fresh (with a
+            ``noise_seed``, in as many processes, that of the run without interruption). That
+            nothing released after the checkpoint was looked at is taken on trust: those steps are
+            done again; the ledger counts them. The file is a secret, and trusted as the program
+            is; a ledger takes up only what it was told of.
         checkpoint_key: 32 bytes that seal what ``private.save`` writes and open ``resume``; nobody
             else can.
         rows_per_record: K, how many rows a record brings to a step: views of an image, segments of

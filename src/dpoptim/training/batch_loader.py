@@ -17,6 +17,7 @@ from dpoptim.plan import Plan
 from dpoptim.training.loading import Batches, Collate, LoaderOptions, load_microbatches
 from dpoptim.training.microbatches import BatchQueue, MicrobatchSampler
 from dpoptim.training.released_gradients import ReleasedGradients
+from dpoptim.training.run_streams import RunStreams
 from dpoptim.training.secret_randomness import secret_randomness
 from dpoptim.training.slots import Slots, SlotSampler, costs_little
 from dpoptim.training.steps import Steps
@@ -33,8 +34,8 @@ class BatchLoader:
         units: what an index stands for.
         queue: the drawn batches.
         engine, steps, gradients: told of what is delivered.
-        ranks: the processes that train together; group coins come from this one's stream.
-        group_seed, group_purpose: of the coins that deal records into groups.
+        ranks: the processes that train together.
+        streams: of the coins that deal records into groups.
 
     Attributes:
         collates_unchecked: whether a collate function was used that `attach` did not check.
@@ -52,11 +53,10 @@ class BatchLoader:
         steps: Steps,
         gradients: ReleasedGradients,
         ranks: Ranks,
+        streams: RunStreams,
         *,
         checked: Collate | None,
         loss_checked: bool,
-        group_seed: int | None,
-        group_purpose: str,
     ) -> None:
         self._plan, self._train_set, self._collate_fn, self._units = plan, train_set, collate, units
         self.queue, self._engine, self._steps, self._gradients, self._ranks = (
@@ -67,8 +67,9 @@ class BatchLoader:
             ranks,
         )
         self._checked, self._loss_checked = checked, loss_checked
-        self._group_coins = ranks.own_stream(group_seed, group_purpose)
-        self._seeded, self._randomness = group_seed is not None, KeyStream()
+        # those of a step, which may be dealt ahead and again
+        self._group_coins = streams.of_steps("summation groups")
+        self._seeded, self._randomness = streams.seed is not None, KeyStream()
         self._hidden = ExitStack()  # what `restore_randomness` closes
         self._loop, self._varies = 0, False  # calls of `batches`
         self.collates_unchecked = collate is not None and not loss_checked
@@ -196,7 +197,7 @@ class BatchLoader:
 
 
 def queue_of(
-    plan: Plan, units: Units, ranks: Ranks, seed: int | None, later: str, *, sharded: bool
+    plan: Plan, units: Units, ranks: Ranks, streams: RunStreams, *, sharded: bool
 ) -> BatchQueue:
     """This rank's part of the plan's batches.
 
@@ -206,15 +207,13 @@ def queue_of(
         units: of this rank's data set.
         sharded: whether they are this rank's only.
     """
-    bring = partial(units.bring, ranks.own_stream(seed, "rows of persons" + later))
+    bring = partial(units.bring, streams.own("rows of persons"))
     if sharded:
-        coins = ranks.own_stream(seed, "poisson coins" + later)
+        coins = streams.own("poisson coins")
         own = plan.sampler.shard(units.count)
         return BatchQueue(own, coins, units.count, plan.steps, bring, together=1)
-    coins, deal = (
-        ranks.common_stream(seed, "poisson coins" + later),
-        ranks.dealer(seed, "ranks of records" + later),
-    )
+    coins = streams.common("poisson coins")
+    deal = ranks.dealer(streams.common("ranks of records"))
     return BatchQueue(
         plan.sampler, coins, units.count, plan.steps, lambda batch: bring(deal(batch))
     )

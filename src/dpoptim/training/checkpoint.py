@@ -2,7 +2,8 @@
 
 **Secret**: who is in the batches drawn ahead, the order of fixed batches, error feedback and
 correlated noise are kept as they are; whoever reads them can undo a part of the run's protection.
-Keys are not kept: noise and coins after a resume are fresh.
+Keys are not kept: noise and coins after a resume are fresh (but for a run with a ``noise_seed``,
+which goes on in its streams).
 
 **Trusted**: whoever can change it can change model and error feedback. The ledger that the run is
 charged to is told the SHA-256 of each checkpoint before it is written, and takes up no other. In
@@ -30,7 +31,7 @@ from dpoptim.plan import Plan
 from dpoptim.printable import printable
 from dpoptim.training.units import Units
 
-MARK = b"dpoptim checkpoint 2, secret, "
+MARK = b"dpoptim checkpoint 3, secret, "
 PLAIN, SEALED = MARK + b"sha256 ", MARK + b"sealed, sha256 "
 KEY_BYTES, NONCE_BYTES = 32, 12
 ENTRIES = {
@@ -42,6 +43,7 @@ ENTRIES = {
     "model": dict,
     "optimizers": list,
     "queue": dict,
+    "streams": list,
     "side": object,
     "choice": object,
     "gate": dict,

@@ -35,12 +35,6 @@ class EarlierPart:
             return cls(None, digest)
         return cls(with_parts(contents, Path(path), key), digest)
 
-    def purpose_of_seed(self, seed: int | None) -> str:
-        """A resumed run's addition to seeded streams' purposes, lest noise repeat."""
-        if self.contents is None or seed is None:
-            return ""
-        return f" after step {self.contents['steps_done']}"
-
     def of_this_rank(
         self,
         identity: dict[str, Any],

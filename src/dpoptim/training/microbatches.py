@@ -90,6 +90,10 @@ class BatchQueue:
             yield self._waiting[step - self._released]
 
     @property
+    def steps_released(self) -> int:
+        return self._released
+
+    @property
     def drawn_ahead(self) -> int:
         """Batches that wait for their release."""
         return len(self._waiting)
@@ -133,7 +137,7 @@ class MicrobatchSampler(IndexSampler[list[int]]):
     Args:
         batches: where the batches come from.
         groups: that each is dealt into, a public number.
-        coins: decide each record's group.
+        coins: decide each record's group; a step's, by its number.
         most: records that memory holds; None: all.
         microbatches_of_all: from the number of a batch's microbatches in this process to the most
             in any; what is missing is made up by some of record 0, which count as zero.
@@ -143,7 +147,7 @@ class MicrobatchSampler(IndexSampler[list[int]]):
         self,
         batches: BatchQueue,
         groups: int,
-        coins: KeyStream,
+        coins: Callable[[int], KeyStream],
         most: int | None,
         microbatches_of_all: Callable[[int], int] = lambda own: own,
     ) -> None:
@@ -180,16 +184,16 @@ class MicrobatchSampler(IndexSampler[list[int]]):
 
     def _dealt(self) -> Iterator[tuple[tuple[int, ...], list[list[list[Indices]]]]]:
         """Each batch's shape and its microbatches, of blocks of groups."""
-        ahead = self.batches.ahead()
+        ahead = enumerate(self.batches.ahead(), self.batches.steps_released)
         fitting = max(1, RECORDS_TOGETHER // (self._groups * EXPECTED_GROUP))
         batches = min(self.batches.together, fitting)
         while together := list(islice(ahead, batches)):
-            yield from [(indices.shape, self._deal(indices)) for indices in together]
+            yield from [(indices.shape, self._deal(step, indices)) for step, indices in together]
 
-    def _deal(self, indices: Indices) -> list[list[list[Indices]]]:
+    def _deal(self, step: int, indices: Indices) -> list[list[list[Indices]]]:
         if not len(indices):
             return []
-        groups = into_groups(self._coins, indices, self._groups)
+        groups = into_groups(self._coins(step), indices, self._groups)
         blocks = [groups[i : i + self._block] for i in range(0, len(groups), self._block)]
         return list(self._cut(blocks))
 

@@ -31,6 +31,7 @@ from dpoptim.training.reentry import refuse_another_program, refuse_several_proc
 from dpoptim.training.refusals import refuse_changed_parameters
 from dpoptim.training.released_gradients import ReleasedGradients
 from dpoptim.training.request import Request
+from dpoptim.training.run_streams import RunStreams
 from dpoptim.training.steps import Steps
 
 
@@ -62,9 +63,9 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self._units, self._engine, self._chosen = found.units, found.engine, found.chosen
         self._loss, self._reduction = found.loss, found.reduction
         self._ranks, self._sharded, self._key = ranks, request.sharded, request.checkpoint_key
-        seed, later = request.noise_seed, earlier.purpose_of_seed(request.noise_seed)
-        self._seeded = seed is not None
-        queue = queue_of(plan, self._units, ranks, seed, later, sharded=self._sharded)
+        self._streams = streams = RunStreams(ranks, request.noise_seed, earlier)
+        self._seeded = streams.seed is not None
+        queue = queue_of(plan, self._units, ranks, streams, sharded=self._sharded)
         self._released_gradients = ReleasedGradients(self._engine, self.optimizers)
         ranks.arrive("dpoptim.attach")
         identity = found.identity
@@ -72,7 +73,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
         self._ledger = ranks.ledger(request.ledger or Ledger(neighboring=plan.neighboring))
         if self._owns_ledger:
             weakref.finalize(self, self._ledger.close)
-        deal = ranks.dealer(seed, "ranks of waiting" + later)
+        deal = ranks.dealer(streams.common("ranks of waiting"))
         earlier = earlier.of_this_rank(
             identity, self._ledger, ranks, self._engine.totals, deal, self._own_records
         )
@@ -82,7 +83,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             query=plan.query,
             releases=plan.steps,
             ledger=None if plan.noise_multiplier == 0 else self._ledger,
-            noise=ranks.own_stream(seed, "gaussian noise" + later),
+            noise=streams.own("gaussian noise"),
             label=request.label,
             resume=earlier.gate,
             checkpoint=earlier.digest,
@@ -100,10 +101,9 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             self._steps,
             self._released_gradients,
             ranks,
+            streams,
             checked=None if self._loss is None else self._loss.collate_fn,
             loss_checked=self._loss is not None,
-            group_seed=seed,
-            group_purpose="summation groups" + later,
         )
         self._caveats, self._saved_at, self._left = earlier.caveats, earlier.steps_done, False
         self._attached = Attached(
@@ -188,6 +188,7 @@ class PrivateTraining(BatchLoop, HoldOutScores):
             "identity": self._prepared.identity,
             "durable": self._ledger.durable,
             "caveats": self._all_caveats(),
+            "streams": self._streams.reached(),
             **self._attached.state(parts),
             **joined(
                 self._steps.secret_state(), self._ranks, self._engine.totals, self._own_records

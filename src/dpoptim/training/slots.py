@@ -26,7 +26,7 @@ nothing is dropped, and nobody is told.
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -131,14 +131,16 @@ class SlotSampler:
     Args:
         batches: where the batches come from.
         slots: of each; one more physical batch where a batch outgrows them.
-        coins: decide the slots.
+        coins: decide the slots; a step's, by its number.
         rows: of a record.
 
     **Guarantee.** How many rows a physical batch has is public, and a record's slot is the
     uniformly random injection of the theorem above.
     """
 
-    def __init__(self, batches: BatchQueue, slots: Slots, coins: KeyStream, rows: int) -> None:
+    def __init__(
+        self, batches: BatchQueue, slots: Slots, coins: Callable[[int], KeyStream], rows: int
+    ) -> None:
         self.batches, self._slots, self._coins, self._rows = batches, slots, coins, rows
         self.drawn: deque[Microbatch] = deque()
 
@@ -149,10 +151,10 @@ class SlotSampler:
     def microbatches(self) -> Iterator[Indices]:
         size = self._slots.rows
         groups = tuple(map(tuple, consecutive_groups(size)))
-        for batch in self.batches.ahead():
+        for step, batch in enumerate(self.batches.ahead(), self.batches.steps_released):
             microbatches = max(self._slots.microbatches, math.ceil(len(batch) / size))
             words = np.empty(microbatches * size, dtype=np.uint64)
-            self._coins.words(words)
+            self._coins(step).words(words)
             placed = np.full((microbatches * size, *batch.shape[1:]), NO_ROW, dtype=np.int64)
             placed[np.argsort(words, kind="stable")[: len(batch)]] = batch
             for number, microbatch in enumerate(np.split(placed, microbatches), 1):
