@@ -53,9 +53,7 @@ class RunStreams:
         return stream
 
     def reached(self) -> list[dict[str, Any]]:
-        """For a checkpoint: how far each process's seeded streams have come; empty without a
-        seed.
-        """
+        """Tell, for a checkpoint, how far each process's streams have come; empty without a seed."""
         if self.seed is None:
             return []
         reached = {purpose: list(stream.reached) for purpose, stream in self._made.items()}
