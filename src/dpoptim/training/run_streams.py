@@ -53,7 +53,7 @@ class RunStreams:
         return stream
 
     def reached(self) -> list[dict[str, Any]]:
-        """Tell, for a checkpoint, how far each process's streams have come; empty without a seed."""
+        """Tell, for a checkpoint, how far streams have come; of each process, if seeded."""
         if self.seed is None:
             return []
         reached = {purpose: list(stream.reached) for purpose, stream in self._made.items()}
