@@ -238,7 +238,7 @@ class KeyStream:
         self._lock = threading.Lock()
         self._key, self._number = key, number
         self._branches = branches
-        self._bytes = 0
+        self._bytes: int = 0
         self._encrypt_from(0)
         self._process = (os.getpid(), _forks)
 
