@@ -428,7 +428,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         "sampling rate of the shard": ("sums", patch.object(PoissonSampling, "draw", more_often)),
         "records on all ranks": (
             "sums",
-            patch.object(ProcessGroup, "dealer", lambda self, seed, purpose: lambda batch: batch),
+            patch.object(ProcessGroup, "dealer", lambda self, coins: lambda batch: batch),
         ),
         "reserved after the sum": ("charge", reserved_late()),
         "each rank reserves": (
@@ -472,7 +472,7 @@ def audited(
     dealt = patch.object(
         ProcessGroup,
         "dealer",
-        lambda self, seed, purpose: lambda batch: batch if last else batch[:0],
+        lambda self, coins: lambda batch: batch if last else batch[:0],
     )
     with dealt if all_on_last else nullcontext():
         result = audit_two_worlds(plan, seed=1, noise_seed=2, attack=attack)

@@ -217,7 +217,7 @@ def largest_shift(worlds: int = 2, way: str = "per block") -> float:
     dealt = patch.object(
         ProcessGroup,
         "dealer",
-        lambda self, seed, purpose: lambda batch: batch if last else batch[:0],
+        lambda self, coins: lambda batch: batch if last else batch[:0],
     )
     largest = 0.0
     for attack in range(worlds):

@@ -83,6 +83,8 @@ class KeyStream:
     big-endian machines read different words.
     """
 
+    _bytes: int  # handed out
+
     def __init__(self) -> None:
         self.seeded = self._repeats = False
         self._start(os.urandom(32), Branches(), 0)
@@ -157,7 +159,8 @@ class KeyStream:
             blocks, rest = divmod(bytes_handed_out, 16)
             self._encrypt_from(blocks)
             self._encryptor.update(bytes(rest))
-            self._bytes, self._branches.made = bytes_handed_out, branches
+            self._bytes = bytes_handed_out
+            self._branches.made = branches
 
     def words(self, out: NDArray[np.uint64]) -> None:
         """Overwrite `out` (uint64, C-contiguous, any shape) with the next words of the stream."""
@@ -238,7 +241,7 @@ class KeyStream:
         self._lock = threading.Lock()
         self._key, self._number = key, number
         self._branches = branches
-        self._bytes: int = 0
+        self._bytes = 0
         self._encrypt_from(0)
         self._process = (os.getpid(), _forks)
 
