@@ -23,7 +23,14 @@ SECONDS = 60.0  # for everything; a test that needs them has failed
 spent = [0.0]  # processor time of ranks that have answered: they are not this process' children
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["ranks", "command_work", "distributed_work", "shard_work", "fully_sharded_work"]
+    [
+        "ranks",
+        "command_work",
+        "distributed_work",
+        "shard_work",
+        "persons_work",
+        "fully_sharded_work",
+    ]
 )
 
 

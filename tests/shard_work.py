@@ -315,7 +315,7 @@ def mutants(rank: int) -> dict[str, tuple[str, Any]]:
         ):
             yield
 
-    def without_dealing(estimator: Any, x: Any, y: Any, ranks: Any, *, by_person: bool) -> Any:
+    def without_dealing(estimator: Any, x: Any, y: Any, owners: Any, ranks: Any) -> Any:
         return x, y
 
     return {

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import dp_accounting
 import numpy as np
@@ -35,6 +36,17 @@ class NoisySum:
     values: Floats
     deviation: float
     guarantee: Guarantee
+
+
+class Terms(TypedDict):
+    """Keyword arguments of `release_sum` and `quantiles.select_tails`; see there."""
+
+    mu: float
+    delta: float
+    neighboring: str
+    label: str
+    ledger: Ledger | None
+    noise_seed: int | None
 
 
 def release_sum(

@@ -100,7 +100,10 @@ def test_chunks_protect_the_same_unit() -> None:
         with pytest.raises(ValueError, match="persons must be given with every chunk"):
             model.partial_fit(X, Y)
         assert ledger.spent(1e-4) == spent
-        assert model.partial_fit(X, Y, persons=OWNERS).privacy_.unit == "person"
+        said = model.partial_fit(X, Y, persons=OWNERS).privacy_
+    assert said.unit == "person"
+    assert any("no person is in two chunks" in note for note in said.notes)
+    assert not any("no record is in two chunks" in note for note in said.notes)
 
 
 @pytest.mark.parametrize(

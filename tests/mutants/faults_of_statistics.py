@@ -3,7 +3,7 @@ testing detectors only.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -26,8 +26,15 @@ from dpoptim.statistics import Floats, NoisySum, release_sum
 from dpoptim.tuning import search as search_module
 
 
-@contextmanager
-def values_not_cut() -> Iterator[None]:
+def replaced(*changes: tuple[Any, str, Any]) -> AbstractContextManager[Any]:
+    """Other functions in the place of (owner, name)."""
+    stack = ExitStack()
+    for owner, name, other in changes:
+        stack.enter_context(patch.object(owner, name, other))
+    return stack
+
+
+def values_not_cut() -> AbstractContextManager[Any]:
     """Public ranges scale, but do not bound; nor does the sum."""
 
     def plain(self: Any, x: Floats, middle: Floats, half: Floats) -> Any:
@@ -37,11 +44,7 @@ def values_not_cut() -> Iterator[None]:
     def total(rows: Floats, norm_bound: float) -> Floats:
         return np.asarray(rows.sum(0), dtype=np.float64)
 
-    with (
-        patch.object(BoundedColumns, "_in_range", plain),
-        patch.object(private_step, "bounded_sum", total),
-    ):
-        yield
+    return replaced((BoundedColumns, "_in_range", plain), (private_step, "bounded_sum", total))
 
 
 @contextmanager
@@ -130,18 +133,13 @@ def cross_products_for_free() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def raw_shares() -> Iterator[None]:
+def raw_shares() -> AbstractContextManager[Any]:
     """Nothing sees that a record's shares add up to 1 at most."""
 
     def raw(shares: Any) -> Any:
         return as_tensor(shares).double().flatten()
 
-    with (
-        patch.object(problem_module, "bounded_shares", raw),
-        patch.object(sums_module, "bounded_shares", raw),
-    ):
-        yield
+    return replaced((problem_module, "bounded_shares", raw), (sums_module, "bounded_shares", raw))
 
 
 @contextmanager
@@ -197,8 +195,7 @@ def fresh_epsilons() -> Iterator[None]:
         accountant._epsilon.cache_clear()
 
 
-@contextmanager
-def losing_trials_not_charged() -> Iterator[None]:
+def losing_trials_not_charged() -> AbstractContextManager[Any]:
     """A search pays for its winner alone, and says so."""
     honest, made = search_module.compute_epsilon, TrialsGate.__init__
 
@@ -209,12 +206,11 @@ def losing_trials_not_charged() -> Iterator[None]:
         made(self, event=event.event, **settings)
         self.event = event
 
-    with (
-        patch.object(search_module, "search_event", sharp_event),
-        patch.object(search_module, "compute_epsilon", of_one),
-        patch.object(TrialsGate, "__init__", init),
-    ):
-        yield
+    return replaced(
+        (search_module, "search_event", sharp_event),
+        (search_module, "compute_epsilon", of_one),
+        (TrialsGate, "__init__", init),
+    )
 
 
 @contextmanager

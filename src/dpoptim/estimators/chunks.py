@@ -1,4 +1,4 @@
-"""Fits on chunks of a stream, each record in one: the average weights, and the price."""
+"""Fits on chunks of a stream, each unit in one: the average weights, and the price."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from dpoptim.accounting.guarantee import Guarantee, parse_neighboring
 
 Weights = NDArray[np.float64]
 TRUSTED = (
-    "taken on trust: no record is in two chunks, and which chunk it is in does not depend on the "
+    "taken on trust: no {0} is in two chunks, and which chunk a {0} is in does not depend on the "
     "others"
 )
 
@@ -21,7 +21,7 @@ class Chunks:
     Attributes:
         weights: mean over the rows so far of the weights that their chunk gave.
         rows: so far.
-        guarantee: for every record, whichever chunk it was in.
+        guarantee: for every record or person, whichever chunk they were in.
     """
 
     weights: Weights
@@ -46,12 +46,14 @@ class Chunks:
     def followed_by(self, weights: Weights, rows: int, guarantee: Guarantee) -> "Chunks":
         """With one chunk more, trained for ``guarantee`` from the releases of those before.
 
-        **Guarantee.** Parallel composition, adaptive: a record is read by the fit of its own chunk
-        alone. To that fit all earlier releases are constants, and later fits see the record only
-        through what it released. So the larger epsilon and the larger delta hold for everybody.
+        **Guarantee.** Parallel composition, adaptive: a record, or a person with all of their
+        rows, is read by the fit of one chunk alone. To that fit all earlier releases are constants,
+        and later fits see the unit only through what it released. So the larger epsilon and the
+        larger delta hold for everybody.
         """
         seen = self.rows + rows
-        notes = dict.fromkeys((*self.guarantee.notes, *guarantee.notes, TRUSTED))
+        trusted = TRUSTED.format(guarantee.unit)
+        notes = dict.fromkeys((*self.guarantee.notes, *guarantee.notes, trusted))
         worse = replace(
             guarantee,
             epsilon=max(guarantee.epsilon, self.guarantee.epsilon),

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from dpoptim.arguments import real_number
-from dpoptim.estimators.chunked_classifier import ChunkedClassifier, softmax
+from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.linear_fit import LinearFit
 from dpoptim.estimators.persons import owners_of
 from dpoptim.estimators.shards import all_ranks, classes_of_all, own_part
@@ -20,14 +19,12 @@ from dpoptim.estimators.table import (
     class_numbers,
     one_label_a_row,
     public_weights,
-    refuse_weights,
-    table,
 )
 from dpoptim.gradients.linear import LinearModel
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPLogisticRegression(ChunkedClassifier, LinearFit):
+class DPLogisticRegression(FitsClasses, LinearFit):
     """Logistic regression (softmax for several classes) with differential privacy.
 
     Args:
@@ -54,7 +51,8 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
         ledger: where fits are charged, so that several cannot exceed a budget; None: nowhere.
         noise_seed: repeatable noise, for tests: the guarantee says that it is not for release.
         sharded: under ``torch.distributed``, where all processes must call ``fit``: whether each
-            has rows of its own, no record in two of them. False: all have the same table.
+            has rows of its own, no record, nor rows of one person, in two of them. False: all have
+            the same table.
         rows_per_person: where ``fit`` is told ``persons``, at most so many rows of each take part,
             chosen by coins, and their mean counts.
 
@@ -85,35 +83,12 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
     classes: Sequence[Any] | None = None
     class_weight: Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train on X of shape (n, features) and y of shape (n,).
-
-        X may be a memory map or `data.ParquetRows`, which are read in blocks; no sample weights;
-        ``persons``: the owner of each row (numbers or strings), where the guarantee shall protect
-        persons who have several.
-
-        Raises:
-            ValueError: a bad table or setting, before anything is spent.
-            RankError: another process has failed, or does not agree.
-        """
-        return self._learn(X, y, sample_weight, self.classes, persons, chunk=False)
-
-    def _learn(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
-        classes: Sequence[Any] | None,
-        persons: Any,
-        *,
-        chunk: bool,
-    ) -> Self:
-        refuse_weights(sample_weight)
+    def _learn(self, given: Given) -> None:
         with all_ranks() as ranks:
-            x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
-            labels = one_label_a_row(y, rows=len(x))
-            owners = owners_of(x, persons, self.rows_per_person)
-            x, labels = own_part(self, x, labels, ranks, by_person=owners is not None)
+            x, classes = self._rows(given), self._stated(given)
+            labels = one_label_a_row(given.y, rows=len(x))
+            owners = owners_of(x, given.persons, self.rows_per_person)
+            x, labels = own_part(self, x, labels, owners, ranks)
             notes = (READ_OFF,) if classes is None else ()
             known = classes_of_all(labels, ranks) if classes is None else classes
             self.classes_, numbers = class_numbers(known, labels)
@@ -131,12 +106,11 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
                 numbers,
                 notes,
                 ranks,
-                chunk=chunk,
+                chunk=given.chunk,
                 weights=None if of_classes is None else of_classes[numbers],
                 owners=owners,
             )
         self.coef_, self.intercept_ = self._split(weights)
-        return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Scores: shape (n,) for two classes, else (n, classes)."""
@@ -158,7 +132,7 @@ class DPLogisticRegression(ChunkedClassifier, LinearFit):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPLinearRegression(RegressorMixin, LinearFit):
+class DPLinearRegression(FitsNumbers, LinearFit):
     """Linear regression with squared or Huber loss and differential privacy.
 
     Args:
@@ -190,44 +164,27 @@ class DPLinearRegression(RegressorMixin, LinearFit):
     huber_delta: float = 0.5
     _target_unit: float = field(init=False)  # that of the chunks so far
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train; see `DPLogisticRegression.fit`.
-
-        Raises:
-            ValueError: a bad table or setting, before anything is spent.
-            RankError: another process has failed, or does not agree.
-        """
-        return self._learn(X, y, sample_weight, persons, chunk=False)
-
-    def partial_fit(
-        self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None
-    ) -> Self:
-        """Train on one more chunk of a stream; see `DPLogisticRegression.partial_fit`."""
-        return self._learn(X, y, sample_weight, persons, chunk=True)
-
-    def _learn(self, X: Any, y: Any, sample_weight: Any, persons: Any, *, chunk: bool) -> Self:
-        refuse_weights(sample_weight)
+    def _learn(self, given: Given) -> None:
         with all_ranks() as ranks:
-            x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
-            scaled = bounded_targets(y, self.target_bound, rows=len(x))
+            x = self._rows(given)
+            scaled = bounded_targets(given.y, self.target_bound, rows=len(x))
             if self.loss not in ("squared", "huber"):
                 raise ValueError(f"loss must be 'squared' or 'huber', got {self.loss!r}.")
             bound = real_number("target_bound", self.target_bound)
-            if chunk and hasattr(self, "_chunks") and bound != self._target_unit:
+            if given.chunk and hasattr(self, "_chunks") and bound != self._target_unit:
                 raise ValueError(
                     f"target_bound={bound:g} must stay {self._target_unit:g}, the unit of earlier "
                     "chunks; or call fit anew."
                 )
-            owners = owners_of(x, persons, self.rows_per_person)
-            x, scaled = own_part(self, x, scaled, ranks, by_person=owners is not None)
+            owners = owners_of(x, given.persons, self.rows_per_person)
+            x, scaled = own_part(self, x, scaled, owners, ranks)
             self._target_unit = bound
             model = LinearModel(
                 self.loss, x.shape[1], intercept=self.fit_intercept, huber_delta=self.huber_delta
             )
-            weights = self._solve(model, x, scaled, (), ranks, chunk=chunk, owners=owners)
+            weights = self._solve(model, x, scaled, (), ranks, chunk=given.chunk, owners=owners)
         coefficients, intercept = self._split(weights)
         self.coef_, self.intercept_ = coefficients[0] * bound, float(intercept[0]) * bound
-        return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""

@@ -128,7 +128,7 @@ class LinearFit(PrivateSettings):
                 f"rows were clipped to norm sqrt({features}): scale the features by public "
                 "constants",
             )
-        shared = notes_of_ranks(ranks, sharded=self.sharded)
+        shared = notes_of_ranks(ranks, owners, sharded=self.sharded)
         guarantee = per_person(guarantee, owners)
         guarantee = replace(guarantee, notes=(*guarantee.notes, *notes, *said, *shared))
         self._weights: NDArray[np.float64] = (

@@ -19,6 +19,7 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.calibration import calibrate_event
 from dpoptim.arguments import one_of, real_number, whole_number
 from dpoptim.estimators.chunks import Chunks
+from dpoptim.estimators.fitting import Given
 from dpoptim.estimators.persons import owners_of, units_in
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.settings import Delta, PrivateSettings
@@ -71,16 +72,14 @@ class NetworkFit(PrivateSettings):
         outputs: int,
         loss: Callable[[Tensor, Tensor], Tensor],
         notes: tuple[str, ...],
-        persons: Any,
-        *,
-        chunk: bool,
+        given: Given,
     ) -> None:
         """Set ``network_`` and ``privacy_``.
 
         ``loss`` gives one number a row. A chunk goes on from the chunks before it.
         """
-        earlier: Chunks | None = getattr(self, "_chunks", None) if chunk else None
-        owners = owners_of(x, persons, self.rows_per_person)
+        earlier: Chunks | None = getattr(self, "_chunks", None) if given.chunk else None
+        owners = owners_of(x, given.persons, self.rows_per_person)
         if earlier is not None:
             earlier.refuse_change(self.neighboring, by_person=owners is not None)
         features, (unit, units) = x.shape[1], units_in(x, owners)
@@ -120,7 +119,7 @@ class NetworkFit(PrivateSettings):
             ledger=self.ledger,
             label=label,
             noise_seed=self.noise_seed,
-            persons=persons,
+            persons=given.persons,
             rows_per_record=plan.unit.most_rows,
         ) as private:
             for batch, wanted in private.batches(physical_batch_size=ROWS_AT_A_TIME):

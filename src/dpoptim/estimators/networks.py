@@ -2,28 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import RegressorMixin
 from torch import Tensor, nn
 
 from dpoptim.arguments import real_number
-from dpoptim.estimators.chunked_classifier import ChunkedClassifier, softmax
+from dpoptim.estimators.fitting import FitsClasses, FitsNumbers, Given, softmax
 from dpoptim.estimators.network_fit import NetworkFit
 from dpoptim.estimators.table import (
     bounded_targets,
     public_classes,
     public_weights,
-    refuse_weights,
-    table,
 )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPSGDClassifier(ChunkedClassifier, NetworkFit):
+class DPSGDClassifier(FitsClasses, NetworkFit):
     """A feed-forward network trained with cross-entropy, by DP-SGD or another method.
 
     Args:
@@ -86,37 +83,15 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
     classes: Sequence[Any] | None = None
     class_weight: Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train on X of shape (n, features) and y of shape (n,); no sample weights.
-
-        ``persons``: the owner of each row (numbers or strings), where the guarantee shall protect
-        persons who have several.
-
-        Raises:
-            ValueError: a bad table or setting, before anything is spent.
-        """
-        return self._learn(X, y, sample_weight, self.classes, persons, chunk=False)
-
-    def _learn(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
-        classes: Sequence[Any] | None,
-        persons: Any,
-        *,
-        chunk: bool,
-    ) -> Self:
-        refuse_weights(sample_weight)
-        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
-        self.classes_, numbers, notes = public_classes(classes, y, rows=len(x))
+    def _learn(self, given: Given) -> None:
+        x = self._rows(given)
+        self.classes_, numbers, notes = public_classes(self._stated(given), given.y, rows=len(x))
         weights = public_weights(self.class_weight, self.classes_)
         loss = nn.CrossEntropyLoss(
             weight=None if weights is None else torch.from_numpy(weights).float(), reduction="none"
         )
         targets = torch.from_numpy(numbers)
-        self._train(x, targets, len(self.classes_), loss, notes, persons, chunk=chunk)
-        return self
+        self._train(x, targets, len(self.classes_), loss, notes, given)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of shape (n, classes)."""
@@ -129,7 +104,7 @@ class DPSGDClassifier(ChunkedClassifier, NetworkFit):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPSGDRegressor(RegressorMixin, NetworkFit):
+class DPSGDRegressor(FitsNumbers, NetworkFit):
     """A feed-forward network trained with squared error, by DP-SGD or another method.
 
     Args:
@@ -153,31 +128,12 @@ class DPSGDRegressor(RegressorMixin, NetworkFit):
     target_bound: float | None = None
     clip_norm: float = 0.3
 
-    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
-        """Train on X of shape (n, features) and y of shape (n,); no sample weights.
-
-        ``persons``: the owner of each row (numbers or strings), where the guarantee shall protect
-        persons who have several.
-
-        Raises:
-            ValueError: a bad table or setting, before anything is spent.
-        """
-        return self._learn(X, y, sample_weight, persons, chunk=False)
-
-    def partial_fit(
-        self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None
-    ) -> Self:
-        """Train on one more chunk of a stream; see `DPSGDClassifier.partial_fit`."""
-        return self._learn(X, y, sample_weight, persons, chunk=True)
-
-    def _learn(self, X: Any, y: Any, sample_weight: Any, persons: Any, *, chunk: bool) -> Self:
-        refuse_weights(sample_weight)
-        x = table(X, reset=not (chunk and hasattr(self, "_chunks")), estimator=self)
+    def _learn(self, given: Given) -> None:
+        x = self._rows(given)
         scaled = torch.from_numpy(
-            bounded_targets(y, self.target_bound, rows=len(x)).astype(np.float32)
+            bounded_targets(given.y, self.target_bound, rows=len(x)).astype(np.float32)
         )
-        self._train(x, scaled[:, None], 1, squared_errors, (), persons, chunk=chunk)
-        return self
+        self._train(x, scaled[:, None], 1, squared_errors, (), given)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predictions of shape (n,)."""

@@ -14,6 +14,8 @@ from dpoptim.data.parquet_rows import ParquetRows
 from dpoptim.distributed.agreement import LEAST_RECORDS, refuse_equal_shards
 from dpoptim.distributed.ranks import Ranks, part_sizes
 from dpoptim.distributed.wrapping import ranks_of
+from dpoptim.training.persons_of_ranks import one_rank_a_person
+from dpoptim.training.units import Persons
 from dpoptim.version import __version__
 
 SAMPLED = 256  # rows that are compared where all ranks should have the same
@@ -35,15 +37,16 @@ def all_ranks() -> Iterator[Ranks]:
 
 
 def own_part(
-    estimator: BaseEstimator, x: Any, y: NDArray[Any], ranks: Ranks, *, by_person: bool
+    estimator: BaseEstimator, x: Any, y: NDArray[Any], owners: Persons | None, ranks: Ranks
 ) -> tuple[Any, NDArray[Any]]:
     """This rank's rows of a good table: all of it if ranks have shards, else an equal part.
 
-    All of it, too, where it is divided up later, by the persons who own rows.
+    All of it, too, where it is divided up later, by the persons who own rows (``owners``).
 
     Raises:
         RankError: on all ranks: one has refused its table, or differs in its settings, number of
-            columns or (without shards) data, or has another one's shard; named.
+            columns or (without shards) data, or has another one's shard; named. Or somebody has
+            rows in two shards.
     """
     if ranks.size == 1:
         return x, y
@@ -59,9 +62,10 @@ def own_part(
     if not settings["sharded"]:
         facts["data set"] = sample_of(x, y)
     ranks.agree(facts)
+    one_rank_a_person(ranks, owners, sharded=settings["sharded"])
     if settings["sharded"]:
         refuse_equal_shards(ranks, sample_of(x, y) if len(y) >= LEAST_RECORDS else "")
-    if settings["sharded"] or by_person:
+    if settings["sharded"] or owners is not None:
         return x, y
     return equal_part(x, ranks), equal_part(y, ranks)
 
@@ -79,18 +83,17 @@ def classes_of_all(y: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
     return np.unique(np.concatenate(ranks.gathered(np.unique(y))))
 
 
-def notes_of_ranks(ranks: Ranks, *, sharded: bool) -> tuple[str, ...]:
+def notes_of_ranks(ranks: Ranks, owners: Persons | None, *, sharded: bool) -> tuple[str, ...]:
     """What must be said of a fit in several processes."""
     if ranks.size == 1:
         return ()
-    same = (
-        "no record is in the tables of two processes"
-        if sharded
-        else "all processes have the same table"
-    )
-    return (
-        f"fitted in {ranks.size} processes, with one release of every number; on trust: {same}",
-    )
+    if sharded and owners is not None:
+        how = "no person has rows in two of their tables, which was checked"
+    elif sharded:
+        how = "on trust: no record is in the tables of two processes"
+    else:
+        how = "on trust: all processes have the same table"
+    return (f"fitted in {ranks.size} processes, with one release of every number; {how}",)
 
 
 def without_addresses(value: object) -> str:

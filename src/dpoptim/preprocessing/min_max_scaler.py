@@ -69,23 +69,18 @@ class DPMinMaxScaler(BoundedColumns):
             raise ValueError(
                 f"quantile must be between 0 and 0.5, got {quantile:g}; 0.01 is a usual choice."
             )
-        n, mu, delta, said = self._price(len(x))
+        price = self._price(len(x))
         scaled, missing = self._in_range(x, middle, half)
         low, high, guarantee = select_tails(
             np.where(missing, np.nan, scaled),
             np.linspace(-1.0, 1.0, CANDIDATES),
-            quantile * n,
-            mu=mu,
-            delta=delta,
-            neighboring=self.neighboring,
-            label=type(self).__name__,
-            ledger=self.ledger,
-            noise_seed=self.noise_seed,
+            quantile * price.n,
+            **self._terms(price),
         )
         crossed = high <= low  # too few values for the noise: the public range
         self.low_ = middle + half * np.where(crossed, -1.0, low)
         self.high_ = middle + half * np.where(crossed, 1.0, high)
-        self._state(guarantee, said)
+        self._state(guarantee, price)
         return self
 
     def transform(self, X: Any) -> Floats:

@@ -123,7 +123,7 @@ class DPOneHot(SummedStep):
         bound = self.norm_bound(columns.shape[1])
         released = self._released(counts.ravel().astype(np.float64), bound, price)
         noise = released.deviation * float(-ndtri(FALSE_FINDS / counts.size))
-        kept = released.values.reshape(counts.shape) > max(noise, self.least_share * price[0])
+        kept = released.values.reshape(counts.shape) > max(noise, self.least_share * price.n)
         return {
             column: [str(bucket) for bucket in np.flatnonzero(row)]
             for column, row in zip(counted, kept, strict=True)

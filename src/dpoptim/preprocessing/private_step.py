@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,32 @@ from dpoptim.data.unquoted import checked_table
 from dpoptim.estimators.scope import public_number_of_records, with_scope
 from dpoptim.estimators.settings import PrivateSettings
 from dpoptim.estimators.table import stated_delta
-from dpoptim.statistics import BOUND_ROUNDING, Floats, NoisySum, bounded_sum, price_of, release_sum
+from dpoptim.statistics import (
+    BOUND_ROUNDING,
+    Floats,
+    NoisySum,
+    Terms,
+    bounded_sum,
+    price_of,
+    release_sum,
+)
 
 Bound = float | Sequence[float]
+
+
+class Price(NamedTuple):
+    """What a fit may cost.
+
+    Attributes:
+        n: number of records, public.
+        mu: of Gaussian differential privacy.
+        delta: where it is stated. said: what must be said of it.
+    """
+
+    n: int
+    mu: float
+    delta: float
+    said: tuple[str, ...]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -28,8 +51,8 @@ class ChargedFit(PrivateSettings):
 
     n: int | None = None
 
-    def _price(self, rows: int) -> tuple[int, float, float, tuple[str, ...]]:
-        """(n, mu, delta, what must be said of delta)."""
+    def _price(self, rows: int) -> Price:
+        """What the fit may cost."""
         if self.epsilon is None:
             raise ValueError(
                 f"epsilon is missing: {type(self).__name__} learns from private records. Fix: "
@@ -38,28 +61,27 @@ class ChargedFit(PrivateSettings):
             )
         n = public_number_of_records(self.n, rows, self.neighboring)
         delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
-        return n, price_of(real_number("epsilon", self.epsilon), delta), delta, said
+        return Price(n, price_of(real_number("epsilon", self.epsilon), delta), delta, said)
 
-    def _state(self, guarantee: Guarantee, said: tuple[str, ...]) -> None:
-        noted = replace(guarantee, notes=(*guarantee.notes, *said))
-        self.privacy_: Guarantee | None = with_scope(noted, self.ledger)
-
-    def _released(
-        self, total: Floats, norm_bound: float, price: tuple[int, float, float, tuple[str, ...]]
-    ) -> NoisySum:
-        """``total`` with noise, charged; sets ``privacy_``. ``price``: see `_price`."""
-        _, mu, delta, said = price
-        released = release_sum(
-            total,
-            norm_bound=norm_bound,
-            mu=mu,
-            delta=delta,
+    def _terms(self, price: Price) -> Terms:
+        """On what terms the release is made."""
+        return Terms(
+            mu=price.mu,
+            delta=price.delta,
             neighboring=self.neighboring,
             label=type(self).__name__,
             ledger=self.ledger,
             noise_seed=self.noise_seed,
         )
-        self._state(released.guarantee, said)
+
+    def _state(self, guarantee: Guarantee, price: Price) -> None:
+        noted = replace(guarantee, notes=(*guarantee.notes, *price.said))
+        self.privacy_: Guarantee | None = with_scope(noted, self.ledger)
+
+    def _released(self, total: Floats, norm_bound: float, price: Price) -> NoisySum:
+        """``total`` with noise, charged; sets ``privacy_``."""
+        released = release_sum(total, norm_bound=norm_bound, **self._terms(price))
+        self._state(released.guarantee, price)
         return released
 
 
@@ -109,7 +131,7 @@ class SummedStep(PrivateStep):
     def _release(self, rows: Floats) -> tuple[NoisySum, int]:
         """The noisy sum of ``rows``, charged, and the public n. Sets ``privacy_``."""
         price, bound = self._price(len(rows)), self.norm_bound(self.n_features_in_)
-        return self._released(bounded_sum(rows, bound), bound * BOUND_ROUNDING, price), price[0]
+        return self._released(bounded_sum(rows, bound), bound * BOUND_ROUNDING, price), price.n
 
 
 @dataclass(eq=False, repr=False)

@@ -25,6 +25,7 @@ from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
 from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
 from dpoptim.solvers.budget import Budget
+from dpoptim.training.persons_of_ranks import one_rank_a_person
 from dpoptim.training.units import Persons
 
 
@@ -71,6 +72,7 @@ def train_by_solver(
         owners = Persons.of(data.persons, len(rows), plan.unit.most_rows)
     with all_ranks() as ranks:
         ranks.agree({"plan": digest(plan.to_json()), "data set": sample_of(rows, data.y)})
+        one_rank_a_person(ranks, owners, sharded=False)
         own = (
             tuple(equal_part(part, ranks) for part in (rows, data.y))
             if owners is None

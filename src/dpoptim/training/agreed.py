@@ -10,6 +10,7 @@ from dpoptim.distributed.agreement import facts_of, refuse_equal_shards, some_re
 from dpoptim.distributed.ranks import Ranks
 from dpoptim.gradients.engine import Engine
 from dpoptim.plan import Plan
+from dpoptim.training.persons_of_ranks import one_rank_a_person
 from dpoptim.training.refusals import refuse_other_size
 from dpoptim.training.streams import StreamRecords
 from dpoptim.training.units import Units
@@ -36,15 +37,16 @@ def agree_on_run(
         the number of records, or persons, on all ranks. Private under add-or-remove-one.
 
     Raises:
-        PrivacyError: ranks differ, or have the same records where each should have its own; the
-            message names what, and the rank. ValueError: not the plan's number of records.
+        PrivacyError: ranks differ, or have the same records, or rows of one person, where each
+            should have its own; the message names what, and the rank. ValueError: not the plan's
+            number of records.
     """
     own = {
         "rows_per_record": units.rows,
         "isolation": engine.isolation,
-        "persons": units.persons is not None if sharded else units.digest,
     }
     ranks.agree(facts_of(plan, engine, optimizers, train_set, sharded=sharded, **options, **own))
+    one_rank_a_person(ranks, units.persons, sharded=sharded)
     count = ranks.added(units.count) if sharded else units.count
     refuse_other_size(plan, count, units.name)
     if sharded and not isinstance(train_set, StreamRecords):

@@ -142,16 +142,19 @@ def basis_of_ledger(durable: bool) -> Assumption:
     )
 
 
-def basis_of_ranks(size: int, *, sharded: bool) -> tuple[Assumption, ...]:
+def basis_of_ranks(size: int, *, sharded: bool, by_person: bool) -> tuple[Assumption, ...]:
     """Assumptions of training in ``size`` processes."""
     if size == 1:
         return ()
-    sound = (
-        "no record is in the data sets of two processes"
-        if sharded
-        else "all processes have the same data set"
-    )
+    if sharded and by_person:
+        sound = "the records of each process are its own"
+    elif sharded:
+        sound = "no record is in the data sets of two processes"
+    else:
+        sound = "all processes have the same data set"
+    apart = Assumption("enforced", "no person has rows in the data sets of two processes")
     return (
+        *((apart,) if sharded and by_person else ()),
         Assumption(
             "enforced",
             f"{size} processes release every number once, with its whole noise, on one reservation",

@@ -117,7 +117,8 @@ def attach(
             the same way. Default: all that ``torch.distributed`` knows of. See
             docs/guides/many-processes.md.
         sharded: whether ``train_set`` holds this process's records only, no record in two
-            processes; the plan's n is the number in all of them. Default: every process has the
+            processes, and nobody's rows where there are ``persons``; the plan's n is the number in
+            all of them. Default: every process has the
             same data set, in the same order.
 
     Returns:

@@ -133,7 +133,9 @@ class PublicFigures:
         loss = basis_of_loss(self._loss, self._reduction, caveats, self._engine.isolation)
         ledger = basis_of_ledger(self._ledger.durable)
         others = basis_of_caveats(caveats, resumed=bool(self._caveats))
-        ranks = basis_of_ranks(self._ranks.size, sharded=self._sharded)
+        ranks = basis_of_ranks(
+            self._ranks.size, sharded=self._sharded, by_person=self._units.persons is not None
+        )
         slots = () if caveats["varies"] else basis_of_slots(self.plan)
         of_model = (ESCAPES, *WRITES[self._engine.reads_in_turn], *self._chosen.basis)
         return in_order(

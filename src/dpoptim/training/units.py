@@ -36,11 +36,13 @@ class Persons:
         rows: row numbers, sorted by their owner, shape (rows,).
         ends: where each person's rows end in it, shape (persons,).
         most: rows that a person brings to a step, at most; public.
+        names: numbers or strings, rising, shape (persons,); private.
     """
 
     rows: Indices
     ends: Indices
     most: int
+    names: NDArray[Any]
 
     @classmethod
     def of(cls, owners: Any, rows: int, most: int) -> "Persons":
@@ -64,11 +66,16 @@ class Persons:
                 "each row without an owner one of its own."
             )
         order = np.argsort(names, kind="stable").astype(np.int64)
-        _, counts = np.unique(names, return_counts=True)
-        return cls(order, np.cumsum(counts), most)
+        different, counts = np.unique(names, return_counts=True)
+        return cls(order, np.cumsum(counts), most, different)
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    @property
+    def digest(self) -> str:
+        """Whose rows are whose, hashed; as private as that. For processes to compare."""
+        return hashlib.sha256(self.rows.tobytes() + self.ends.tobytes()).hexdigest()
 
     def bring(self, coins: KeyStream, persons: Indices) -> Indices:
         """Row numbers of persons, (persons, most); `NO_ROW` fills up those who have fewer.
@@ -114,16 +121,6 @@ class Units:
     def stacked(self) -> int:
         """How many rows an item of the data set holds."""
         return self.rows.per_record if self.persons is None else 1
-
-    @property
-    def digest(self) -> str:
-        """Owners of rows, hashed; as private as that. For processes to compare."""
-        owners = (
-            b""
-            if self.persons is None
-            else self.persons.rows.tobytes() + self.persons.ends.tobytes()
-        )
-        return hashlib.sha256(owners).hexdigest()
 
     def bring(self, coins: KeyStream, units: Indices) -> Indices:
         """The items of these units in a step: shape (units,), or each person's, (units, K)."""

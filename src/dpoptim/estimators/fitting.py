@@ -1,0 +1,135 @@
+"""``fit`` and ``partial_fit`` of all estimators: on a table, or on a stream of chunks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+
+from dpoptim.estimators.table import refuse_weights, table
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a fit was told.
+
+    Attributes:
+        X: shape (n, features). y: shape (n,).
+        persons: owners of the rows, shape (n,); None: each row is a record.
+        chunk: whether this is one chunk of a stream.
+        classes: those that ``partial_fit`` goes by.
+    """
+
+    X: Any
+    y: Any
+    persons: Any
+    chunk: bool = False
+    classes: Sequence[Any] | None = None
+
+
+class Fits(ABC):
+    """Base of the estimators, whose `_learn` trains."""
+
+    def fit(self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None) -> Self:
+        """Train on X of shape (n, features) and y of shape (n,); no sample weights.
+
+        Args:
+            X: for linear models also a memory map or `data.ParquetRows`, which are read in blocks.
+            persons: the owner of each row (numbers or strings), where the guarantee shall protect
+                persons who have several.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+            RankError: another process has failed, or does not agree.
+        """
+        return self._fitted(sample_weight, Given(X, y, persons))
+
+    @abstractmethod
+    def _learn(self, given: Given) -> None:
+        """Train; see ``fit``."""
+
+    def _fitted(self, sample_weight: Any, given: Given) -> Self:
+        refuse_weights(sample_weight)
+        self._learn(given)
+        return self
+
+    def _rows(self, given: Given) -> Any:
+        """X, its columns checked: against those of the chunks before, if there are any."""
+        return table(given.X, reset=not (given.chunk and hasattr(self, "_chunks")), estimator=self)
+
+
+class FitsNumbers(Fits, RegressorMixin):
+    """Base of the regressors."""
+
+    def partial_fit(
+        self, X: Any, y: Any, sample_weight: None = None, *, persons: Any = None
+    ) -> Self:
+        """Train on one more chunk of a stream; what ``fit`` was given is the first.
+
+        A network goes on from where the chunks before led; ``coef_`` is the mean over all rows.
+        Every chunk may spend the whole budget, since every record, or with ``persons`` every
+        person with all their rows, is in one chunk alone; that is taken on trust, and said in
+        ``privacy_``. A ledger does not know it, and is charged for each chunk.
+
+        Args:
+            persons: see ``fit``; in every call or in none.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        return self._fitted(sample_weight, Given(X, y, persons, chunk=True))
+
+
+class FitsClasses(Fits, ClassifierMixin):
+    """Base of the classifiers; the first chunk of a stream fixes the classes."""
+
+    classes: Sequence[Any] | None
+    classes_: NDArray[Any]
+
+    def _stated(self, given: Given) -> Sequence[Any] | None:
+        """All classes, as public knowledge; None: they are to be read off y."""
+        return given.classes if given.chunk else self.classes
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Sequence[Any] | None = None,
+        sample_weight: None = None,
+        *,
+        persons: Any = None,
+    ) -> Self:
+        """Train on one more chunk of a stream; see `DPLinearRegression.partial_fit`.
+
+        Args:
+            classes: all classes, public; needed in the first call unless the estimator has its
+                own.
+            persons: see ``fit``; in every call or in none.
+
+        Raises:
+            ValueError: a bad table or setting, before anything is spent.
+        """
+        stated: Any = self.classes if classes is None else classes
+        if hasattr(self, "_chunks"):
+            if classes is not None and not np.array_equal(
+                np.unique(np.asarray(classes)), self.classes_
+            ):
+                raise ValueError(
+                    "classes must be the same in every call of partial_fit; call fit to start anew."
+                )
+            stated = self.classes_
+        elif stated is None:
+            raise ValueError(
+                "classes must be passed on the first call to partial_fit: later chunks may hold "
+                "others."
+            )
+        return self._fitted(sample_weight, Given(X, y, persons, chunk=True, classes=stated))
+
+
+def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities of each row, shape (n, classes)."""
+    odds = np.exp(scores - scores.max(1, keepdims=True))
+    return odds / odds.sum(1, keepdims=True)
