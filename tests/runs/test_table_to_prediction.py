@@ -289,6 +289,43 @@ def test_solvers_protect_persons_too(tmp_path: Path) -> None:
     assert "does not fit the target" in run(*common, "--task", "regression", code=2)
 
 
+@pytest.mark.parametrize("method", ["dp-sgd", "noisy-gd"])
+def test_weights_of_classes_are_public_and_count(method: str, tmp_path: Path) -> None:
+    """A rare class is found more often at the same guarantee, which says whose word the weights
+    are; they are written down with the run.
+    """
+    draws = np.random.default_rng(1)
+    y = draws.random(3000) < 0.1
+    rows = (f"{a:.3f},{'a=1' if ill else 'b'}\n" for a, ill in zip(draws.normal(y), y, strict=True))
+    data, schema = tmp_path / "t.csv", tmp_path / "s.toml"
+    data.write_text("x,y\n" + "".join(rows))
+    schema.write_text(
+        '[columns.x]\nkind = "number"\nbounds = [-4, 5]\n'
+        '[columns.y]\nkind = "target"\nclasses = ["a=1", "b"]\n'
+    )
+    common = ["train", "--data", str(data), "--schema", str(schema), "--delta", "1e-5"]
+    found, promises = [], []
+    for weights in ([], ["--class-weight", "a=1=30", "--class-weight", "b=1.5"]):
+        out, predicted = tmp_path / f"run{len(weights)}", tmp_path / "p.csv"
+        run(*common, "--method", method, *weights, "--out", str(out), "--noise-seed", "1")
+        run("predict", str(out), str(data), "--out", str(predicted))
+        with predicted.open(newline="") as file:
+            found.append(np.mean([row["prediction"] == "a=1" for row in csv.DictReader(file)]))
+        promises.append(json.loads((out / "certificate.json").read_text()))
+        assert ("weights of the classes are public" in str(promises[-1]["basis"])) == bool(weights)
+        assert ("b 0.05" in (out / "report.html").read_text()) == bool(weights)
+    assert found[1] > found[0] + 0.1
+    assert promises[0]["guarantee"] == promises[1]["guarantee"]
+    assert promises[1]["training"]["class weights"] == "a=1 1, b 0.05 (public)"
+    for wrong, said in (("c=1", "The classes are a=1, b"), ("b", "CLASS=WEIGHT such as yes=5")):
+        assert said in run(*common, "--class-weight", wrong, code=2)
+    schema.write_text(
+        '[columns.y]\nkind = "category"\ncategories = ["a=1", "b"]\n'
+        '[columns.x]\nkind = "target"\nbounds = [-4, 5]\n'
+    )
+    assert "this target is a number" in run(*common, "--class-weight", "b=1", code=2)
+
+
 def test_sums_predict_numbers(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     x = draws.uniform(-1, 1, (2_000, 2))

@@ -18,6 +18,7 @@ from dpoptim.estimators import DPLinearRegression, DPLogisticRegression, DPSGDCl
 from dpoptim.gate import TrialsGate
 from dpoptim.noise.stream import KeyStream
 from dpoptim.noise.trials import even_choice, logarithmic_count, logarithmic_parameter
+from dpoptim.training.units import Persons
 from dpoptim.tuning import DPSearchCV
 from dpoptim.tuning.search import search_event
 
@@ -73,9 +74,9 @@ def test_trials_are_as_sharp_as_the_event_allows() -> None:
         fits: list[float] = []
         honest = DPLogisticRegression.fit
 
-        def spy(self: Any, *arguments: Any, fits: list[float] = fits, honest: Any = honest) -> Any:
+        def spy(self: Any, *data: Any, persons: Any, fits: Any = fits, honest: Any = honest) -> Any:
             fits.append(gdp_mu(self.epsilon, self.delta))
-            return honest(self, *arguments)
+            return honest(self, *data, persons=persons)
 
         x, y = digits()
         with pytest.MonkeyPatch.context() as patch:
@@ -127,11 +128,56 @@ def test_what_the_guarantee_does_not_cover_is_refused(wrong: dict[str, Any], sai
 
 def test_a_training_record_never_scores() -> None:
     search = DPSearchCV(base(), GRID)
-    train, test = search._parts(1000)
+    train, test = map(np.flatnonzero, search._parts(1000))
     assert len(test) == 200
     assert sorted([*train, *test]) == list(range(1000))
     again = search._parts(1000)
-    assert np.array_equal(train, again[0])  # by places alone
+    assert np.array_equal(train, np.flatnonzero(again[0]))  # by places alone
+
+
+def persons_who_count_twice(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Those with rows in training and in the score, or with more of a score than one record."""
+    rng = np.random.default_rng(0)
+    owners = rng.permutation(np.repeat(np.arange(200), rng.integers(1, 30, 200)))
+    x = np.column_stack([owners / 200, rng.choice([-1.0, 1.0], len(owners))])
+    y = (x[:, 1] > 0).astype(int)
+    trained, twice, honest = [set[int]()], set[int](), DPLogisticRegression.fit
+
+    def fit(self: Any, X: Any, y: Any, *, persons: Any) -> Any:
+        assert len(persons) == len(X)
+        trained.append(set((X[:, 0] * 200).round().astype(int).tolist()))
+        return honest(self, X, y, persons=persons)
+
+    def values(self: Any, model: Any, X: Any, y: Any, units: Any) -> Any:
+        scored = set((X[:, 0] * 200).round().astype(int).tolist())
+        twice.update(scored & trained[-1])
+        found = all_values(self, model, X, y, units)
+        if len(found) != len(scored) or np.abs(found).max() > 0.5:
+            twice.update(scored)
+        return found
+
+    all_values = DPSearchCV._values
+    with monkeypatch.context() as patched:
+        patched.setattr(DPLogisticRegression, "fit", fit)
+        patched.setattr(DPSearchCV, "_values", values)
+        model = DPLogisticRegression(data_norm=2.0, classes=[0, 1], rows_per_person=4)
+        search = DPSearchCV(model, {"steps": [5, 10]}, epsilon=4.0, delta=1e-4, noise_seed=1)
+        search.fit(x, y, persons=owners)
+    assert len(trained) > 1
+    assert search.privacy_.unit == "person"
+    assert "at most 4 of them" in str(search.privacy_)
+    return twice
+
+
+def test_a_person_trains_or_scores_with_all_rows_and_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not persons_who_count_twice(monkeypatch)
+    honest = Persons.numbers.fget
+    assert honest is not None
+    wrong = property(lambda self: np.roll(honest(self), 1))  # another's rows
+    monkeypatch.setattr(Persons, "numbers", wrong)
+    assert persons_who_count_twice(monkeypatch)
 
 
 def test_the_number_of_trials_has_its_law() -> None:

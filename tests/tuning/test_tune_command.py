@@ -80,6 +80,36 @@ def test_a_private_search_is_one_charge_and_predicts(
     assert "over the budget" in run(*again, code=2)
 
 
+def test_persons_and_weights_of_classes_are_tuned_for(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """Per person in the guarantee and the ledger; a class of weight 0 is never predicted."""
+    table, out, ledger = tmp_path / "p.csv", tmp_path / "tuned", tmp_path / "l.sqlite"
+    head, *rows = files[0].read_text().splitlines()
+    table.write_text("\n".join([f"{head},who", *(f"{r},p{i % 500}" for i, r in enumerate(rows))]))
+    schema = tmp_path / "p.toml"
+    schema.write_text(files[1].read_text() + '[columns.who]\nkind = "person"\n')
+    of_persons = (*("--schema", str(schema), "--person-column", "who"), *PROMISE)
+    weights = ("--class-weight", "no=0", "--class-weight", "yes=3")
+    private = ("--data", str(table), "--ledger", str(ledger), "--out", str(out))
+    few = ("--records-per-person", "3", "--grid", "clip_norm=0.1,0.2", "--noise-seed", "1")
+    text = run("tune", *private, *of_persons, *weights, *few)
+    assert "per person" in text
+    found = json.loads((out / "tune.json").read_text())["guarantee"]
+    assert found["unit"] == "person"
+    assert "at most 3 of them" in str(found)
+    with dpoptim.Ledger(ledger) as opened:
+        assert opened.dataset is not None
+        assert opened.dataset.endswith("per person")
+    predicted = tmp_path / "said.csv"
+    run("predict", str(out), str(table), "--out", str(predicted))
+    said = [line.split(",")[0] for line in predicted.read_text().splitlines()[1:]]
+    assert said.count("yes") > 0.99 * len(said)
+    public = ("--public-data", str(table), *of_persons, *GRID, "--seeds", "1")
+    assert run("tune", *public) == run("tune", *public, "--n", "400")  # four fifths of 500
+    assert run("tune", *public) != run("tune", *public, "--n", "40")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -89,6 +119,8 @@ def test_a_private_search_is_one_charge_and_predicts(
         (("--public-data", "T", "--schema", "S", "--grid", "clip_norm"), "NAME=VALUE"),
         (("--public-data", "T", "--schema", "S", "--grid", "size=3"), "no setting 'size'"),
         (("--data", "T", "--schema", "S", "--grid", "epsilon=1,2"), "may not set"),
+        (("--data", "T", "--schema", "S", "--class-weight", "2"), "CLASS=WEIGHT such as yes=5"),
+        (("--data", "T", "--schema", "S", "--class-weight", "maybe=2"), "The classes are no, yes"),
     ],
 )
 def test_what_cannot_be_tuned(

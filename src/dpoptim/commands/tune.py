@@ -10,8 +10,11 @@ from rich.table import Table
 from dpoptim.runs.options import (
     BudgetOption,
     ClassesOption,
+    ClassWeightOption,
     LedgerOption,
     NoiseSeedOption,
+    PersonColumnOption,
+    RecordsPerPersonOption,
     Relation,
     SchemaOption,
     TargetBoundsOption,
@@ -39,6 +42,9 @@ def tune(
     target: TargetOption = None,
     classes: ClassesOption = None,
     target_bounds: TargetBoundsOption = None,
+    class_weight: ClassWeightOption = None,
+    person_column: PersonColumnOption = None,
+    records_per_person: RecordsPerPersonOption = 16,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +55,9 @@ def tune(
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option("--n", help="With --public-data: number of private records.", min=1),
+        typer.Option(
+            "--n", help="With --public-data: number of private records (of persons).", min=1
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="With --public-data: runs of each.", min=1)] = 3,
     mean_trials: Annotated[
@@ -92,6 +100,9 @@ def tune(
             target=target,
             classes=classes,
             target_bounds=target_bounds,
+            class_weight=class_weight,
+            person_column=person_column,
+            records_per_person=records_per_person,
             neighboring=neighboring,
             epsilon=epsilon,
             delta=delta,

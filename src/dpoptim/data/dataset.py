@@ -23,6 +23,8 @@ class Data:
             float32, and there are no classes. None: classification.
         persons: number of the person, 0, 1, ..., whose record each is; None: every record is
             somebody else's.
+        class_weights: public factors of the classes' losses, at most 1, in the classes' order;
+            None: all are 1.
         encoding: what makes such features of new records: a schema for tables, steps for arrays.
             None: nothing known.
     """
@@ -37,6 +39,7 @@ class Data:
     target_bounds: tuple[float, float] | None = None
     persons: Labels | None = None
     encoding: Schema | Preparation | None = None
+    class_weights: tuple[float, ...] | None = None
 
     @property
     def classes(self) -> int:

@@ -1,6 +1,10 @@
 """From the options of ``dpoptim train`` to the data set, encoded record by record."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from dpoptim.data import (
     FASHION_MNIST_DIRECTORY,
@@ -16,6 +20,7 @@ from dpoptim.data import (
 from dpoptim.data.preparation import ChannelsFirst, Divide, Scatter, SquareRoot, Step, UnitNorm
 from dpoptim.data.schema import Schema
 from dpoptim.data.table_files import is_table
+from dpoptim.estimators.table import public_weights
 from dpoptim.runs.options import TrainRequest
 
 BUNDLED = ("digits", "fashion-mnist")
@@ -33,8 +38,9 @@ def load(options: TrainRequest) -> Data:
     Raises:
         FileNotFoundError, ValueError: naming the file or option and the fix.
     """
+    weights = options.weights_of_classes
     if options.data in BUNDLED:
-        return load_bundled(options)
+        return weighted(load_bundled(options), weights)
     path = Path(options.data)
     data = load_described(path, options) if is_table(path) else load_unnamed(path, options)
     if options.task is not None and (options.task == REGRESSION) != (
@@ -44,7 +50,26 @@ def load(options: TrainRequest) -> Data:
             f"--task {options.task} does not fit the target. Fix: regression needs bounds of the "
             "target (in the schema, or --target-bounds), classification needs classes."
         )
+    data = weighted(data, weights)
     return hold_out_fifth(data, options.seed) if data.public and data.x_test is None else data
+
+
+def weighted(data: Data, weights: Mapping[str, float] | None) -> Data:
+    """The data set with public weights of its classes, relative to the largest."""
+    if weights is None:
+        return data
+    if data.target_bounds is not None:
+        raise ValueError(
+            "--class-weight is for classes, and this target is a number. Fix: leave it out."
+        )
+    try:
+        factors = public_weights(weights, np.asarray(data.class_names))
+    except ValueError as error:
+        raise ValueError(
+            f"--class-{str(error).removeprefix('class_')} The classes are "
+            f"{', '.join(data.class_names)}."
+        ) from None
+    return replace(data, class_weights=None if factors is None else tuple(factors.tolist()))
 
 
 def load_bundled(options: TrainRequest) -> Data:

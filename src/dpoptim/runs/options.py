@@ -81,6 +81,23 @@ RunArgument = Annotated[
     Path, typer.Argument(help="Run directory of dpoptim train, or its model.pt.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+ClassWeightOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLASS=WEIGHT",
+        help="How much records of a class count, beside the heaviest; public; repeat for several. "
+        "Others have 1.",
+    ),
+]
+PersonColumnOption = Annotated[
+    str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")
+]
+RecordsPerPersonOption = Annotated[
+    int,
+    typer.Option(
+        help="At most so many of a person's records take part in a step, chosen by chance.", min=1
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -102,22 +119,15 @@ class TrainRequest:
     task: TaskOption = None
     target_bounds: TargetBoundsOption = None
     classes: ClassesOption = None
+    class_weight: ClassWeightOption = None
     data_is_public: Annotated[
         bool,
         typer.Option(
             "--data-is-public", help="Allow scores and the comparison; the bundled sets are public."
         ),
     ] = False
-    person_column: Annotated[
-        str | None, typer.Option(help="Whose record each is; the guarantee then protects persons.")
-    ] = None
-    records_per_person: Annotated[
-        int,
-        typer.Option(
-            help="At most so many of a person's records take part in a step, chosen by chance.",
-            min=1,
-        ),
-    ] = 16
+    person_column: PersonColumnOption = None
+    records_per_person: RecordsPerPersonOption = 16
     features: Annotated[
         FeaturesName | None, typer.Option(help="Of images: scattering, which no data has taught.")
     ] = None
@@ -233,6 +243,11 @@ class TrainRequest:
         )
 
     @property
+    def weights_of_classes(self) -> dict[str, float] | None:
+        """The weights in ``--class-weight``, by class."""
+        return None if not self.class_weight else dict(map(class_and_weight, self.class_weight))
+
+    @property
     def bounds_of_target(self) -> tuple[float, float] | None:
         """The two numbers in ``--target-bounds``."""
         return (
@@ -240,6 +255,17 @@ class TrainRequest:
             if self.target_bounds is None
             else two_numbers("--target-bounds", self.target_bounds)
         )
+
+
+def class_and_weight(text: str) -> tuple[str, float]:
+    """A class, which may have = in its name, and its weight."""
+    name, equals, weight = text.rpartition("=")
+    try:
+        return name.strip(), float(weight if equals else "")
+    except ValueError:
+        raise ValueError(
+            f"--class-weight takes CLASS=WEIGHT such as yes=5, once for each class, got {text!r}."
+        ) from None
 
 
 def two_numbers(option: str, text: str) -> tuple[float, float]:

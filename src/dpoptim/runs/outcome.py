@@ -82,12 +82,18 @@ def printable_settings(
     return {
         "method": request.method if solver is None else solver,
         "features": describe_encoding(data),
+        **({} if data.class_weights is None else {"class weights": weights_in_words(data)}),
         **(by_loop if solver is None else {}),
         "seed": f"{request.seed} (initialisation and splits)",
         "noise": "keyed by the operating system"
         if request.noise_seed is None
         else f"seed {request.noise_seed}",
     }
+
+
+def weights_in_words(data: Data) -> str:
+    each = zip(data.class_names, data.class_weights or (), strict=True)
+    return ", ".join(f"{name} {weight:.4g}" for name, weight in each) + " (public)"
 
 
 def entry_of(request: TrainRequest, ledger: Ledger, trained: Trained) -> LedgerEntry | None:

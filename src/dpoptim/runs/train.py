@@ -5,6 +5,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 
 import torch
@@ -25,6 +26,9 @@ from dpoptim.version import __version__ as dpoptim_version
 
 BY_THE_CLOCK = Assumption(
     "trusted", "how many steps a clock left time for tells nothing about the records"
+)
+PUBLIC_WEIGHTS = Assumption(
+    "trusted", "the weights of the classes are public: nobody counted these records for them"
 )
 SMALL_DATA = 10_000  # records below which ordinary training takes smaller batches and larger steps
 
@@ -66,17 +70,32 @@ def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return 1 - float(errors.square().sum() / (y.double() - y.double().mean()).square().sum())
 
 
-def record_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """The loss of each row, (rows,): cross-entropy, or half the squared error of numbers."""
+def record_losses(outputs: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The loss of each row, (rows,): weighted cross-entropy, or half the squared error of numbers.
+
+    Args:
+        weights: of the classes; None: all are 1.
+    """
     if y.is_floating_point():
         return (outputs[:, 0] - y).square() / 2
-    return F.cross_entropy(outputs, y, reduction="none")
+    return F.cross_entropy(outputs, y, weight=weights, reduction="none")
 
 
-def batch_losses(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+def batch_losses(
+    model: nn.Module, batch: Sequence[Tensor], *, weights: Tensor | None = None
+) -> Tensor:
     """`record_losses` of a batch's inputs and labels."""
     x, y = batch
-    return record_losses(model(x), y)
+    return record_losses(model(x), y, weights)
+
+
+def weights_of(data: Data) -> Tensor | None:
+    """The classes' weights, float32."""
+    return None if data.class_weights is None else torch.tensor(data.class_weights)
+
+
+def basis_of_weights(data: Data) -> tuple[Assumption, ...]:
+    return () if data.class_weights is None else (PUBLIC_WEIGHTS,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +141,7 @@ def train_privately(
     **Guarantee.** The model and everything else in the result are covered by ``guarantee``, which
     is that of the whole plan wherever the run ends; scores appear only for data declared public.
     """
+    losses = partial(batch_losses, weights=weights_of(data))
     optimizer = torch.optim.SGD(
         model.parameters(), lr=optimization.learning_rate, momentum=optimization.momentum
     )
@@ -139,7 +159,7 @@ def train_privately(
         ledger=None if plan.noise_multiplier == 0 else ledger,
         label=label,
         noise_seed=noise_seed,
-        loss=batch_losses,
+        loss=losses,
         resume=checkpoint,
     ) as private:
         if checkpoint is not None and saved is not None:
@@ -147,7 +167,7 @@ def train_privately(
             ended = end_in_time(private, saved, clock() - started >= most_seconds)
         size = optimization.physical_batch_size
         for x, y in () if ended else private.batches(physical_batch_size=size):
-            private.backward(batch_losses(model, (x, y)))
+            private.backward(losses(model, (x, y)))
             optimizer.step()
             if not private.finished_step:
                 continue
@@ -162,7 +182,7 @@ def train_privately(
         return Trained(
             model=model,
             guarantee=private.spent(),
-            basis=(*private.basis, *((BY_THE_CLOCK,) if ended else ())),
+            basis=(*private.basis, *basis_of_weights(data), *((BY_THE_CLOCK,) if ended else ())),
             reservation=private.reservation,
             scores=tuple(scores.values),
             seconds=clock() - started,
@@ -245,14 +265,15 @@ def train_without_privacy(
         mean, deviation = x.mean(0), x.std(0, correction=0)
         deviation = torch.where(deviation > 0, deviation, 1)
         x, hold_out = (x - mean) / deviation, ((hold_out[0] - mean) / deviation, hold_out[1])
+    weights = weights_of(data)
     linear = all(
         isinstance(module, nn.Sequential | nn.Flatten | nn.Linear) for module in model.modules()
     )
     one_layer = sum(isinstance(module, nn.Linear) for module in model.modules()) == 1
     train_epoch = (
-        by_lbfgs(model, x, y)
+        by_lbfgs(model, x, y, weights)
         if linear and one_layer
-        else by_adam(model, x, y, epochs=epochs, seed=seed)
+        else by_adam(model, x, y, weights, epochs=epochs, seed=seed)
     )
     scores = []
     for _ in range(epochs):
@@ -261,7 +282,9 @@ def train_without_privacy(
     return tuple(scores)
 
 
-def by_lbfgs(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+def by_lbfgs(
+    model: nn.Module, x: Tensor, y: Tensor, of_classes: Tensor | None
+) -> Callable[[], None]:
     """Ten iterations on the whole table, at each call."""
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=10, line_search_fn="strong_wolfe")
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -271,7 +294,7 @@ def by_lbfgs(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
         penalty = sum((weight.square().sum() for weight in weights), start=torch.zeros(())) / (
             2 * len(x)
         )
-        loss = record_losses(model(x), y).mean() + penalty
+        loss = record_losses(model(x), y, of_classes).mean() + penalty
         loss.backward()
         return loss
 
@@ -282,7 +305,7 @@ def by_lbfgs(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
 
 
 def by_adam(
-    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int
+    model: nn.Module, x: Tensor, y: Tensor, of_classes: Tensor | None, *, epochs: int, seed: int
 ) -> Callable[[], None]:
     """One of ``epochs`` epochs at each call."""
     small = len(x) <= SMALL_DATA
@@ -296,7 +319,7 @@ def by_adam(
     def epoch() -> None:
         for indices in torch.randperm(len(x), generator=generator).split(batch_size):
             optimizer.zero_grad()
-            record_losses(model(x[indices]), y[indices]).mean().backward()
+            record_losses(model(x[indices]), y[indices], of_classes).mean().backward()
             optimizer.step()
             scheduler.step()
 

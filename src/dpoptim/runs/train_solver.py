@@ -23,7 +23,7 @@ from dpoptim.gradients.linear import LinearModel, Loss
 from dpoptim.methods import WholeRun
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
-from dpoptim.runs.train import Optimization, Trained, public_hold_out, score
+from dpoptim.runs.train import Optimization, Trained, basis_of_weights, public_hold_out, score
 from dpoptim.solvers.budget import Budget
 from dpoptim.training.persons_of_ranks import one_rank_a_person
 from dpoptim.training.units import Persons
@@ -67,6 +67,8 @@ def train_by_solver(
     loss: Loss = "softmax" if data.target_bounds is None else "squared"
     linear = LinearModel(loss, rows.shape[1], outputs=data.outputs)
     options = dict(method.options)
+    weights = None if data.class_weights is None else np.array(data.class_weights)[data.y]
+    table = (rows, data.y) if weights is None else (rows, data.y, weights)
     owners = None
     if data.persons is not None:
         owners = Persons.of(data.persons, len(rows), plan.unit.most_rows)
@@ -74,17 +76,17 @@ def train_by_solver(
         ranks.agree({"plan": digest(plan.to_json()), "data set": sample_of(rows, data.y)})
         one_rank_a_person(ranks, owners, sharded=False)
         own = (
-            tuple(equal_part(part, ranks) for part in (rows, data.y))
+            tuple(equal_part(part, ranks) for part in table)
             if owners is None
             else of_persons(
                 owners,
-                (rows, data.y, None),
+                (rows, data.y, weights),
                 ranks,
                 sharded=False,
                 coins=key_stream(noise_seed, "rows of persons"),
             )
         )
-        weights, guarantee = solve(
+        found, guarantee = solve(
             method.solver,
             linear,
             own,
@@ -104,8 +106,8 @@ def train_by_solver(
             noise_seed=noise_seed,
             ranks=ranks,
         )
-        weights, reservation = ranks.from_first(lambda: (weights, ledger.made[-1]))
-    matrix = weights.view(linear.outputs, linear.columns).to(torch.float32)
+        found, reservation = ranks.from_first(lambda: (found, ledger.made[-1]))
+    matrix = found.view(linear.outputs, linear.columns).to(torch.float32)
     layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
     with torch.no_grad():
         layer.weight.copy_(matrix[:, :-1])
@@ -121,7 +123,7 @@ def train_by_solver(
     return Trained(
         model=model,
         guarantee=replace(guarantee, unit=plan.unit.name),
-        basis=(*plan.basis, *chosen, *seeded),
+        basis=(*plan.basis, *basis_of_weights(data), *chosen, *seeded),
         reservation=reservation,
         scores=()
         if hold_out is None

@@ -44,7 +44,7 @@ class Tuned:
     folder: Path
 
 
-def grid_of(texts: Sequence[str] | None, data: Data) -> dict[str, list[Any]]:
+def grid_of(texts: Sequence[str] | None, data: Data, estimator: Any) -> dict[str, list[Any]]:
     """Read NAME=VALUE,VALUE,... for each setting; by default usual clip norms, and steps.
 
     Raises:
@@ -60,7 +60,7 @@ def grid_of(texts: Sequence[str] | None, data: Data) -> dict[str, list[Any]]:
         grid[name.strip().replace("-", "_")] = [
             read_value(value.strip()) for value in values.split(",")
         ]
-    known = estimator_for(data).get_params()
+    known = estimator.get_params()
     if unknown := [name for name in grid if name not in known]:
         raise ValueError(f"--grid has no setting {unknown[0]!r}; there are {', '.join(known)}.")
     return grid
@@ -71,11 +71,13 @@ def usual_clip(data: Data) -> float:
     return CLIPPED_SHARE * math.hypot(row_norm(data), 1.0)
 
 
-def estimator_for(data: Data) -> Any:
-    """A linear model with the public facts of the data: bounds and classes."""
+def estimator_for(data: Data, rows_per_person: int) -> Any:
+    """A linear model with the public facts of the data: bounds, classes and their weights."""
+    common: dict[str, Any] = {"data_norm": row_norm(data), "rows_per_person": rows_per_person}
     if data.target_bounds is not None:
-        return DPLinearRegression(data_norm=row_norm(data), target_bound=1.0)
-    return DPLogisticRegression(data_norm=row_norm(data), classes=range(data.classes))
+        return DPLinearRegression(**common, target_bound=1.0)
+    weights = None if data.class_weights is None else dict(enumerate(data.class_weights))
+    return DPLogisticRegression(**common, classes=range(data.classes), class_weight=weights)
 
 
 def flat(data: Data) -> Any:
@@ -91,11 +93,13 @@ def tune_publicly(
     assert data.y_test is not None
     assert request.epsilon is not None
     assert request.delta is not None
+    estimator = estimator_for(data, request.records_per_person)
     return tune_on_public(
-        estimator_for(data),
-        grid_of(texts, data),
+        estimator,
+        grid_of(texts, data, estimator),
         (flat(data), data.y),
         (data.x_test.reshape(len(data.x_test), -1), data.y_test),
+        persons=data.persons,
         epsilon=request.epsilon,
         delta=request.delta,
         n=n,
@@ -114,27 +118,24 @@ def tune_privately(
     """Search on private records; write the winner's model and ``tune.json`` into ``out``.
 
     Raises:
-        ValueError: an option, or data with several records a person; before anything is spent.
+        ValueError: an option; before anything is spent.
         BudgetExceeded: the ledger does not admit the search; nothing is drawn.
 
     **Guarantee.** ``guarantee``, that of `DPSearchCV`: the whole search is charged as one event
     before its first trial, however many lose.
     """
     data = load(request)
-    if data.persons is not None:
-        raise ValueError(
-            "dpoptim tune is for one record a person. Fix: tune on public data with --public-data."
-        )
     assert request.epsilon is not None
     assert request.delta is not None
-    grid = grid_of(texts, data)
     relation = request.neighboring or "zero-out"
+    estimator = estimator_for(data, request.records_per_person).set_params(neighboring=relation)
+    grid = grid_of(texts, data, estimator)
     out.mkdir(parents=True, exist_ok=True)
     if (out / "tune.json").exists() and not request.overwrite:
         raise ValueError(f"--out {out} holds a search; name another folder, or allow --overwrite.")
     with open_ledger(request, relation, data) as ledger:
         search = DPSearchCV(
-            estimator_for(data).set_params(neighboring=relation),
+            estimator,
             grid,
             epsilon=request.epsilon,
             delta=request.delta,
@@ -142,7 +143,7 @@ def tune_privately(
             holdout=holdout,
             ledger=ledger,
             noise_seed=request.noise_seed,
-        ).fit(flat(data), data.y)
+        ).fit(flat(data), data.y, persons=data.persons)
     save_model(
         out / "model.pt", as_network(search.best_estimator_, data), "softmax", data, row_norm(data)
     )

@@ -73,6 +73,13 @@ class Persons:
         return len(self.ends)
 
     @property
+    def numbers(self) -> Indices:
+        """The number of each row's owner, in the names' order; shape (rows,)."""
+        found = np.empty(len(self.rows), dtype=np.int64)
+        found[self.rows] = np.repeat(np.arange(len(self)), np.diff(self.ends, prepend=0))
+        return found
+
+    @property
     def digest(self) -> str:
         """Whose rows are whose, hashed; as private as that. For processes to compare."""
         return hashlib.sha256(self.rows.tobytes() + self.ends.tobytes()).hexdigest()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
@@ -34,6 +35,7 @@ def tune_on_public(
     delta: float,
     n: int | None = None,
     seeds: int = 3,
+    persons: Any = None,
 ) -> list[Tried]:
     """Train every candidate with the noise that it would have on private records.
 
@@ -42,9 +44,11 @@ def tune_on_public(
         grid: as for ``GridSearchCV``.
         train, test: public tables (x, y).
         epsilon, delta: of the private run that these settings are for.
-        n: records of the private run, if they are not as many as in ``train``: the noise in a mean
-            falls with their number, so the proxies are given more or less of it to match.
+        n: records (or persons) of the private run, if they are not as many as in ``train``: the
+            noise in a mean falls with their number, so the proxies are given more or less of it to
+            match.
         seeds: runs of each candidate, whose noise repeats.
+        persons: owners of the rows of ``train``, where the private run is to protect persons.
 
     Returns:
         The candidates, the best mean score first.
@@ -67,7 +71,8 @@ def tune_on_public(
         >>> len(tried)
         2
     """
-    mu = gdp_mu(epsilon, delta) * (1.0 if n is None else n / len(train[0]))
+    units = len(train[0]) if persons is None else len(np.unique(np.asarray(persons)))
+    mu = gdp_mu(epsilon, delta) * (1.0 if n is None else n / units)
     found = []
     for settings in ParameterGrid(grid):
         scores = []
@@ -75,6 +80,6 @@ def tune_on_public(
             model = clone(estimator).set_params(
                 **settings, epsilon=gdp_epsilon(mu, delta), delta=delta, noise_seed=seed
             )
-            scores.append(float(model.fit(*train).score(*test)))
+            scores.append(float(model.fit(*train, persons=persons).score(*test)))
         found.append(Tried(settings, tuple(scores)))
     return sorted(found, key=lambda tried: -tried.mean)

@@ -24,6 +24,7 @@ from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number, whole_number
+from dpoptim.estimators.persons import owners_of, per_person
 from dpoptim.estimators.scope import with_scope
 from dpoptim.estimators.table import stated_delta
 from dpoptim.gate import TrialsGate
@@ -61,11 +62,13 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             bound); as the best of several it is more likely too high than too low.
         privacy_: `Guarantee` of all of these.
 
-    **Guarantee.** ``privacy_``, for every table: the best of a random number of mu-GDP trials, by
-    the theorem in ``accounting/selection.py``, reserved before the first trial. A trial is mu-GDP:
-    which part a record is in depends on its place alone. One in the training part is seen by the
-    fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out is seen by the
-    score alone, a Gaussian of mu. So the trial costs mu once, not twice.
+    **Guarantee.** ``privacy_``, for every table, per record or, with ``persons``, per person: the
+    best of a random number of mu-GDP trials, by the theorem in ``accounting/selection.py``,
+    reserved before the first trial. A trial is mu-GDP: which part a record is in depends on its
+    place alone (of a person with all rows, on the place among the names). One in the training part
+    is seen by the fit, mu-GDP, of which the score is a post-processing for it; one in the hold-out
+    is seen by the score alone, a Gaussian of mu, in which a person counts by the mean over the
+    person's rows. So the trial costs mu once, not twice.
 
     Examples:
         >>> import numpy as np
@@ -108,8 +111,12 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         self.ledger = ledger
         self.noise_seed = noise_seed
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Search. Args: X of shape (n, features); y of shape (n,).
+    def fit(self, X: Any, y: Any, *, persons: Any = None) -> Self:
+        """Search on X of shape (n, features) and y of shape (n,).
+
+        Args:
+            persons: the owner of each row, where the guarantee shall protect persons who have
+                several: all rows of a person train, or all score.
 
         Raises:
             ValueError: an estimator, a grid or a setting that the guarantee does not cover; before
@@ -121,8 +128,11 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         x, targets = np.asarray(X), np.asarray(y)
         relation = self._relation()
         candidates = self._candidates()
-        train, test = self._parts(len(x))
-        delta, said = stated_delta(self.delta, len(x), epsilon=self.epsilon)
+        owners = owners_of(x, persons, self.estimator.rows_per_person)
+        of_rows = np.arange(len(x)) if owners is None else owners.numbers
+        n = len(x) if owners is None else len(owners)
+        train, test = (np.flatnonzero(part[of_rows]) for part in self._parts(n))
+        delta, said = stated_delta(self.delta, n, epsilon=self.epsilon)
         event = search_event(
             positive_number("epsilon", self.epsilon), delta, relation, self.mean_trials
         )
@@ -147,8 +157,10 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
                 model = clone(self.estimator).set_params(
                     **candidates[chosen], **settings, ledger=None, warm_start=False
                 )
-                model.fit(x[train], targets[train])
-                score = self._score(model, x[test], targets[test], base, delta, relation, seed)
+                of_train = None if owners is None else of_rows[train]
+                model.fit(x[train], targets[train], persons=of_train)
+                scores = self._values(model, x[test], targets[test], of_rows[test])
+                score = self._score(model, scores, base, delta, relation, seed)
                 if best is None or score > best[0]:
                     best = (score, model, candidates[chosen])
             gate.finish()
@@ -156,6 +168,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         self.best_score_, self.best_estimator_, self.best_params_ = best
         notes = (*said, UNTIMED, *(() if self.noise_seed is None else (SEEDED,)))
         guarantee = replace(compute_epsilon(event, delta, relation), notes=notes)
+        guarantee = per_person(guarantee, owners)
         self.privacy_ = with_scope(guarantee, self.ledger)
         self.best_estimator_.privacy_ = self.privacy_  # the trial's own would hide the others
         if is_classifier(self.best_estimator_):
@@ -195,6 +208,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             "warm_start",
             "classes",
             "target_bound",
+            "rows_per_person",
         }
         if named := reserved & {name for candidate in candidates for name in candidate}:
             raise ValueError(
@@ -203,8 +217,8 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             )
         return candidates
 
-    def _parts(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Places of the training records and of the hold-out, by a public permutation."""
+    def _parts(self, n: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Whether each of n places trains, and whether it is held out, by a public permutation."""
         share = real_number("holdout", self.holdout)
         if not 0 < share < 1:
             raise ValueError(f"holdout must be in (0, 1), got {share:g}.")
@@ -217,19 +231,18 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
         size = max(1, round(share * n))
         if size >= n:
             raise ValueError("holdout leaves no records to train on.")
-        return np.sort(order[size:]), np.sort(order[:size])
+        held_out = np.zeros(n, dtype=bool)
+        held_out[order[:size]] = True
+        return ~held_out, held_out
 
-    def _score(
-        self,
-        model: Any,
-        x: NDArray[Any],
-        y: NDArray[Any],
-        mu: float,
-        delta: float,
-        relation: str,
-        seed: int | None,
-    ) -> float:
-        """A noisy hold-out mean: a record adds 1/2 or -1/2, or 1/2 less its squared error."""
+    def _values(
+        self, model: Any, x: NDArray[Any], y: NDArray[Any], units: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """What each record or person (``units`` says whose the rows are) adds to the score.
+
+        **Guarantee.** Of absolute value at most 1/2: a row is worth 1/2 or -1/2, or 1/2 less its
+        squared error, and a person the mean over the person's rows. Private.
+        """
         predicted = model.predict(x)
         if is_classifier(model):
             values = np.where(predicted == y, 0.5, -0.5)
@@ -237,8 +250,22 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             bound = real_number("target_bound", model.target_bound)
             residual = (np.clip(y, -bound, bound) - np.clip(predicted, -bound, bound)) / (2 * bound)
             values = 0.5 - residual**2
+        _, of_rows, counts = np.unique(units, return_inverse=True, return_counts=True)
+        means: NDArray[np.float64] = np.bincount(of_rows, weights=values) / counts
+        return means
+
+    def _score(
+        self,
+        model: Any,
+        values: NDArray[np.float64],
+        mu: float,
+        delta: float,
+        relation: str,
+        seed: int | None,
+    ) -> float:
+        """The noisy mean of ``values``, as a score of this model."""
         released = release_sum(
-            bounded_sum(values[:, None].astype(np.float64), 0.5),
+            bounded_sum(values[:, None], 0.5),
             norm_bound=0.5 * BOUND_ROUNDING,
             mu=mu * LEFT,
             delta=delta,
@@ -246,7 +273,7 @@ class DPSearchCV(MetaEstimatorMixin, BaseEstimator):
             label="score of a trial",
             noise_seed=seed,
         )
-        mean = float(released.values[0]) / len(x)
+        mean = float(released.values[0]) / len(values)
         return mean + 0.5 if is_classifier(model) else 4 * (mean - 0.5)
 
     def predict(self, X: Any) -> NDArray[Any]:
