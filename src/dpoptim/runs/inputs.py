@@ -62,13 +62,12 @@ def weighted(data: Data, weights: Mapping[str, float] | None) -> Data:
         raise ValueError(
             "--class-weight is for classes, and this target is a number. Fix: leave it out."
         )
-    try:
-        factors = public_weights(weights, np.asarray(data.class_names))
-    except ValueError as error:
+    if unknown := [name for name in weights if name not in data.class_names]:
         raise ValueError(
-            f"--class-{str(error).removeprefix('class_')} The classes are "
+            f"--class-weight: there is no class {unknown[0]!r}. The classes are "
             f"{', '.join(data.class_names)}."
-        ) from None
+        )
+    factors = public_weights(weights, np.asarray(data.class_names))
     return replace(data, class_weights=None if factors is None else tuple(factors.tolist()))
 
 
