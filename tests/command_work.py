@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from dpoptim.cli import app
 
 
-def run(*args: object, code: int = 0) -> str:
+def run(*args: object, code: int = 0, columns: int = 400) -> str:
     """What the command line prints, its white space joined."""
     # A wide terminal, so that no message is wrapped in the middle of a word that a test looks for.
-    runner = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"})
+    runner = CliRunner(env={"COLUMNS": str(columns), "TERM": "dumb"})
     result = runner.invoke(app, [str(arg) for arg in args])
     assert result.exit_code == code, (result.output, result.exception)
     return re.sub(r"\s+", " ", result.output)

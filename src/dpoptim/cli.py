@@ -214,7 +214,7 @@ def methods(
         rows = method_rows()
         table = Table()
         for heading in rows[0]:
-            table.add_column(heading)
+            table.add_column(heading, no_wrap=heading == "method", overflow="fold")
         for row in rows:
             table.add_row(*row.values())
         console.print(table)

@@ -5,6 +5,8 @@ point in the group ``dpoptim.methods`` (the entry's name is the method's, its va
 ``"package.module:Class"``), or by `register_method`.
 """
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -81,7 +83,7 @@ def register_method(method: AnyMethod) -> AnyMethod:
         the method, as it was given.
 
     Raises:
-        TypeError: it is none, or lacks one of them.
+        TypeError: it is none, lacks one of them, or has settings without a default.
         ValueError: the name is taken.
 
     Examples:
@@ -122,6 +124,13 @@ def check_method(method: object) -> None:
             raise TypeError(
                 f"{method.__name__}.{attribute} is missing; give the class a text of that name."
             )
+    for setting in inspect.signature(method).parameters.values():
+        named = setting.kind not in (setting.VAR_POSITIONAL, setting.VAR_KEYWORD)
+        if named and setting.default is setting.empty and setting.name != "clip_norm":
+            raise TypeError(
+                f"{method.__name__}.{setting.name} has no default; give it one, so that audits, "
+                "planner and documents can make the method from a clip norm alone."
+            )
 
 
 @cache
@@ -138,7 +147,8 @@ def entry(name: str) -> Entry:
     """Return a method by its name.
 
     Raises:
-        ValueError: there is none of this name; or an entry point that is no method.
+        ValueError: there is none of this name; or an entry point that is no method, or cannot be
+            loaded.
     """
     one_of("method", name, method_names())
     if name in BUILT_IN:
@@ -150,21 +160,46 @@ def entry(name: str) -> Entry:
     elif name in _registered:
         method = _registered[name]
     else:
-        method = _third_parties()[name].load()
-        try:
-            check_method(method)
-        except TypeError as error:
-            raise ValueError(
-                f"the entry point {name!r} in the group {GROUP!r} is no method: {error}"
-            ) from None
-        if method.name != name:
-            raise ValueError(
-                f"the entry point {name!r} names a method that calls itself {method.name!r}; use "
-                "one name."
-            )
+        method = loaded(_third_parties()[name])
     return Entry(name, method.summary, method.trains, method, solver=False)
 
 
+def loaded(point: EntryPoint) -> type[Any]:
+    """Return the method that another package lists.
+
+    Raises:
+        ValueError: naming the entry point and the fix.
+    """
+    listed = f"the entry point {point.name!r} in the group {GROUP!r}"
+    if len({each.value for each in entry_points(group=GROUP, name=point.name)}) > 1:
+        raise ValueError(f"{listed} is listed by two packages. Fix: uninstall one of them.")
+    try:
+        method: type[Any] = point.load()
+    except Exception as error:  # whatever the import of foreign code raises
+        raise ValueError(
+            f"{listed} cannot be loaded ({type(error).__name__}: {error}). Fix: repair or "
+            "uninstall the package that lists it."
+        ) from error
+    try:
+        check_method(method)
+    except TypeError as error:
+        raise ValueError(f"{listed} is no method: {error}") from None
+    if method.name != point.name:
+        raise ValueError(
+            f"{listed} names a method that calls itself {method.name!r}; use one name."
+        )
+    return method
+
+
 def entries() -> dict[str, Entry]:
-    """Return all methods by their names; imports them all."""
-    return {name: entry(name) for name in method_names()}
+    """Return all methods by their names; imports them all.
+
+    Those of other packages that cannot be loaded are left out, with a warning.
+    """
+    found = {}
+    for name in method_names():
+        try:
+            found[name] = entry(name)
+        except ValueError as error:
+            warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+    return found

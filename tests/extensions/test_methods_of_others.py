@@ -5,6 +5,7 @@ it.
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import dpoptim
 from command_work import run
 from dpoptim import registry
 from dpoptim.audit.attack_families import attack, audits
+from dpoptim.audit.finding import Finding, finding
 from dpoptim.estimators import DPSGDClassifier, DPSGDRegressor, network_fit
 from dpoptim.methods import TrainingMethod, register_method
 from dpoptim.runs.method_table import markdown_table
@@ -119,6 +121,40 @@ def test_an_entry_point_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.entry("wrong")
 
 
+def test_a_broken_package_takes_nothing_else_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is named where it is asked for; elsewhere it is left out, with a warning."""
+    broken = EntryPoint("broken", "no_such_module:Method", registry.GROUP)
+    monkeypatch.setattr(registry, "_third_parties", lambda: {"broken": broken})
+    message = "'broken' in the group 'dpoptim.methods' cannot be loaded (ModuleNotFoundError"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        registry.entry("broken")
+    with pytest.warns(UserWarning, match=f"broken is left out.*{re.escape(message)}"):
+        assert set(registry.entries()) == set(registry.BUILT_IN)
+    with pytest.warns(UserWarning, match="left out"):
+        assert "dp-sgd" in run("methods")
+    fast = ["--epochs", "1", "--batch-size", "256", "--out", str(tmp_path / "run"), "--no-compare"]
+    run("train", *fast)  # which loads the one that it needs
+    assert message in run("train", "--method", "broken", *fast, "--overwrite", code=2)
+
+
+def test_two_packages_may_not_list_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("twice", f"extensions.{module}", registry.GROUP)
+        for module in ("decaying_noise:DecayingSGD", "returned_noise:ReturningSGD")
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda **chosen: points)
+    monkeypatch.setattr(registry, "_third_parties", lambda: {"twice": points[1]})
+    with pytest.raises(ValueError, match="listed by two packages"):
+        registry.entry("twice")
+
+
+def test_methods_are_listed_by_whole_names_on_narrow_terminals() -> None:
+    said = run("methods", columns=80)
+    assert all(name in said for name in registry.BUILT_IN)
+
+
 def test_what_cannot_be_listed_is_refused() -> None:
     with pytest.raises(TypeError, match="subclass of dpoptim.methods.TrainingMethod"):
         register_method(dict)
@@ -128,6 +164,14 @@ def test_what_cannot_be_listed_is_refused() -> None:
 
     with pytest.raises(TypeError, match="name is missing"):
         register_method(Nameless)
+
+    @dataclass(frozen=True)
+    class Open(DecayingSGD):
+        name = "open"
+        pace: float = field(kw_only=True)
+
+    with pytest.raises(TypeError, match=r"Open\.pace has no default"):
+        register_method(Open)
 
     class Taken(DecayingSGD):
         name = "dp-sgd"
@@ -143,6 +187,20 @@ def test_a_mechanism_without_a_family_is_not_passed_over(monkeypatch: pytest.Mon
     )
     with pytest.raises(ValueError, match="none that I know of"):
         attack(plan, 100, 0)
+
+
+def own_attack(plan: dpoptim.Plan, trials: int, seed: int) -> Finding:
+    return finding(5.0, 1.0 + seed, 5.0, trials)
+
+
+def test_a_mechanism_may_name_an_attack_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ReturningSGD(1.0).plan(n=60, batch_size=10, epochs=1, noise_multiplier=1.0, delta=1e-5)
+    named = f"{__name__}:own_attack"
+    monkeypatch.setattr(type(plan.mechanism), "audit_family", lambda mechanism, shape: named)
+    assert attack(plan, 100, 3) == own_attack(plan, 100, 3)
+    named = f"{__name__}:no_attack"
+    with pytest.raises(ValueError, match="Fix: name one of them, or an attack of your own"):
+        attack(plan, 100, 3)
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)

@@ -1,13 +1,14 @@
 """Attacks by families of mechanisms: each plan is attacked by the family that its mechanism names.
 
 An attack replays the plan's own sampling and noise on canary records, through `dpoptim.attach` or
-the solver; the run's data is not needed. A third party's mechanism names one of these, or adds an
-attack of its own to `FAMILIES`.
+the solver; the run's data is not needed. A third party's mechanism names one of these, or a function
+of its own, ``"package.module:function"``, which is imported when it is needed.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import ClassVar
 
 from dpoptim import registry
@@ -72,13 +73,24 @@ def attack(plan: Plan, trials: int, seed: int) -> Finding:
         ValueError: the family is unknown, so nothing can be said.
     """
     family = plan.mechanism.audit_family(plan.shape)
-    if family not in FAMILIES:
+    known = FAMILIES.get(family) or attack_elsewhere(family)
+    if known is None:
         raise ValueError(
             f"{type(plan.mechanism).__name__}.audit_family names {family!r}, which is none of "
-            f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or add an attack to "
-            "dpoptim.audit.attack_families.FAMILIES."
+            f"{', '.join(map(repr, FAMILIES))}. Fix: name one of them, or an attack of your own as "
+            "'package.module:function'."
         )
-    return FAMILIES[family](plan, trials, seed)
+    return known(plan, trials, seed)
+
+
+def attack_elsewhere(family: str) -> Attack | None:
+    """Import an attack that a mechanism names as ``"package.module:function"``; None: no such."""
+    module, _, function = family.partition(":")
+    try:
+        found: Attack | None = getattr(import_module(module), function) if function else None
+    except (ImportError, AttributeError):
+        return None
+    return found
 
 
 def two_worlds(plan: Plan, trials: int, seed: int) -> Finding:
@@ -141,7 +153,7 @@ FAMILIES: dict[str, Attack] = {
 def audits() -> dict[str, Audit]:
     """Return all methods' audits by name: `AUDITS`, and other registered methods at defaults."""
     covered = {name.partition(",")[0] for name in AUDITS}
-    others = [name for name in registry.method_names() if name not in covered]
+    others = [name for name in registry.entries() if name not in covered]
     return {**AUDITS, **{name: partial(at_defaults, name) for name in others}}
 
 

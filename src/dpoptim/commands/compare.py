@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from dpoptim.registry import entries, method_names
+from dpoptim.registry import method_names
 from dpoptim.runs.options import (
     ModelName,
     ModelOption,
@@ -59,7 +59,7 @@ def compare(
         from dpoptim.runs.options import TrainRequest
 
         chosen = methods or list(ALL)
-        unknown = next((name for name in chosen if name not in entries()), None)
+        unknown = next((name for name in chosen if name not in method_names()), None)
         if unknown is not None:
             raise ValueError(f"no method {unknown!r}; there are {', '.join(method_names())}.")
         if target_bounds is not None:

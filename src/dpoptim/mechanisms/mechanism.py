@@ -40,7 +40,11 @@ class Mechanism(ABC):
 
     @abstractmethod
     def audit_family(self, run: RunShape) -> str:
-        """Return the attack of `dpoptim.audit.attack_families` that the run must stand up to."""
+        """Return the attack that the run must stand up to.
+
+        One of `dpoptim.audit.attack_families`, or ``"package.module:function"``: a function like
+        those there.
+        """
 
     @abstractmethod
     def event(self, run: RunShape, noise_multiplier: float) -> dp_accounting.DpEvent:

@@ -11,7 +11,7 @@ from dpoptim.mechanisms import IndependentNoise, RunShape
 from dpoptim.methods.method import TrainingMethod
 from dpoptim.planning.ranking import noise_to_signal, predicted_error
 from dpoptim.planning.targets import Target, estimated_noise
-from dpoptim.registry import entries, entry
+from dpoptim.registry import entries, entry, method_names
 
 BATCHES_OF = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # n over these are the batch sizes
 SMALLEST_BATCH = 16
@@ -140,20 +140,16 @@ def candidates(question: Question, method: TrainingMethod) -> Iterator[Setting]:
 
 
 def methods_of(question: Question) -> list[TrainingMethod]:
-    known = entries()
-    names = (
-        [name for name, listed in known.items() if not listed.solver]
-        if question.methods is None
-        else list(question.methods)
-    )
-    for name in names:
-        if name not in known or known[name].solver:
-            loops = ", ".join(each for each, listed in known.items() if not listed.solver)
+    if question.methods is None:
+        return [listed.make(clip_norm=1.0) for listed in entries().values() if not listed.solver]
+    for name in question.methods:
+        if name not in method_names() or entry(name).solver:
+            loops = ", ".join(each for each, listed in entries().items() if not listed.solver)
             raise ValueError(
                 f"method {name!r} is no training loop whose steps can be planned; there are "
                 f"{loops}. Solvers divide their budget up themselves; dpoptim compare tries them."
             )
-    return [known[name].make(clip_norm=1.0) for name in names]
+    return [entry(name).make(clip_norm=1.0) for name in question.methods]
 
 
 def batch_sizes(question: Question, method: TrainingMethod) -> list[int]:
