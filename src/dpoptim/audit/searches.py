@@ -30,9 +30,9 @@ def searches() -> str:
     fits: list[float] = []
     honest = DPLogisticRegression.fit
 
-    def fit(self: Any, *arguments: Any) -> Any:
+    def fit(self: Any, *data: Any, persons: Any) -> Any:
         fits.append(gdp_mu(self.epsilon, self.delta))
-        return honest(self, *arguments)
+        return honest(self, *data, persons=persons)
 
     x = np.linspace(-1, 1, 40)[:, None]
     estimator = DPLogisticRegression(data_norm=1.0, classes=[0, 1])
