@@ -1,8 +1,8 @@
 """Attacks by families of mechanisms: each plan is attacked by the family that its mechanism names.
 
 An attack replays the plan's own sampling and noise on canary records, through `dpoptim.attach` or
-the solver; the run's data is not needed. A third party's mechanism names one of these, or a function
-of its own, ``"package.module:function"``, which is imported when it is needed.
+the solver; the run's data is not needed. A third party's mechanism names one of these, or a
+function of its own, ``"package.module:function"``, which is imported when it is needed.
 """
 
 from collections.abc import Callable
