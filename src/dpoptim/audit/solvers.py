@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpoptim.accounting import gdp_epsilon
 from dpoptim.audit.adaptive import from_gradients, from_norms
@@ -55,16 +56,31 @@ def solver(
     name: str, trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out"
 ) -> Finding:
     """A whole-run solver on records of which one, the canary, has a gradient."""
-    run = SOLVERS[name]
+
+    def run(records: Tensor, world_seed: int) -> object:
+        problem = CanaryProblem(trials, capacity=len(records))
+        objective = Objective(problem, (records,), neighboring=neighboring)
+        return SOLVERS[name](objective, Budget(DELTA, mu=mu), world_seed)
+
+    return in_two_worlds(run, 8, trials, seed, mu=mu, neighboring=neighboring)
+
+
+def in_two_worlds(
+    run: Callable[[Tensor, int], object],
+    rows: int,
+    trials: int,
+    seed: int,
+    *,
+    mu: float,
+    neighboring: str,
+) -> Finding:
+    """Run a solver with the canary, the first of ``rows`` records, and without; tell them apart."""
 
     def world(presence: float, world_seed: int) -> Floats:
-        records = torch.zeros(8)
+        records = torch.zeros(rows)
         records[0] = presence
-        objective = Objective(
-            CanaryProblem(trials, capacity=8), (records,), neighboring=neighboring
-        )
         with releases_kept(trials) as kept:
-            run(objective, Budget(DELTA, mu=mu), world_seed)
+            run(records, world_seed)
         return torch.stack(kept).numpy()
 
     return gaussian_finding(
@@ -97,23 +113,17 @@ def adaptive_norms(
 def srgd(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:
     steps, batch = 8, 4
 
-    def world(presence: float, world_seed: int) -> Floats:
-        records = torch.zeros(steps * batch)
-        records[0] = presence
-        with releases_kept(trials) as kept:
-            accelerated_srgd(
-                CanaryProblem(trials, capacity=len(records)),
-                (records,),
-                SRGD(steps, batch, 1.0, 1.0),
-                budget=Budget(DELTA, mu=mu),
-                neighboring=neighboring,
-                noise_seed=world_seed,
-            )
-        return torch.stack(kept).numpy()
+    def run(records: Tensor, world_seed: int) -> object:
+        return accelerated_srgd(
+            CanaryProblem(trials, capacity=len(records)),
+            (records,),
+            SRGD(steps, batch, 1.0, 1.0),
+            budget=Budget(DELTA, mu=mu),
+            neighboring=neighboring,
+            noise_seed=world_seed,
+        )
 
-    return gaussian_finding(
-        separate(world, low=lowest(neighboring), confidence=CONFIDENCE, seed=seed * 10), mu
-    )
+    return in_two_worlds(run, steps * batch, trials, seed, mu=mu, neighboring=neighboring)
 
 
 def sums(trials: int, seed: int, *, mu: float = MU, neighboring: str = "zero-out") -> Finding:

@@ -20,6 +20,7 @@ from dpoptim.files import write_atomically
 from dpoptim.methods import WholeRun
 from dpoptim.plan import Plan
 from dpoptim.planning import warnings_about_plan
+from dpoptim.recipes import Recipe
 from dpoptim.runs.inputs import BUNDLED, advice, load
 from dpoptim.runs.interrupted import SECRET, SavedRun, stop_on_signals
 from dpoptim.runs.models import build_model
@@ -72,12 +73,7 @@ def run_training(request: TrainRequest, console: Console) -> Path:
             torch.manual_seed(request.seed)
             model = build_model(request.model, data.x.shape[1:], data.outputs)
             comparison = copy.deepcopy(model)
-            optimization = Optimization(
-                learning_rate=pick(request.learning_rate, defaults.learning_rate),
-                momentum=pick(request.momentum, defaults.momentum),
-                averaged=defaults.averaged,
-                physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
-            )
+            optimization = optimization_of(request, defaults)
             folder = Path()
             ledger = Ledger(neighboring=plan.neighboring)  # of which rank 0's is charged
             if first:
@@ -173,8 +169,15 @@ def for_unit(plan: Plan, data: Data, most_records: int) -> Plan:
     return replace(plan, unit=Unit("person", most_records))
 
 
-def pick(given: float | None, default: float) -> float:
-    return default if given is None else given
+def optimization_of(request: TrainRequest, defaults: Recipe) -> Optimization:
+    """SGD's settings as given, or by default."""
+    rate, momentum = request.learning_rate, request.momentum
+    return Optimization(
+        learning_rate=defaults.learning_rate if rate is None else rate,
+        momentum=defaults.momentum if momentum is None else momentum,
+        averaged=defaults.averaged,
+        physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
+    )
 
 
 def open_ledger(request: TrainRequest, neighboring: str, data: Data) -> Ledger:

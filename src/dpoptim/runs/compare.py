@@ -11,13 +11,12 @@ import torch
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.data import Data
 from dpoptim.methods import WholeRun
-from dpoptim.runs.command import for_unit, pick
+from dpoptim.runs.command import for_unit, optimization_of
 from dpoptim.runs.inputs import BUNDLED, load
 from dpoptim.runs.models import build_model
 from dpoptim.runs.options import TrainRequest
 from dpoptim.runs.plans import defaults_of, plan_of
 from dpoptim.runs.train import (
-    Optimization,
     comparison_epochs,
     train_privately,
     train_without_privacy,
@@ -95,12 +94,7 @@ def run_method(request: TrainRequest, data: Data, seeds: int) -> Compared:
     clip = solver_clip(data)
     plan = plan_of(request, data.units, bundled=bundled, largest_gradient=clip, defaults=defaults)
     plan = for_unit(plan, data, request.records_per_person)
-    optimization = Optimization(
-        learning_rate=pick(request.learning_rate, defaults.learning_rate),
-        momentum=pick(request.momentum, defaults.momentum),
-        averaged=defaults.averaged,
-        physical_batch_size=request.physical_batch_size or defaults.physical_batch_size,
-    )
+    optimization = optimization_of(request, defaults)
     train = train_by_solver if isinstance(plan.method, WholeRun) else train_privately
     scores, seconds = [], []
     for seed in range(seeds):

@@ -5,10 +5,10 @@ import math
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import whole_number
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
-from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+from dpoptim.solvers.releases import Releases, Result, starting_point
 from dpoptim.theory.kl_schedules import CONSTANTS, Constants
 
 MOST_STEPS = 10_000
@@ -103,7 +103,10 @@ def descend_adaptively(
     keep_iterates: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """Algorithm 3 for ``rho`` of the budget: the last point, and all of them if they are kept."""
-    lipschitz, smoothness = positive("lipschitz", lipschitz), positive("smoothness", smoothness)
+    lipschitz, smoothness = (
+        positive_number("lipschitz", lipschitz),
+        positive_number("smoothness", smoothness),
+    )
     max_steps = whole_number("max_steps", max_steps, least=1)
     if not 0 < beta < 1:
         raise ValueError(f"beta must be in (0, 1), got {beta!r}.")

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import one_of, proportion
+from dpoptim.arguments import one_of, positive_number, proportion
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
-from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+from dpoptim.solvers.releases import Releases, Result, starting_point
 from dpoptim.theory.kl_schedules import CONSTANTS, Constants, Schedule, spider_schedule
 
 
@@ -92,8 +92,11 @@ def kl_spider(
         >>> result.weights.shape
         torch.Size([4])
     """
-    lipschitz, smoothness = positive("lipschitz", lipschitz), positive("smoothness", smoothness)
-    kl_gamma = positive("kl_gamma", kl_gamma)
+    lipschitz, smoothness = (
+        positive_number("lipschitz", lipschitz),
+        positive_number("smoothness", smoothness),
+    )
+    kl_gamma = positive_number("kl_gamma", kl_gamma)
     if not 1 <= kl_exponent <= 2:
         raise ValueError(
             f"kl_exponent must be in [1, 2], got {kl_exponent!r}; proximal_point takes exponents "
@@ -115,7 +118,7 @@ def kl_spider(
         kl_gamma=kl_gamma,
         kl_exponent=kl_exponent,
         risk_bound=min(
-            largest if risk_bound is None else positive("risk_bound", risk_bound), largest
+            largest if risk_bound is None else positive_number("risk_bound", risk_bound), largest
         ),
         beta=beta,
         constants=constants,

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import real_number, whole_number
+from dpoptim.arguments import positive_number, real_number, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
-from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+from dpoptim.solvers.releases import Releases, Result, starting_point
 
 TAIL = 0.25  # share of the last iterates that are averaged: their noise is a good part independent
 
@@ -64,8 +64,11 @@ def momentum_gd(
         >>> len(result.trace)
         10
     """
-    lipschitz, steps = positive("lipschitz", lipschitz), whole_number("steps", steps, least=1)
-    step_size, momentum = positive("step_size", step_size), real_number("momentum", momentum)
+    lipschitz, steps = (
+        positive_number("lipschitz", lipschitz),
+        whole_number("steps", steps, least=1),
+    )
+    step_size, momentum = positive_number("step_size", step_size), real_number("momentum", momentum)
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum!r}; 0.9 is a common choice.")
     w = starting_point(w0, objective)

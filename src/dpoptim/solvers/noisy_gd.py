@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import whole_number
+from dpoptim.arguments import positive_number, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.objective import Objective
-from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+from dpoptim.solvers.releases import Releases, Result, starting_point
 
 
 def noisy_gd(
@@ -76,7 +76,10 @@ def noisy_gd(
         >>> result.guarantee.epsilon <= 2.0
         True
     """
-    lipschitz, steps = positive("lipschitz", lipschitz), whole_number("steps", steps, least=1)
+    lipschitz, steps = (
+        positive_number("lipschitz", lipschitz),
+        whole_number("steps", steps, least=1),
+    )
     if (step_size is None) == (weak_convexity is None):
         raise ValueError(
             "give either step_size (plain descent) or weak_convexity (Algorithm 4), and not both."
@@ -84,7 +87,7 @@ def noisy_gd(
     start = starting_point(w0, objective)
     releases = Releases(objective, budget, ledger=ledger, label=label, noise_seed=noise_seed)
     if step_size is not None:
-        constant = positive("step_size", step_size)
+        constant = positive_number("step_size", step_size)
         weights = descend(
             releases,
             start,
@@ -101,7 +104,7 @@ def noisy_gd(
             rho=releases.rho,
             lipschitz=lipschitz,
             steps=steps,
-            weak_convexity=positive("weak_convexity", weak_convexity),
+            weak_convexity=positive_number("weak_convexity", weak_convexity),
             smoothness=smoothness,
             average=average is not False,
         )
@@ -120,7 +123,7 @@ def strongly_convex_descent(
     average: bool = True,
 ) -> Tensor:
     """Algorithm 4 on ``F + weak_convexity |w - centre|^2``, for ``rho`` of the budget."""
-    largest = math.inf if smoothness is None else 1 / positive("smoothness", smoothness)
+    largest = math.inf if smoothness is None else 1 / positive_number("smoothness", smoothness)
     return descend(
         releases,
         centre,

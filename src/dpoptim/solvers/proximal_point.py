@@ -5,11 +5,11 @@ import math
 from torch import Tensor
 
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import one_of, whole_number
+from dpoptim.arguments import one_of, positive_number, whole_number
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.noisy_gd import strongly_convex_descent
 from dpoptim.solvers.objective import Objective
-from dpoptim.solvers.releases import Releases, Result, positive, starting_point
+from dpoptim.solvers.releases import Releases, Result, starting_point
 from dpoptim.theory.kl_schedules import CONSTANTS, Constants, proximal_rounds
 
 PRACTICAL_INNER_STEPS = 30  # 100 were no better on three tables, and took three times as long
@@ -84,8 +84,11 @@ def proximal_point(
         >>> result.weights.shape
         torch.Size([4])
     """
-    lipschitz, kl_gamma = positive("lipschitz", lipschitz), positive("kl_gamma", kl_gamma)
-    weak_convexity = positive("weak_convexity", weak_convexity)
+    lipschitz, kl_gamma = (
+        positive_number("lipschitz", lipschitz),
+        positive_number("kl_gamma", kl_gamma),
+    )
+    weak_convexity = positive_number("weak_convexity", weak_convexity)
     if not 2 <= kl_exponent < math.inf:
         raise ValueError(
             f"kl_exponent must be at least 2, got {kl_exponent!r}; kl_spider takes exponents up to "
@@ -106,7 +109,7 @@ def proximal_point(
         kl_gamma=kl_gamma,
         kl_exponent=kl_exponent,
         risk_bound=min(
-            largest if risk_bound is None else positive("risk_bound", risk_bound), largest
+            largest if risk_bound is None else positive_number("risk_bound", risk_bound), largest
         ),
         constants=constants,
     )

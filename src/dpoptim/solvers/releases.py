@@ -16,7 +16,6 @@ from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.accounting.guarantee import SEEDED, Guarantee
 from dpoptim.accounting.ledger import Ledger
-from dpoptim.arguments import real_number
 from dpoptim.gate import FilteredGate
 from dpoptim.gate.adaptive import accurate_norm
 from dpoptim.noise.stream import key_stream
@@ -248,14 +247,6 @@ def same_question(asked: tuple[Terms, float], now: tuple[Terms, float]) -> bool:
     return all(
         c == b and torch.equal(w, v) for (c, w), (b, v) in zip(asked[0], now[0], strict=True)
     )
-
-
-def positive(name: str, value: object) -> float:
-    """``value`` as a finite float above 0, or a ValueError that names it."""
-    number = real_number(name, value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
-    return number
 
 
 def starting_point(w0: Tensor | None, objective: Objective) -> Tensor:
