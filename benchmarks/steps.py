@@ -16,9 +16,9 @@ import dpoptim
 from dpoptim.clipping import Clipping
 from dpoptim.gradients import multiplication
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training.isolation import choose_isolation
 from dpoptim.training.probe import positions_per_layer
 from workloads import Workload

@@ -18,11 +18,11 @@ from dpoptim.data import ParquetRows
 from dpoptim.distributed.process_group import ProcessGroup
 from dpoptim.distributed.wrapping import ranks_of
 from dpoptim.estimators import DPLinearRegression, DPLogisticRegression
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.gaussian import add_normal
 from dpoptim.noise.stream import KeyStream
 from dpoptim.preprocessing import DPMinMaxScaler, DPStandardScaler, PrivatePipeline
 from dpoptim.solvers import Budget, LinearProblem, Objective, select_stationary
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.tuning import DPSearchCV
 
 ROWS, FEATURES = 600, 4

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers import (
     Budget,
     LinearProblem,
@@ -17,6 +16,7 @@ from dpoptim.solvers import (
     proximal_point,
     select_stationary,
 )
+from dpoptim.solvers.linear_model import LinearModel
 
 N, FEATURES = 200, 4
 

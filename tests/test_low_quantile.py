@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import dpoptim
 from dpoptim.gate import SelectionGate
-from dpoptim.gradients.linear import LinearModel
-from dpoptim.gradients.lipschitz import lipschitz_constants
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.noise.stream import KeyStream
+from dpoptim.solvers.linear_model import LinearModel
+from dpoptim.solvers.lipschitz import lipschitz_constants
 
 
 def test_it_is_near_the_quantile() -> None:

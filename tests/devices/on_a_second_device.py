@@ -31,11 +31,11 @@ from dpoptim.estimators import (
     DPSGDRegressor,
 )
 from dpoptim.gradients.arithmetic import multiplies_narrow
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.gradients.oracle import engine_sums
 from dpoptim.noise import KeyStream, add_normal, on_device
 from dpoptim.noise.on_device import normals
 from dpoptim.solvers import Budget, LinearProblem, ModuleProblem, Objective, noisy_gd
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training import refusals
 from support import CASES, Case, by_engine, joint_norm, record_loss
 

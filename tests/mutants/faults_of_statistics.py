@@ -15,13 +15,13 @@ from dpoptim.accounting import accountant, gdp_mu, selection
 from dpoptim.estimators import linear, linear_fit
 from dpoptim.evaluation import evaluate as evaluate_module
 from dpoptim.gate import FilteredGate, TrialsGate
-from dpoptim.gradients.linear import as_tensor
 from dpoptim.preprocessing import class_counts, private_step
 from dpoptim.preprocessing.imputer import DPImputer
 from dpoptim.preprocessing.min_max_scaler import DPMinMaxScaler
 from dpoptim.preprocessing.private_step import BoundedColumns
 from dpoptim.solvers import problem as problem_module
 from dpoptim.solvers import sufficient_statistics as sums_module
+from dpoptim.solvers.linear_model import as_tensor
 from dpoptim.statistics import Floats, NoisySum, release_sum
 from dpoptim.tuning import search as search_module
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from dpoptim.audit.bounds import Errors, gdp_lower_bound
 from dpoptim.audit.replay import audit_replay
 from dpoptim.gate import Gate
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import BinaryTree, Independent, Strategy, ToeplitzSquareRoot
 from dpoptim.noise.stream import KeyStream
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import LinearProblem
 from dpoptim.solvers.srgd_settings import SRGD
 

@@ -16,8 +16,8 @@ from torch import Tensor
 import dpoptim
 from dpoptim.audit.side_by_side import lowest, releases_kept, separate
 from dpoptim.gate import FilteredGate
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers import Budget
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
 from dpoptim.statistics import BOUND_ROUNDING, bounded_sum, histogram_bound, release_sum
 

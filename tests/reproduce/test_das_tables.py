@@ -7,9 +7,9 @@ import csv
 import pytest
 import torch
 
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.reproduce.das_tables import PRIVATE, Recipe, das_table, smooth_pixels
 from dpoptim.reproduce.real_cases import Case
+from dpoptim.solvers.linear_model import LinearModel
 
 
 def test_the_filter_is_a_preconditioner_that_damps_what_is_rough() -> None:

@@ -16,7 +16,6 @@ import torch
 
 from dpoptim.accounting.accountant import compute_epsilon
 from dpoptim.data import FASHION_MNIST_DIRECTORY
-from dpoptim.gradients.lipschitz import lipschitz_constants
 from dpoptim.methods import DPSGD, DiceSGD
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce import (
@@ -33,6 +32,7 @@ from dpoptim.reproduce import (
     srgd_rates,
 )
 from dpoptim.reproduce.real_cases import fashion as fashion_case
+from dpoptim.solvers.lipschitz import lipschitz_constants
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"

@@ -11,7 +11,6 @@ import torch
 
 from dpoptim.accounting.gaussian import gdp_epsilon, gdp_mu
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import (
     BinaryTree,
     BufferedToeplitz,
@@ -22,6 +21,7 @@ from dpoptim.noise.correlated import (
 from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from dpoptim.solvers.srgd_settings import SRGD, suggested_settings, theorem_settings
 from dpoptim.solvers.stream import batches

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers import LinearProblem, Objective
+from dpoptim.solvers.linear_model import LinearModel
 from solving import FEATURES, logistic, records
 
 

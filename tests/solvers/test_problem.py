@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpoptim.errors import PrivacyError
-from dpoptim.gradients.linear import LinearModel
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import LinearProblem, ModuleProblem
 from support import CASES, Case, record_loss
 

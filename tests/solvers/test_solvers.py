@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from dpoptim.accounting.gaussian import gdp_epsilon
 from dpoptim.accounting.ledger import BudgetExceeded, Ledger
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers import (
     Budget,
     LinearProblem,
@@ -22,6 +21,7 @@ from dpoptim.solvers import (
     noisy_gd,
     proximal_point,
 )
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.theory.kl_schedules import proximal_rounds, spider_schedule
 from solving import BUDGET, COMMON, FEATURES, SOLVERS, logistic, records
 

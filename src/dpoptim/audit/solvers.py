@@ -14,10 +14,10 @@ from dpoptim.audit.finding import CONFIDENCE, DELTA, MU, Finding, finding, gauss
 from dpoptim.audit.side_by_side import CanaryProblem, Floats, lowest, releases_kept, separate
 from dpoptim.audit.statistics import choices_seen, shifts_seen
 from dpoptim.gate import choices
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.solvers import Budget, Objective, kl_spider, noisy_gd, proximal_point
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.srgd_settings import SRGD
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics

@@ -21,7 +21,6 @@ from dpoptim.accounting import gdp_epsilon
 from dpoptim.accounting.filters import selection_epsilon
 from dpoptim.evaluation import evaluate_classifier, evaluate_regressor
 from dpoptim.gate import adaptive as gate_module
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.preprocessing import (
     DPClassCounts,
     DPImputer,
@@ -30,6 +29,7 @@ from dpoptim.preprocessing import (
     DPStandardScaler,
 )
 from dpoptim.solvers import Budget
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.sufficient_statistics import sufficient_statistics
 from dpoptim.statistics import Floats
 

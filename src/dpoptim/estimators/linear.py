@@ -20,7 +20,7 @@ from dpoptim.estimators.table import (
     one_label_a_row,
     public_weights,
 )
-from dpoptim.gradients.linear import LinearModel
+from dpoptim.solvers.linear_model import LinearModel
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

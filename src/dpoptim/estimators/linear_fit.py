@@ -18,9 +18,9 @@ from dpoptim.estimators.settings import Delta, PrivateSettings
 from dpoptim.estimators.shards import notes_of_ranks
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import BLOCK, ClippedRows, public_norm, stated_delta, table
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.stream import key_stream
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.training.units import Persons
 
 # of the largest gradient that a row of norm data_norm can have: where records are clipped by

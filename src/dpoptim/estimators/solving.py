@@ -13,13 +13,13 @@ from torch import Tensor
 from dpoptim.accounting.guarantee import Guarantee
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.distributed.ranks import ALONE, Ranks
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import Independent
 from dpoptim.planning.ranking import CURVATURE, learning_rate, noise_to_signal
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.kl_spider import kl_spider
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.noisy_gd import noisy_gd
 from dpoptim.solvers.objective import Objective

@@ -22,12 +22,12 @@ from statistics import mean, stdev
 
 import torch
 
-from dpoptim.gradients.linear import LinearModel
-from dpoptim.gradients.lipschitz import lipschitz_constants
 from dpoptim.methods.low_quantile import private_low_quantile
 from dpoptim.reproduce.kl_rates import write_rows
 from dpoptim.reproduce.kl_real import dp_sgd
 from dpoptim.reproduce.real_cases import Case, fashion, tweets
+from dpoptim.solvers.linear_model import LinearModel
+from dpoptim.solvers.lipschitz import lipschitz_constants
 
 EPSILONS = (2.0, 4.0, 6.0)
 PERCENTILES = (0, 10, 20, 40, 80, 100)

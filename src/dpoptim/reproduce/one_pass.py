@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from dpoptim.data import FASHION_MNIST_DIRECTORY, load_fashion_mnist
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.noise.correlated import BufferedToeplitz
 from dpoptim.reproduce.srgd_rates import METHODS, settings_for, tuned, write
 from dpoptim.solvers.accelerated_srgd import accelerated_srgd
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import LinearProblem
 from dpoptim.solvers.srgd_settings import SRGD
 

@@ -11,9 +11,9 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from dpoptim.data import Data, hold_out_fifth, load_fashion_mnist
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.reproduce.tweets import load_tweets
 from dpoptim.solvers import LinearProblem, Objective
+from dpoptim.solvers.linear_model import LinearModel
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpoptim.gradients.linear import LinearModel
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import LinearProblem
 
 Floats = NDArray[np.float64]

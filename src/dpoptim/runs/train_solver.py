@@ -19,12 +19,12 @@ from dpoptim.estimators.persons import CHOSEN, of_persons
 from dpoptim.estimators.shards import all_ranks, equal_part, sample_of
 from dpoptim.estimators.solving import solve
 from dpoptim.estimators.table import clip_rows
-from dpoptim.gradients.linear import LinearModel, Loss
 from dpoptim.methods import WholeRun
 from dpoptim.noise.stream import key_stream
 from dpoptim.plan import Plan
 from dpoptim.runs.train import Optimization, Trained, basis_of_weights, public_hold_out, score
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.linear_model import LinearModel, Loss
 from dpoptim.training.persons_of_ranks import one_rank_a_person
 from dpoptim.training.units import Persons
 

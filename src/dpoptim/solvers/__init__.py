@@ -1,11 +1,11 @@
 """Whole-run algorithms for empirical and population risk."""
 
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.accelerated_srgd import SRGDResult, accelerated_srgd
 from dpoptim.solvers.adaptive_gd import adaptive_gd
 from dpoptim.solvers.budget import Budget
 from dpoptim.solvers.constraints import Ball, Box, Constraint, Everywhere
 from dpoptim.solvers.kl_spider import kl_spider
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.momentum_gd import momentum_gd
 from dpoptim.solvers.noisy_gd import noisy_gd
 from dpoptim.solvers.objective import Objective

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpoptim.arguments import whole_number
 from dpoptim.clipping import Clipping
 from dpoptim.gradients.engine import Engine
-from dpoptim.gradients.linear import LinearModel, as_rows, as_tensor, scaled
+from dpoptim.solvers.linear_model import LinearModel, as_rows, as_tensor, scaled
 
 Terms = Sequence[tuple[float, Tensor]]  # pairs (c_j, w_j)
 

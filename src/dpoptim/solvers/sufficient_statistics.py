@@ -16,8 +16,8 @@ import torch
 from dpoptim.accounting.ledger import Ledger
 from dpoptim.arguments import positive_number, real_number
 from dpoptim.distributed.ranks import ALONE, Ranks
-from dpoptim.gradients.linear import LinearModel
 from dpoptim.solvers.budget import Budget
+from dpoptim.solvers.linear_model import LinearModel
 from dpoptim.solvers.problem import bounded_shares
 from dpoptim.solvers.releases import Result, Step
 from dpoptim.statistics import release_sum

@@ -9,7 +9,7 @@ import math
 
 from torch import Tensor
 
-from dpoptim.gradients.linear import LinearModel
+from dpoptim.solvers.linear_model import LinearModel
 
 
 def lipschitz_constants(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpoptim.gradients.linear import LinearModel, Loss, as_rows
+from dpoptim.solvers.linear_model import LinearModel, Loss, as_rows
 
 LOSSES = [("softmax", 4), ("logistic", 1), ("squared", 1), ("squared", 3), ("huber", 2)]
 EXTREME = [0.0, 1.0, -1.0, 1e-30, 1e30, -1e38, float("inf"), float("nan")]
