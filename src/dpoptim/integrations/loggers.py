@@ -61,7 +61,7 @@ class PublicLogger:
             "epsilon_reserved": private.spent().epsilon,
             "clip_norm": private.clip_norm,
             "noise_std": private.noise_std,
-            "epoch": private.steps_done * private.plan.batch_size / private.plan.n,
+            "epoch": private.plan.sampler.passes(private.steps_done),
         }
         self._sink(
             {**figures, **{name: float(score) for name, score in scores.items()}},

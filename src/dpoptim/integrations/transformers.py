@@ -240,7 +240,7 @@ class PrivateTrainerMixin(KnowsOpacus):
                 logs = self._shown(logs)
             logs["epsilon_reserved"] = self.private.spent().epsilon
             state = self.state  # type: ignore[attr-defined]
-            state.epoch = state.global_step * self.plan.batch_size / self.plan.n
+            state.epoch = self.plan.sampler.passes(state.global_step)
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _shown(self, logs: Mapping[str, float]) -> dict[str, float]:

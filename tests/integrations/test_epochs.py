@@ -1,0 +1,86 @@
+"""Loops and loggers count expected passes as epochs, also where batches change in size."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpoptim
+from dpoptim.integrations.loggers import PublicLogger
+from integrations.small_language import Sentences, classifier, collate
+
+DATA = TensorDataset(torch.randn(20, 3), torch.randint(2, (20,)))
+EPOCHS = [0.5, 1.0, 1.25, 1.5, 1.75, 2.0]  # after each step
+
+
+def plan() -> dpoptim.Plan:
+    """Two steps make the first pass, four steps of half the batch the second."""
+    method = dpoptim.DPSGD(clip_norm=1.0, batch_schedule=((2, 0.5),))
+    return method.plan(n=20, batch_size=10, epochs=2, epsilon=8.0, delta=1e-3)
+
+
+def test_loggers_count_passes() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found: list[float] = []
+
+    def sink(figures: Mapping[str, float], step: int) -> None:
+        found.append(figures["epoch"])
+
+    with dpoptim.attach(plan(), model, optimizer, DATA) as private:
+        logger = PublicLogger(private, sink)
+        for x, y in private.batches():
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+            logger.log()
+    assert found == EPOCHS
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_counts_passes(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from dpoptim.integrations.transformers import PrivateTrainer
+
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path), logging_steps=1, save_strategy="no", use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    run = PrivateTrainer(
+        classifier(), options, train_dataset=Sentences(20), data_collator=collate, plan=plan()
+    )
+    run.train()
+    found = {entry["step"]: entry["epoch"] for entry in run.state.log_history}
+    assert found == dict(enumerate(EPOCHS, 1))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_as_many_epochs_in_lightning_as_in_the_plan_are_all_of_it(tmp_path: Path) -> None:
+    """By the first batch's size there would be two steps an epoch, and two of six left over."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dpoptim.integrations.lightning import PrivateCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return F.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    callback = PrivateCallback(plan(), DATA)
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tmp_path, callbacks=[callback], max_epochs=round(plan().epochs),
+        enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Module(), callback.loader)
+    assert trainer.global_step == plan().steps == 6
+    assert len(callback.loader) == 3
