@@ -43,6 +43,8 @@ COMMANDS = {
     "error_feedback.csv": "python benchmarks/error_feedback.py --out {out}",
     "fang_fig1.csv": f"{REPRODUCE} fang-fig1 --out {{out}}",
     "fang_fig2.csv": f"{REPRODUCE} fang-fig2 --out {{out}}",
+    "fang_fig4.csv": f"{REPRODUCE} fang-fig4 --out {{out}}",
+    "fang_theorem.csv": f"{REPRODUCE} fang-theorem --out {{out}}",
     "fang_table2.csv": f"{REPRODUCE} fang-table2 --out {{out}}",
     "growth.csv": "python benchmarks/growth.py --out {out}",
     "kl_rates.csv": f"{REPRODUCE} kl-rates --out {{out}}",

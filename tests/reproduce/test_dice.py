@@ -79,11 +79,14 @@ def test_the_ablations_hold_what_is_not_varied(
     assert (tmp_path / "dice_fig2.png").stat().st_size > 1000
 
 
-def test_texts_for_the_small_gpt(tmp_path: Path) -> None:
+def write_texts(folder: Path, records: int) -> None:
     for name in ("devset.csv", "testset_w_refs.csv"):
-        (tmp_path / name).write_text(
-            "mr,ref\n" + '"name[Blue Spice], area[riverside]",Blue Spice is by the river.\n' * 4
-        )
+        line = '"name[Blue Spice], area[riverside]",Blue Spice is by the river.\n'
+        (folder / name).write_text("mr,ref\n" + line * records)
+
+
+def test_texts_for_the_small_gpt(tmp_path: Path) -> None:
+    write_texts(tmp_path, 4)
     case = restaurant_gpt(tmp_path)
     x, following = case.training
     assert x.shape == following.shape == (4, 47)

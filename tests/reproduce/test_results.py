@@ -26,6 +26,7 @@ from dpoptim.reproduce import (
     dice_cases,
     dice_table,
     fang,
+    fang_synthetic,
     kl_rates,
     kl_real,
     one_pass,
@@ -106,6 +107,30 @@ def test_the_audit_of_a_peer(bench: Callable[[str], ModuleType]) -> None:
     assert float((whole - less).norm()) == pytest.approx(
         float(ours["moved_in_clip_norms"]), abs=2e-4
     )
+
+
+@pytest.mark.parametrize("name", ["mechanisms", "optimizers", "scattering", "views"])
+def test_runs_of_accuracies_are_whole(bench: Callable[[str], ModuleType], name: str) -> None:
+    """Each line is a run that trained, under settings that a command can ask for again."""
+    table = bench("accuracy").Table(RESULTS / f"accuracy_{name}.csv")
+    assert table.rows
+    for row in table.rows:
+        assert row.learning_rate > 0
+        assert all(math.isfinite(score) for score in (row.last, row.fifth, row.half))
+        assert row.part == "choice" or row.seed > 0
+
+
+def test_a_run_of_the_optimizers(bench: Callable[[str], ModuleType]) -> None:
+    """The first on digits."""
+    made, tasks = bench("accuracy"), bench("accuracy_tasks")
+    known = next(
+        row
+        for row in made.Table(RESULTS / "accuracy_optimizers.csv").rows
+        if row.task == "digits, softmax"
+    )
+    found = made.run(made.settings(known), tasks.digits("softmax"), known.part, known.seed)
+    for name in made.TAILS:
+        assert getattr(found, name) == pytest.approx(getattr(known, name), abs=1.0)
 
 
 def test_rows_of_what_is_timed(bench: Callable[[str], ModuleType]) -> None:
@@ -370,13 +395,49 @@ def test_clip_norms_of_das_table_6_and_a_cell_of_it() -> None:
 
 @fashion
 @pytest.mark.slow
-def test_a_cell_of_the_dice_ablations() -> None:
+@pytest.mark.parametrize("panel", list(dice_ablations.PANELS))
+def test_a_cell_of_the_dice_ablations(panel: str) -> None:
     """One seed of three."""
     settings = ("clip_norm", "feedback", "residual", "step")
-    row = rows_of("dice_fig2.csv")[0]
+    row = rows_of(f"dice_{panel}.csv")[0]
     case = dice_cases.fashion_softmax(Path(FASHION_MNIST_DIRECTORY))
     score = dice_ablations.run(case, seed=1, **{name: float(row[name]) for name in settings})
     assert score == pytest.approx(float(row["score"]), abs=0.01)
+
+
+def test_an_epoch_on_made_up_data() -> None:
+    """The first of the second clip norm, by both methods; one seed of three."""
+    centres = fang_synthetic.made_up(fang_synthetic.RECORDS, fang_synthetic.FEATURES)
+    steps = round(fang_synthetic.RECORDS / fang_synthetic.BATCH)
+    rows = rows_of("fang_fig4.csv")
+    assert columns(fang_synthetic.Evolution) == set(rows[0])
+    assert len(rows) == 2 * len(fang_synthetic.CLIP_NORMS) * fang_synthetic.EPOCHS
+    for row in rows:
+        if (row["clip_norm"], row["epoch"]) != ("17.0", "1"):
+            continue
+        plan = fang_synthetic.METHODS[row["method"]](17.0).plan(
+            n=len(centres),
+            batch_size=fang_synthetic.BATCH,
+            steps=steps,
+            noise_multiplier=fang_synthetic.NOISE,
+            delta=1e-5,
+        )
+        excess, (clipped,) = fang_synthetic.descend(
+            plan, centres, fang_synthetic.RATE, 1, every=steps
+        )
+        assert excess[-1] == pytest.approx(float(row["excess"]), rel=0.05)
+        assert clipped == pytest.approx(float(row["clipped"]), abs=0.02)
+
+
+def test_the_settings_of_fangs_theorem() -> None:
+    """The fewest steps; one seed of three."""
+    rows = rows_of("fang_theorem.csv")
+    assert columns(fang_synthetic.Bound) == set(rows[0])
+    found = fang_synthetic.bound(0.05, None, 1)
+    known = rows[0]
+    for name in ("steps", "clip_norm", "learning_rate", "clipped", "order"):
+        assert getattr(found, name) == pytest.approx(float(known[name]), rel=1e-3)
+    assert found.excess == pytest.approx(float(known["excess"]), rel=0.3)
 
 
 @fashion

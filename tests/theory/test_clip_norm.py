@@ -136,3 +136,38 @@ def test_steps_and_batches_reduce_the_smooth_rate() -> None:
     floor = math.sqrt(50 * math.log(1e5)) / 10_000
     assert floor < many < few
     assert theory.interpolation_settings(2.0, 0.1, 1.0) == (34, pytest.approx(0.075))
+
+
+@pytest.mark.parametrize("d", [1, 16, 256])
+def test_gaussian_noise_is_as_light_as_assumption_4_1_asks(d: int) -> None:
+    """E exp(|z|^2 / rho^2) = e, the product of d integrals."""
+    rho = theory.gaussian_spread(d)
+    z = np.linspace(-60, 60, 400_001)
+    density = np.exp(z**2 / rho**2 - z**2 / 2) / math.sqrt(2 * math.pi)
+    assert np.trapezoid(density, z) ** d == pytest.approx(math.e, rel=1e-6)
+
+
+def test_settings_for_smooth_losses() -> None:
+    known: dict[str, float] = {
+        "batch_size": 100, "smoothness": 0.5, "gap": 3.0, "spread": 2.0,
+        "noise_multiplier": 1.5, "failure": 0.01,
+    }  # fmt: skip
+    n, d, epsilon = 10_000, 50, 0.5
+
+    def settings(**changed: float) -> theory.Settings:
+        return theory.smooth_settings(n, d, epsilon, 1e-5, **(known | changed))
+
+    found = settings()
+    # 1 / sqrt(B T) is sqrt(d) / (n epsilon)
+    assert found.steps * 100 == pytest.approx((n * epsilon) ** 2 / d)
+    # as many tails as there are gradients: n of each of T + 1 iterates
+    assert settings(spread=3.0).clip_norm - found.clip_norm == pytest.approx(
+        math.log(n * (found.steps + 1) / 0.01)
+    )
+    without = settings(spread=0.0, gap=0.0, clip_norm=2.0)
+    assert without.clip_norm == 2
+    noise = math.sqrt(d) * 2 * 1.5 / 100  # of a step, per root of its sum of squares
+    assert without.learning_rate == pytest.approx(1 / (noise * math.sqrt(found.steps)))
+    smooth = settings(smoothness=100.0, spread=0.0, clip_norm=2.0)
+    assert smooth.learning_rate == 1 / 200
+    assert settings(failure=0.5).clip_norm < found.clip_norm

@@ -128,15 +128,18 @@ def emotion_softmax(directory: str | Path, cache: str | Path) -> Case:
     )
 
 
-def restaurant_gpt(directory: str | Path) -> Case:
+def restaurant_gpt(
+    directory: str | Path, *, known_words: int = KNOWN_WORDS, width: int = 64, layers: int = 2
+) -> Case:
     """A small GPT on E2E (Novikova et al. 2017): meanings, then the words for them, as one text.
 
-    Trained on the development set; the test set's halves serve for choosing and testing.
+    Trained on the development set; the test set's halves serve for choosing and testing. All words
+    but the ``known_words - 3`` most frequent ones are one unknown word.
     """
     folder = Path(directory)
     texts, tests = (list(read(folder / name)) for name in ("devset.csv", "testset_w_refs.csv"))
     counts = Counter(word for text in texts for word in text)
-    places = {word: i + 3 for i, (word, _) in enumerate(counts.most_common(KNOWN_WORDS - 3))}
+    places = {word: i + 3 for i, (word, _) in enumerate(counts.most_common(known_words - 3))}
     training, held = numbered(texts, places), numbered(tests, places)
     # the tests are ordered by their meanings, so a text and its paraphrases stay together
     half = len(held[0]) // 2
@@ -146,7 +149,7 @@ def restaurant_gpt(directory: str | Path) -> Case:
         training,
         (held[0][:half], held[1][:half]),
         (held[0][half:], held[1][half:]),
-        lambda: SmallGPT(KNOWN_WORDS, width=64, layers=2),
+        lambda: SmallGPT(known_words, width, layers),
         word_loss,
         log_likelihood,
         "Adam",

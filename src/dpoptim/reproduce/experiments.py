@@ -131,6 +131,18 @@ def fang_fig2(request: Request) -> None:
     accuracies(request.out, request.fashion, seeds=request.seeds)
 
 
+def fang_fig4(request: Request) -> None:
+    from dpoptim.reproduce.fang_synthetic import evolution
+
+    evolution(request.out, seeds=request.seeds)
+
+
+def fang_theorem(request: Request) -> None:
+    from dpoptim.reproduce.fang_synthetic import EPSILONS, theorem
+
+    theorem(request.out, seeds=request.seeds, epsilons=EPSILONS[: 2 if request.quick else None])
+
+
 def fang_table2(request: Request) -> None:
     from dpoptim.reproduce.fang import epoch_times
 
@@ -148,7 +160,9 @@ EXPERIMENTS: dict[str, Callable[[Request], None]] = {
     "dice-table2": dice_table,
     "fang-fig1": fang_fig1,
     "fang-fig2": fang_fig2,
+    "fang-fig4": fang_fig4,
     "fang-table2": fang_table2,
+    "fang-theorem": fang_theorem,
     "kl-rates": kl_rates,
     "kl-real": kl_real,
     "one-pass": one_pass,

@@ -217,3 +217,62 @@ def smooth_orders(
         + 1 / math.sqrt(batch_size * steps)
         + math.sqrt(d * math.log(1 / delta)) / (n * epsilon)
     )
+
+
+def gaussian_spread(d: int) -> float:
+    """The least rho of Assumption 4.1 (Fang et al.) for standard Gaussian noise on gradients of d
+    parameters: ``E exp(|z|^2 / rho^2) = (1 - 2 / rho^2)^(-d/2)`` is to be at most e."""
+    return math.sqrt(2 / -math.expm1(-2 / d))
+
+
+def smooth_settings(
+    n: int,
+    d: int,
+    epsilon: float,
+    delta: float,
+    *,
+    batch_size: int,
+    smoothness: float,
+    gap: float,
+    spread: float,
+    noise_multiplier: float,
+    failure: float,
+    clip_norm: float | None = None,
+) -> Settings:
+    """Steps, clip norm, learning rate and order of the risk of Fang et al., Theorem 4.5.
+
+    ``T = n^2 epsilon^2 / (d B)`` steps, the constant of its ``Theta(n^2 epsilon^2 / d)`` such that
+    ``1 / sqrt(B T)`` is ``sqrt(d) / (n epsilon)``. The clip norm is what no gradient reaches but
+    with probability ``failure`` (Eq. 1 and its proof, absolute constants 1)::
+
+        C = sqrt(4 L (gap + L log(2/failure) / 2) + 64 L^2 log(2T/failure))
+            + rho (log(n (T+1)) + log(1/failure))
+
+    and the step ``min(1 / (2L), 1 / (s sqrt(T)))`` with ``s^2 = rho^2 / B + d (C sigma / B)^2``,
+    the variance of a step's noisy gradient.
+
+    Args:
+        n: records. d: parameters. batch_size: B, expected.
+        smoothness: L of every record's loss, > 0.
+        gap: excess risk at the start, >= 0.
+        spread: rho of Assumption 4.1, such as `gaussian_spread`.
+        noise_multiplier: sigma, from calibration; the theorem's own constants are not known.
+        failure: in (0, 1); the theorem leaves it to its constants.
+        clip_norm: another C; None: the theorem's.
+    """
+    steps = math.ceil((n * epsilon) ** 2 / (d * batch_size))
+    slope = math.sqrt(
+        4 * smoothness * (gap + smoothness * math.log(2 / failure) / 2)
+        + 64 * smoothness**2 * math.log(2 * steps / failure)
+    )
+    if clip_norm is None:
+        clip_norm = slope + spread * (math.log(n * (steps + 1)) + math.log(1 / failure))
+    deviation = math.sqrt(
+        spread**2 / batch_size + d * (clip_norm * noise_multiplier / batch_size) ** 2
+    )
+    return Settings(
+        steps,
+        clip_norm,
+        min(1 / (2 * smoothness), 1 / (deviation * math.sqrt(steps))),
+        smooth_orders(n, d, epsilon, delta, steps=steps, batch_size=batch_size),
+    )
