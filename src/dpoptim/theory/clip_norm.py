@@ -220,8 +220,10 @@ def smooth_orders(
 
 
 def gaussian_spread(d: int) -> float:
-    """The least rho of Assumption 4.1 (Fang et al.) for standard Gaussian noise on gradients of d
-    parameters: ``E exp(|z|^2 / rho^2) = (1 - 2 / rho^2)^(-d/2)`` is to be at most e."""
+    """The least rho of Fang et al.'s Assumption 4.1 for d standard Gaussians.
+
+    ``E exp(|z|^2 / rho^2) = (1 - 2 / rho^2)^(-d/2)`` is to be at most e.
+    """
     return math.sqrt(2 / -math.expm1(-2 / d))
 
 
